@@ -8,6 +8,7 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..collectives.errors import AtollError, SwarmClosedError
@@ -155,9 +156,11 @@ def _serve(metrics: MetricsServer, node: Node) -> None:
     import trio
 
     from .look.allowed import allowed_of
+    from .look.machine import MachineReadings, find_nvml
     from .look.metrics import NodeDocuments
 
     token = trio.lowlevel.current_trio_token()
+    machine = MachineReadings(nvml=find_nvml())
 
     async def documents() -> NodeDocuments:
         runs = list(node.by_id.values())
@@ -169,9 +172,10 @@ def _serve(metrics: MetricsServer, node: Node) -> None:
 
     def read() -> NodeDocuments:
         try:
-            return trio.from_thread.run(documents, trio_token=token)
+            found = trio.from_thread.run(documents, trio_token=token)
         except (trio.RunFinishedError, trio.Cancelled):
             raise SwarmClosedError("the node ended") from None
+        return replace(found, status={**found.status, "machine": machine.read()})
 
     metrics.start(read)
 

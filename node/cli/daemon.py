@@ -400,13 +400,26 @@ def _interrupt(process: int, attached: Callable[[], set[int]]) -> None:
         try:
             if process not in attached():
                 return
+            number = _ending_signal(process)
             if held >= 0:
-                signal.pidfd_send_signal(held, signal.SIGINT)
+                signal.pidfd_send_signal(held, number)
             else:
-                os.kill(process, signal.SIGINT)
+                os.kill(process, number)
         finally:
             if held >= 0:
                 os.close(held)
+
+
+def _ending_signal(process: int) -> signal.Signals:
+    """SIGINT, as Ctrl-C sends it; SIGTERM where that is ignored, as by what a shell script starts
+    behind itself.
+    """
+    with suppress(OSError, ValueError, StopIteration):
+        lines = Path(f"/proc/{process}/status").read_text(encoding="ascii", errors="replace")
+        ignored = next(line for line in lines.splitlines() if line.startswith("SigIgn:"))
+        if int(ignored.split()[1], 16) >> (signal.SIGINT - 1) & 1:
+            return signal.SIGTERM
+    return signal.SIGINT
 
 
 def _wait_gone(pid: int) -> None:

@@ -90,15 +90,14 @@ def replay_command(
 ) -> None:
     """Show again what happened in a run, from the file of its events.
 
-    FILE is events.jsonl of a run's folder, or the folder, or what atoll demo --keep-events wrote;
-    also compressed by gzip. Several are those of several peers of one run, of which the first is
-    the one who looks.
+    FILE is events.jsonl of a run's folder, or the folder, which has the older files, too, or what
+    atoll demo --keep-events wrote; also compressed by gzip. Several are those of several peers of
+    one run, of which the first is the one who looks.
     """
     from ..look.source import Replay
 
     terminal = current()
-    found = [file / "events.jsonl" if file.is_dir() else file for file in files]
-    source = Replay(found, None if once else speed, _manifest_of(terminal, found[0]))
+    source = Replay(files, None if once else speed, _manifest_of(terminal, files[0]))
     with source:
         if ui:
             _serve(terminal, source, 0, browser=not no_browser)
@@ -113,8 +112,9 @@ def _manifest_of(terminal: Terminal, file: Path) -> Manifest | None:
     from ..manifest import load_manifest, load_run
 
     with contextlib.suppress(AtollError):
-        if (file.parent / "run.toml").exists():
-            found = load_manifest(file.parent / "run.toml")
+        recipe = (file if file.is_dir() else file.parent) / "run.toml"
+        if recipe.exists():
+            found = load_manifest(recipe)
             if found.run_id == run_of(file):
                 return found
         return load_run(terminal.paths, run_of(file)).open()

@@ -8,6 +8,7 @@ event files and asks the node as any command does. Bottom up:
     frame     the picture as lines of a terminal
     what_if   the planner asked about this run
     server    the picture as a page: loopback, a token, nothing from elsewhere (starlette, uvicorn)
+    machine   readings of GPUs and of the energy that processors take, where there are any
     metrics   what a node says of itself, as families for Prometheus
     metrics_server   which are served over HTTP: the one part that runs in the node, if asked for
     static/   the page: HTML, CSS and JavaScript as they are served; uPlot (MIT) for curves

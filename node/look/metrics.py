@@ -24,13 +24,16 @@ from .allowed import Allowed
 from .document import path_kind
 
 LONGEST_LABEL = 128
+GPU = ("gpu", "gpu_name")
 NOTHING = Allowed(samples=False, timings=False, losses=False)
 Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeDocuments:
-    """A status document and, by run, the rows of its peers and what of it may be shown."""
+    """A status document, with ``machine`` beside what the node says: `MachineReadings`; and, by
+    run, the rows of its peers and what of it may be shown.
+    """
 
     status: Document
     peers: Mapping[str, Sequence[Document]]
@@ -103,6 +106,19 @@ def _message_bytes(status: Document) -> Iterator[MetricValue]:
         yield MetricValue(_at(status, ("network", f"bytes_{direction}")), (direction,))
 
 
+def _energy(status: Document) -> Iterator[MetricValue]:
+    for zone, joules in (_at(status, ("machine", "energy_joules")) or {}).items():
+        yield MetricValue(joules, (str(zone),))
+
+
+def _gpus(key: str) -> Callable[[Document], Iterable[MetricValue]]:
+    def read(status: Document) -> Iterator[MetricValue]:
+        for gpu in _at(status, ("machine", "gpus")) or ():
+            yield MetricValue(gpu.get(key), (str(gpu.get("index")), str(gpu.get("name"))))
+
+    return read
+
+
 def _contributors(run: Document, peers: Sequence[Document]) -> Iterator[MetricValue]:
     if run.get("last_round"):
         yield MetricValue(len(run["last_round"].get("contributors") or ()))
@@ -154,6 +170,14 @@ NODE_METRICS = (
         "Bulk data that this node relayed for others.",
         _one("network", "relayed", "bytes"),
     ),
+    NodeMetric(
+        "atoll_machine_energy_joules_total", "Energy of the processors.", _energy, ("zone",)
+    ),
+    NodeMetric("atoll_gpu_busy", "Share of the time that a GPU works.", _gpus("busy"), GPU),
+    NodeMetric("atoll_gpu_memory_bytes", "Memory in use on a GPU.", _gpus("memory_bytes"), GPU),
+    NodeMetric("atoll_gpu_watts", "What a GPU takes now.", _gpus("watts"), GPU),
+    NodeMetric("atoll_gpu_energy_joules_total", "Energy of a GPU.", _gpus("joules"), GPU),
+    NodeMetric("atoll_gpu_celsius", "How hot a GPU is.", _gpus("celsius"), GPU),
 )
 
 RUN_METRICS = (

@@ -31,7 +31,7 @@ from .source import PictureSource
 from .what_if import given, what_if
 
 HOST = "127.0.0.1"
-LOOK_S, WAIT_S = 0.2, 5.0
+LOOK_S, WAIT_S = 0.25, 5.0
 """How often a waiting request looks for news, and after how long it is answered without."""
 MAX_SKIP = 1 << 60
 

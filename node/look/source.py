@@ -24,7 +24,7 @@ from .view import About, Event, RunPicture
 
 STATUS_S = 1.0
 PEERS_S = 10.0  # a question about peers pings them
-FILE_S = 0.2
+FILE_S, UNWATCHED_FILE_S = 0.5, 2.0
 NO_NODE, NOT_IN_IT = "no node is up here", "the node here is not in it"
 NOT_RUNNING = "E003"
 FIRST_S = 15.0  # for the first answer: a node that is there has one at once, unless it is stopped
@@ -152,7 +152,7 @@ class Live(_Threads):
     def _follow(self) -> None:
         def wait() -> None:
             self._caught_up.set()
-            self._pause(FILE_S)
+            self._pause(FILE_S if self._watched() else UNWATCHED_FILE_S)
 
         for event in diary.follow(self._paths.run_dir(self._run_id), 0.0, wait):
             with self.lock:
@@ -163,7 +163,7 @@ class Live(_Threads):
     def _ask(self) -> None:
         peers_at, members = -PEERS_S, list[str]()
         while True:
-            if time.monotonic() - self._seen > WATCHED_S:
+            if not self._watched():
                 self._close()
                 self._looked.clear()
                 while not self._looked.wait(1.0):
@@ -194,6 +194,9 @@ class Live(_Threads):
             self._asked.set()
             self._pause(STATUS_S)
 
+    def _watched(self) -> bool:
+        return time.monotonic() - self._seen <= WATCHED_S
+
     def _node(self) -> NodeClient:
         if self._client is None:
             self._client = NodeClient.connect(self._paths)
@@ -216,8 +219,9 @@ class Live(_Threads):
 
 
 class Replay(_Threads):
-    """Recorded files of one run, one for each of some peers; the first is who looks. ``speed``: how
-    many seconds of then pass in one of now; None: all at once, before the context is entered.
+    """A run as it was recorded: a file of events, or a folder with a node's files, for each of some
+    peers; the first is who looks. ``speed``: how many seconds of then pass in one of now; None: all
+    at once, before the context is entered.
     """
 
     def __init__(
@@ -255,7 +259,7 @@ class Replay(_Threads):
         """By time of each; a file's own order where it is not."""
 
         def of(number: int, file: Path) -> Iterator[tuple[float, int, Event]]:
-            for event in diary.recorded(file):
+            for event in _recorded(file):
                 yield event["at"], number, event
 
         return heapq.merge(*(of(n, file) for n, file in enumerate(self._files)), key=lambda e: e[0])
@@ -275,6 +279,10 @@ class Replay(_Threads):
         self.ended.set()
 
 
+def _recorded(file: Path) -> Iterator[Event]:
+    return diary.events(file) if file.is_dir() else diary.recorded(file)
+
+
 def run_of(file: Path) -> str:
     """The run that a file of events tells of. Raises ConfigError."""
     return str(_head(file).get("run", ""))
@@ -284,8 +292,9 @@ def _head(file: Path) -> dict[str, Any]:
     """What the file says of itself in its first line. Raises ConfigError for a file that is
     none.
     """
+    newest = file / diary.NEWEST if file.is_dir() else file
     try:
-        with diary.opened(file) as lines:
+        with diary.opened(newest) as lines:
             found = json.loads(lines.readline(diary.MAX_LINE))
     except (*diary.UNREADABLE, ValueError):
         found = None
@@ -300,5 +309,5 @@ def _head(file: Path) -> dict[str, Any]:
 
 def _owner(file: Path) -> str:
     """Whose file it is: whoever timed its reductions; "" where nobody did."""
-    timed = (e for e in diary.recorded(file) if e["event"] == "reduction.timed")
+    timed = (e for e in _recorded(file) if e["event"] == "reduction.timed")
     return next((str(e.get("peer", "")) for e in timed), "")

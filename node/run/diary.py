@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 from ..home.paths import open_private, write_atomic
 
 VERSION = 1
+NEWEST = "events.jsonl"
 MAX_BYTES = 8 << 20
 KEPT = 4
 MAX_LINE = 1 << 20
@@ -181,7 +182,7 @@ def _is_another(newest: Path, file: BinaryIO) -> bool:
 
 
 def _name(number: int) -> str:
-    return f"events.{number}.jsonl" if number else "events.jsonl"
+    return f"events.{number}.jsonl" if number else NEWEST
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -809,6 +809,12 @@ def test_a_process_that_has_a_scripts_number_by_now_is_not_interrupted() -> None
         _interrupt(script.pid, lambda: {script.pid})
         assert script.wait(60) == -signal.SIGINT
     _interrupt(script.pid, lambda: {script.pid})  # gone
+    behind = 'trap "" INT; exec sleep 60'
+    with subprocess.Popen(["sh", "-c", behind]) as deaf:
+        while Path(f"/proc/{deaf.pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.01)
+        _interrupt(deaf.pid, lambda: {deaf.pid})
+        assert deaf.wait(60) == -signal.SIGTERM
 
 
 def test_versions_that_do_not_meet(tmp_path: Path) -> None:

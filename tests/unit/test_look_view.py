@@ -24,6 +24,7 @@ from atoll.node.look.document import document
 from atoll.node.look.frame import frame
 from atoll.node.look.source import Replay, in_words
 from atoll.node.look.view import About, RunPicture
+from atoll.node.run import diary
 
 
 def seen(view: RunPicture, now: float = 2_000_000.0, **after: int) -> dict[str, Any]:
@@ -274,6 +275,22 @@ def test_files_of_several_peers_are_one_picture(tmp_path: Path) -> None:
     assert found["quick"]["bytes_sent"] == 10 * SENT
     assert sorted(found["losses"]) == ["0", "1"]
     assert found["peers"][0]["you"]
+
+
+def test_a_folder_is_played_with_its_older_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diary, "MAX_BYTES", 16_000)
+    monkeypatch.setattr(diary, "LEAST_LEFT", 0)
+    writer = diary.Diary(tmp_path, RUN, lambda: "lagoon")
+    for event in made_up(20):
+        writer.write(event)
+    writer.close()
+    assert len(list(tmp_path.iterdir())) > 1
+    with Replay([tmp_path]) as source:
+        assert source.view.taken == 20
+    with Replay([tmp_path / diary.NEWEST]) as source:
+        assert 0 < source.view.taken < 20
 
 
 def test_a_recorded_run_plays_at_its_speed(tmp_path: Path) -> None:

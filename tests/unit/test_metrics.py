@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from atoll.node.home.endpoint import Endpoint, endpoint_of
 from atoll.node.home.memory_use import resident_bytes
 from atoll.node.home.paths import find_paths
 from atoll.node.look.allowed import EVERYTHING, Allowed
+from atoll.node.look.machine import MachineReadings, find_nvml
 from atoll.node.look.metrics import NODE_METRICS, RUN_METRICS, NodeDocuments, exposition
 from atoll.node.look.metrics_server import MetricsServer
 from atoll.node.service.timings import Timings
@@ -48,6 +52,20 @@ def status(run: str = "abc", **more: Any) -> dict[str, Any]:
             "bytes_sent": 5,
             "bytes_received": 6,
             "relayed": {"circuits": 0, "bytes": 7},
+        },
+        "machine": {
+            "energy_joules": {"package-0": 8.5},
+            "gpus": [
+                {
+                    "index": 0,
+                    "name": "H100",
+                    "busy": 0.5,
+                    "memory_bytes": 1 << 30,
+                    "watts": 300.0,
+                    "joules": 4.0,
+                    "celsius": 60,
+                }
+            ],
         },
         "runs": [
             {
@@ -86,10 +104,12 @@ PEERS = [
 ]
 
 
-def documents(allowed: Allowed | None = EVERYTHING, **more: Any) -> NodeDocuments:
-    return NodeDocuments(
-        status(**more), {"abc": PEERS}, {"abc": allowed} if allowed is not None else {}
-    )
+def documents(
+    allowed: Allowed | None = EVERYTHING, machine: dict[str, Any] | None = None, **more: Any
+) -> NodeDocuments:
+    told = status(**more)
+    told["machine"] = told["machine"] if machine is None else machine
+    return NodeDocuments(told, {"abc": PEERS}, {"abc": allowed} if allowed is not None else {})
 
 
 def read(text: bytes) -> dict[tuple[str, Labels], float]:
@@ -114,6 +134,9 @@ def test_each_metric_says_what_the_documents_say() -> None:
     assert value("lanes", path="direct") == value("lanes", path="relay") == 1
     assert value("lane_bytes_total", path="direct", direction="received") == 20
     assert value("message_bytes_total", direction="sent") == 5
+    assert value("machine_energy_joules_total", zone="package-0") == 8.5
+    assert value("gpu_busy", gpu="0", gpu_name="H100") == 0.5
+    assert value("gpu_celsius", gpu="0", gpu_name="H100") == 60
     assert (value("round"), value("rounds_wanted"), value("finished")) == (3, 6, 0)
     assert (value("members"), value("members_unreachable"), value("quorum_held")) == (3, 1, 1)
     assert (value("contributors"), value("samples")) == (2, 24)
@@ -283,6 +306,152 @@ def test_the_page_the_board_and_the_alerts_name_what_is_exposed() -> None:
         named = set(re.findall(r"\batoll_\w+", query))
         assert named, query
         assert named <= NAMES
+
+
+RUN = '{run="abc", run_name="tiny"}'
+HEALTHY = {  # for an hour and a half, a sample a minute
+    f"atoll_last_round_timestamp_seconds{RUN}": "0+60x90",
+    f"atoll_finished{RUN}": "0x90",
+    f"atoll_script_attached{RUN}": "1x90",
+    f"atoll_quorum_held{RUN}": "1x90",
+    f"atoll_training_share{RUN}": "0.9x90",
+    f"atoll_epsilon_spent{RUN}": "1x90",
+    f"atoll_epsilon_limit{RUN}": "8x90",
+    'atoll_wrong{run="abc", run_name="tiny", code="V01"}': "0x90",
+    'atoll_refused_by_budget_total{run="abc", run_name="tiny", kind="get"}': "0x90",
+}
+CAUSES = {
+    "AtollNoRound": {f"atoll_last_round_timestamp_seconds{RUN}": "0x90"},
+    "AtollNoQuorum": {f"atoll_quorum_held{RUN}": "0x90"},
+    "AtollWrong": {'atoll_wrong{run="abc", run_name="tiny", code="V01"}': "1x90"},
+    "AtollScriptGone": {f"atoll_script_attached{RUN}": "0x90"},
+    "AtollTrainsTooLittle": {f"atoll_training_share{RUN}": "0.4x90"},
+    "AtollPrivacyNearlySpent": {f"atoll_epsilon_spent{RUN}": "7.5x90"},
+    "AtollRefusesMuch": {
+        'atoll_refused_by_budget_total{run="abc", run_name="tiny", kind="get"}': "0+300x90"
+    },
+}
+PROMTOOL = shutil.which("promtool")
+prometheus = pytest.mark.skipif(
+    PROMTOOL is None, reason="no promtool here (Debian's package prometheus has it)"
+)
+
+
+def promtool(*argv: str, stdin: bytes = b"") -> str:
+    """What promtool says, which must find nothing wrong."""
+    assert PROMTOOL is not None
+    told = subprocess.run([PROMTOOL, *argv], input=stdin, capture_output=True, timeout=120)
+    assert told.returncode == 0, (told.stdout + told.stderr).decode()
+    return told.stdout.decode()
+
+
+@prometheus
+def test_promtool_takes_the_text_and_the_boards_queries(tmp_path: Path) -> None:
+    assert promtool("check", "metrics", stdin=exposition(documents())) == ""
+    board = json.loads((ROOT / "docs/metrics/grafana.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    rules = [{"record": f"a:{n}", "expr": query} for n, query in enumerate(queries)]
+    file = tmp_path / "board.yml"
+    file.write_text(json.dumps({"groups": [{"name": "board", "rules": rules}]}))
+    assert f"{len(queries)} rules found" in promtool("check", "rules", str(file))
+
+
+@prometheus
+def test_each_alert_is_raised_by_its_cause_and_none_without(tmp_path: Path) -> None:
+    rules = ROOT / "docs/metrics/alerts.yml"
+    assert f"{len(CAUSES)} rules found" in promtool("check", "rules", str(rules))
+
+    def case(cause: dict[str, str], raised: str) -> dict[str, Any]:
+        series = [{"series": name, "values": told} for name, told in (HEALTHY | cause).items()]
+        return {
+            "interval": "1m",
+            "input_series": series,
+            # each alert, and whether it is there: what it says is not compared
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}}) or vector(0)',
+                    "eval_time": "85m",
+                    "exp_samples": [{"labels": "{}", "value": int(name == raised)}],
+                }
+                for name in CAUSES
+            ],
+        }
+
+    cases = [case({}, ""), *(case(cause, name) for name, cause in CAUSES.items())]
+    file = tmp_path / "causes.yml"
+    file.write_text(json.dumps({"rule_files": [str(rules)], "tests": cases}))
+    assert "SUCCESS" in promtool("test", "rules", str(file))
+
+
+def zone(folder: Path, name: str, energy: int) -> Path:
+    """An energy counter as the kernel shows it; it is full at 999."""
+    folder.mkdir()
+    (folder / "name").write_text(f"{name}\n")
+    (folder / "max_energy_range_uj").write_text("999\n")
+    (folder / "energy_uj").write_text(f"{energy}\n")
+    return folder / "energy_uj"
+
+
+def test_energy_is_counted_over_a_full_counter(tmp_path: Path) -> None:
+    package = zone(tmp_path / "intel-rapl:0", "package-0", 900)
+    zone(tmp_path / "intel-rapl:0:0", "core", 5)
+    zone(tmp_path / "intel-rapl:1", "broken", 0).write_text("none\n")
+    zone(tmp_path / "intel-rapl-mmio:0", "package-0", 0)  # the same energy once more
+    (tmp_path / "intel-rapl").mkdir()
+    machine = MachineReadings(tmp_path)
+    package.write_text("100\n")  # it began anew at 1000
+    assert machine.read() == {
+        "energy_joules": {"package-0": 200e-6, "package-0/core": 0.0},
+        "gpus": [],
+    }
+    package.write_text("150\n")
+    assert machine.read()["energy_joules"]["package-0"] == 250e-6
+    package.unlink()
+    assert machine.read()["energy_joules"] == {"package-0/core": 0.0}
+
+
+def test_without_counters_and_gpus_there_are_no_readings(tmp_path: Path) -> None:
+    found = MachineReadings(tmp_path / "none").read()
+    assert found == {"energy_joules": {}, "gpus": []}
+    names = {name for name, _ in read(exposition(documents(machine=found)))}
+    assert not any("gpu" in name or "machine" in name for name in names)
+
+
+def test_a_device_is_read_by_nvidias_library() -> None:
+    nvml = find_nvml()
+    if nvml is None:
+        pytest.skip("no NVIDIA driver, or no nvidia-ml-py, on this machine")
+    (gpu, *_) = MachineReadings(nvml=nvml).read()["gpus"]
+    assert gpu["memory_bytes"] > 0
+    assert 0 <= gpu["busy"] <= 1
+
+
+def test_what_a_gpu_does_not_tell_is_left_out() -> None:
+    class NvmlError(Exception):
+        """As NVIDIA's library raises it."""
+
+    def fails(*_: object) -> float:
+        raise NvmlError
+
+    nvml = SimpleNamespace(
+        NVMLError=NvmlError,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: index if index == 0 else fails(),
+        nvmlDeviceGetName=lambda device: b"Tesla\xff",
+        nvmlDeviceGetUtilizationRates=lambda device: SimpleNamespace(gpu=25),
+        nvmlDeviceGetMemoryInfo=lambda device: SimpleNamespace(used=7),
+        nvmlDeviceGetPowerUsage=lambda device: 1500,
+        nvmlDeviceGetTotalEnergyConsumption=fails,
+        nvmlDeviceGetTemperature=fails,
+    )
+    (gpu,) = MachineReadings(nvml=nvml).read()["gpus"]
+    assert gpu == {
+        "index": 0,
+        "name": "Tesla\ufffd",
+        "busy": 0.25,
+        "memory_bytes": 7,
+        "watts": 1.5,
+    }
 
 
 def test_timings_of_all_rounds_add_up() -> None:

@@ -27,7 +27,10 @@ DIRECT = {
     "lightning",
     "prometheus_client",
     "segno",
+    "nvidia_ml_py",
 }
+MODULES = {"pynvml": "nvidia_ml_py"}
+"""Modules whose package has another name."""
 COME_WITH_LIBP2P = {"multiaddr", "base58", "google", "exceptiongroup", "dns"}
 
 
@@ -74,7 +77,7 @@ def test_the_top_level_is_what_it_should_be() -> None:
 
 def test_imports_are_declared_and_constraints_cover_them() -> None:
     foreign = {
-        module.split(".")[0]
+        MODULES.get(module.split(".")[0], module.split(".")[0])
         for path in package_files()
         for _, level, module in imports(path)
         if level == 0
