@@ -79,6 +79,7 @@ class Board:
         self.solo: list[
             tuple[float, float]
         ] = []  # (steps as rounds, held-out loss of one machine alone)
+        self.solo_step = 0
         self.phase = "starting"
 
     @property
@@ -177,6 +178,8 @@ class Board:
                 self.evaluations.append((int(record["round"]), float(record["held_out"])))
             case "alone":
                 self.solo.append((record["step"] / self.sync_every, float(record["held_out"])))
+            case "step":
+                self.solo_step = int(record["step"])
             case _:
                 pass
 
