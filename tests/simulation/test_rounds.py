@@ -365,10 +365,13 @@ def test_two_values_in_one_round_or_one_ballot() -> None:
     with pytest.raises(Violation) as violation:
         bench.checker.voted(B, 0, other, holds_bytes=True, generation=0)
     assert predicate(violation) == "one entry a ballot"
+    hashes = {entry.hash().hex()[:12] for entry in (one, other)}
+    assert all(text in str(violation.value) for text in {*hashes, "ballot 0", "b"})
     bench.apply(one)
     with pytest.raises(Violation) as violation:
         bench.apply(other, B)
     assert predicate(violation) == "agreement"
+    assert all(text in str(violation.value) for text in {*hashes, "ballot 0"})
 
 
 def test_votes_need_bytes_state_and_membership() -> None:

@@ -21,7 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from atoll.collectives.api import RULES as collective_rules
 from atoll.collectives.errors import ConfigError, NotEnoughPeersError
+from atoll.security.rule_names import BY_COORDINATE as PLAN_BY_COORDINATE
+from atoll.security.rule_names import BY_GRAM as PLAN_BY_GRAM
 from atoll.security.rules import RULES, STEPS, WorkerMomentum, aggregate
 from atoll.security.rules.aggregate import BY_COORDINATE, BY_GRAM
 from atoll.security.rules.before import arc, bucketing, clip_in_place, clipping, nnm
@@ -105,6 +108,11 @@ def test_there_are_enough_cases() -> None:
     assert len(CASES) >= 300
     assert {d for _, _, _, d, _ in CASES} >= {1}
     assert any(2 * f + 1 == n for _, n, f, _, _ in CASES)
+
+
+def test_a_script_can_name_every_rule_that_a_plan_can() -> None:
+    """`collectives/api.py` cannot import the names, so it spells them out."""
+    assert sorted(collective_rules) == sorted((*PLAN_BY_COORDINATE, *PLAN_BY_GRAM))
 
 
 @pytest.mark.parametrize("rule", EXACT)

@@ -50,6 +50,17 @@ class Violation(AssertionError):
         self.predicate = predicate
 
 
+def _name(digest: bytes) -> str:
+    """The beginning of an entry's hash, as logs have it."""
+    return digest.hex()[:12]
+
+
+def _decided(certified: Certified) -> str:
+    """The hash of a decided entry, and the ballot of each vote for it."""
+    votes = ", ".join(f"{vote.member.peer} in ballot {vote.ballot}" for vote in certified.votes)
+    return f"{_name(certified.entry.hash())} (votes: {votes or 'none'})"
+
+
 MOST_BALLOTS = 1000  # of a round in which honest members turn by their clocks
 
 
@@ -202,8 +213,11 @@ class Checker:
             self._revoke(certified)
         if entry.round < len(self.entries):
             if self.entries[entry.round].entry.hash() != entry.hash():
+                first = self.entries[entry.round]
                 raise Violation(
-                    "agreement", f"round {entry.round}: {who.peer} applies another value"
+                    "agreement",
+                    f"round {entry.round}: {who.peer} applies entry {_decided(certified)}, and "
+                    f"before it was entry {_decided(first)}",
                 )
         else:
             self._decide(certified)
@@ -346,7 +360,8 @@ class Checker:
         if known != entry.hash():
             raise Violation(
                 "one entry a ballot",
-                f"round {round_}, ballot {ballot}: a second entry, seen at {who}",
+                f"round {round_}, ballot {ballot}: entries {_name(known)} and "
+                f"{_name(entry.hash())}, the second seen at {who}",
             )
 
     def _claimed(self, entry: Entry, config: Config) -> None:
@@ -387,11 +402,15 @@ class Checker:
             self.recertified += 1
         elif not self._quorum(config, {vote.member for vote in certified.votes}):
             raise Violation(
-                "certificate", f"entry {entry.round} is applied without the votes of a quorum"
+                "certificate",
+                f"round {entry.round} is applied without the votes of a quorum: entry "
+                f"{_decided(certified)}",
             )
         elif len({vote.ballot for vote in certified.votes}) > 1:
             raise Violation(
-                "certificate", f"entry {entry.round} is applied with votes of several ballots"
+                "certificate",
+                f"round {entry.round} is applied with votes of several ballots: entry "
+                f"{_decided(certified)}",
             )
         self._claimed(entry, config)
         holders = set(self._holders(entry))
