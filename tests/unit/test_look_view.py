@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,20 @@ from hostile_words import HOSTILE, harmful
 from look_kit import NUMEL, ROUND_S, RUN, SAMPLES, SENT, STEPS, WAIT_S, made_up, peer_id, write
 
 from atoll.collectives.errors import ConfigError
+from atoll.node.cli import run
 from atoll.node.cli.looking import watch
 from atoll.node.home.names import name_of
 from atoll.node.home.output import Terminal
+from atoll.node.home.paths import find_paths
 from atoll.node.look import view as view_file
 from atoll.node.look.allowed import Allowed
 from atoll.node.look.document import document
 from atoll.node.look.frame import frame
 from atoll.node.look.source import Replay, in_words
 from atoll.node.look.view import About, RunPicture
+from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run import diary
+from atoll.security.identity import Identity
 
 
 def seen(view: RunPicture, now: float = 2_000_000.0, **after: int) -> dict[str, Any]:
@@ -324,3 +329,35 @@ def test_a_report_before_the_first_round_makes_nobody_up() -> None:
     assert [peer["name"] for peer in found["peers"]] == [name_of(me)]
     assert found["rounds"]["who"] == ["1"]
     assert found["peers"][0]["loss"] == 2.0
+
+
+def test_replay_finds_the_folder_of_a_run_and_draws_its_last_screen(
+    tmp_path: Path, atoll_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "events.jsonl", made_up(12))
+    assert run(["replay", str(tmp_path), "--once"]) == 0
+    assert "round 12  3 of 3 members" in capsys.readouterr().out
+    assert run(["replay", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quick"]["samples"] == 12 * 3 * SAMPLES
+
+
+def test_top_shows_the_run_to_which_something_happened_last_without_a_node(
+    atoll_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["top", "--once"]) == 78
+    assert "there is no run on this machine" in capsys.readouterr().err
+    paths, owner = find_paths(str(atoll_home)), Identity(bytes(32))
+    model = "[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }\n"
+    ids = {}
+    for name in ("ebb", "tide", "flow"):
+        signed = sign_manifest(parse_manifest(f'schema = 1\nname = "{name}"\n{model}'), owner)
+        save_run(paths, signed)
+        ids[name] = signed.run_id
+    for name in ("ebb", "tide"):  # nothing has happened in the third
+        file = write(paths.run_dir(ids[name]) / "events.jsonl", made_up(3), name)
+        file.write_text(file.read_text().replace(RUN, ids[name]))
+        os.utime(file, (0, 100 if name == "tide" else 50))
+    assert run(["top", "--once"]) == 0
+    assert capsys.readouterr().out.startswith(f"tide  {ids['tide'][:8]}")
+    assert run(["top", "ebb", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["quick"]["round"] == 3
