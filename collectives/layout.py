@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from blake3 import blake3
 
-from .errors import ConfigError
+from .errors import ConfigError, ModelMismatchError
 from .foreign import WORDS
 
 MAX_TENSORS = 65_536
@@ -42,11 +42,12 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
     """The flat vector of a model: its tensors in order, without gaps, and its length in
-    elements.
+    elements. ``base``: the digest of what is frozen beside them, b"" where nothing is.
     """
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
     numel: Annotated[int, msgspec.Meta(ge=1)]
+    base: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
 
     @property
     def model_numel(self) -> int:
@@ -54,8 +55,9 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return sum(spec.numel for spec in self.tensors if spec.role != "sum")
 
     def digest(self) -> bytes:
-        """blake3 of the canonical encoding; equal digests mean the same model."""
-        return blake3(b"atoll/layout/1" + msgspec.msgpack.encode(self)).digest()
+        """blake3 of the canonical encoding; equal digests mean the same model, on the same base."""
+        vector = msgspec.msgpack.encode((self.tensors, self.numel))
+        return blake3(b"atoll/layout/1" + vector + self.base).digest()
 
     def check(self) -> str | None:
         """Why the layout is not well formed, or None. Run on every layout that comes from
@@ -97,7 +99,7 @@ def cut(layout: Layout, fragments: int) -> list[Layout]:
             spec = left.pop(0)
             taken.append(TensorSpec(spec.name, spec.shape, length, spec.role))
             length += spec.numel
-        parts.append(Layout(tuple(taken), length))
+        parts.append(Layout(tuple(taken), length, layout.base))
         numel -= length
     return parts
 
@@ -110,6 +112,22 @@ def _fits(left: list[TensorSpec], length: int, target: float, more: int) -> bool
         return True
     enough = sum(spec.numel > 0 for spec in left[1:]) >= more - 1
     return enough and length + left[0].numel / 2 <= target
+
+
+def check_base(mine: Layout, theirs: Layout) -> None:
+    """Raise ModelMismatchError E310 where two models train the same tensors on another base."""
+    if mine.base != theirs.base and mine.tensors == theirs.tensors:
+        said = [layout.base.hex()[:12] or "nothing frozen" for layout in (mine, theirs)]
+        raise ModelMismatchError(
+            f"what is frozen in your model is not what the run has: yours {said[0]}, the run's "
+            f"{said[1]}",
+            code="E310",
+            why="What members train fits the frozen parameters that it was trained on.",
+            hint=(
+                "Load the same checkpoint in the same revision, and call torch.manual_seed with "
+                "the run's seed before frozen parameters are made: atoll explain E310"
+            ),
+        )
 
 
 def differences(mine: Layout, theirs: Layout) -> list[str]:

@@ -184,6 +184,15 @@ class SampleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class AdapterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How adapters are trained (`optim.model.adapters`). ``mode``: which of the two factors of a
+    LoRA train in a round. ``base``: what members compare of parameters that are frozen.
+    """
+
+    mode: Literal["plain", "alternate", "ffa"] = "plain"
+    base: Literal["values", "shapes"] = "values"
+
+
 MOST_OPERATION_ELEMENTS = 1 << 34
 
 
@@ -280,6 +289,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         None  # contributions follow from public seeds, and who gives another is found and removed
     )
     limits: LimitSettings = LimitSettings()  # of free-standing operations
+    adapters: AdapterSettings = AdapterSettings()
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a length of rounds that is none, and for a codec that does not

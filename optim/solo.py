@@ -28,7 +28,7 @@ from ..collectives.errors import (
 )
 from ..collectives.group import Member
 from ..collectives.identifiers import PeerId, RunId
-from ..collectives.layout import Layout, differences
+from ..collectives.layout import Layout, check_base, differences
 from ..collectives.reduce import works_on_bits
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally, sample_count
 from ..security.rule_names import parse_reducer
@@ -259,6 +259,7 @@ class SoloSwarm:
         if self._store is None:
             self._store = AnchorStore(layout, self.settings, initial)
         elif self._store.layout != layout:
+            check_base(layout, self._store.layout)
             raise ModelMismatchError(
                 "your model is not this run's model:\n"
                 + "\n".join(differences(layout, self._store.layout)),

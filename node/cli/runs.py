@@ -85,6 +85,11 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 # bans = "organiser"               # with lying, "quorum": a ban by the organiser evicts no member
 #                                  # by itself; 2 lying + 1 members that ban it do
 
+# [adapters]                       # LoRA: docs/adapters.md
+# mode = "ffa"                     # plain | alternate | ffa: which factors train, and whether their
+#                                  # mean is that of the products
+# base = "values"                  # what is compared of frozen parameters; "shapes" for QLoRA
+
 # mode = "federated"               # at the top of the file: data stay at home, see
 #                                  # docs/operating/private.md; [train.outer] is then [federated]
 # [federated]
@@ -262,11 +267,18 @@ def new_command(
 @click.argument("run", type=RUN)
 @click.argument("folder", type=GivenPath(file_okay=False, path_type=Path), metavar="DIR")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
+@click.option(
+    "--adapter",
+    type=GivenPath(exists=True, file_okay=False, path_type=Path),
+    metavar="PEFT_DIR",
+    help="What save_pretrained wrote of the model before training: write such an adapter.",
+)
 @shared_options
-def export_command(run: str, folder: Path, force: bool) -> None:
+def export_command(run: str, folder: Path, force: bool, adapter: Path | None) -> None:
     """Write a run's model as safetensors that load without atoll.
 
-    RUN is an id, its beginning, or a name. Written: model.safetensors, config.json, atoll.json.
+    RUN is an id, its beginning, or a name. Written: model.safetensors, config.json, atoll.json;
+    with --adapter what PeftModel.from_pretrained loads.
     """
     from ...collectives.swarm import MOST_REPLAYED
     from ..manifest import load_run
@@ -274,7 +286,7 @@ def export_command(run: str, folder: Path, force: bool) -> None:
 
     terminal = current()
     signed = load_run(terminal.paths, run)
-    done = export_run(terminal.paths, signed, folder, force=force)
+    done = export_run(terminal.paths, signed, folder, force=force, adapter=adapter)
     human = (
         f"{folder}  round {done.round}, {done.parameters:,} parameters in {len(done.tensors)} "
         f"tensors, {bytes_text(done.bytes)}"
@@ -296,7 +308,10 @@ def export_command(run: str, folder: Path, force: bool) -> None:
             f"This is the newest checkpoint; the node writes one every {every} rounds "
             "([checkpoint] every), and at the run's last."
         )
-    terminal.say(f"Load it: safetensors.torch.load_file({str(folder / 'model.safetensors')!r})")
+    load = f"safetensors.torch.load_file({str(folder / 'model.safetensors')!r})"
+    if adapter is not None:
+        load = f"peft.PeftModel.from_pretrained(model, {str(folder)!r})"
+    terminal.say(f"Load it: {load}")
 
 
 @click.command("rm")

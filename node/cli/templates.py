@@ -56,4 +56,46 @@ policy = "invite"                  # better, once all have run atoll id:  policy
 every = 1
 """
 
-TEMPLATES = {"federated-hospital": FEDERATED_HOSPITAL}
+LORA = """\
+# An adapter (LoRA) of a model that all members have.   atoll new run.toml
+# In the script, the same at every member (docs/adapters.md):
+#     model = AutoModelForCausalLM.from_pretrained(NAME, revision=REVISION)
+#     torch.manual_seed(1337)               # lora_A is drawn here, and must be the same everywhere
+#     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+#     model.save_pretrained("adapter")      # for atoll export RUN DIR --adapter adapter
+#     attachment = attach(model, optimizer, join(), batch_size=8)
+schema = 1
+name = "my-adapter"
+description = "say here which model, in which revision, and what it learns"
+
+[model]
+entry = "local:my-adapter"         # every member runs the same script, with the same frozen model
+init = "seed:1337"                 # what the script gives to torch.manual_seed
+
+[data]
+source = "local"
+
+[adapters]
+mode = "ffa"                       # B trains, A is frozen: the mean is that of the products, with
+                                   # any outer step. "alternate": A and B by rounds, and below
+                                   # optimizer = "sgd" and lr = 1.0. "plain": both; a biased mean
+base = "values"                    # "shapes" where members hold the model in other precisions
+                                   # (QLoRA): names and shapes are compared, values are not
+
+[train]
+sync_every = 50                    # inner steps a round
+rounds = 100                       # where the run ends
+
+[train.outer]
+optimizer = "nesterov"
+lr = 0.7
+momentum = 0.9
+
+[exchange]
+codec = "int8"
+
+[checkpoint]
+every = 1
+"""
+
+TEMPLATES = {"federated-hospital": FEDERATED_HOSPITAL, "lora": LORA}

@@ -440,6 +440,24 @@ config path` names both). Where that key is gone: atoll down, move the run's fol
 up, join again. The state is fetched from the other members, and this node is a member in a new
 life. A run with privacy counts what was spent in that folder too (its file `privacy`): keep it.""",
     ),
+    "E310": ErrorPage(
+        "other-base",
+        "what is frozen in your model is not what the run has",
+        76,
+        """\
+Adapters fit the frozen parameters that they were trained on. attach() compares a digest of the
+names, shapes and values of all parameters that require no gradient with that of whoever founded
+the run. The type does not matter: bfloat16 weights are the same base in float32.
+
+- Load the same checkpoint in the same revision, from_pretrained(NAME, revision="...").
+- With mode = "ffa" the matrices lora_A are frozen too, and drawn at random: call
+  torch.manual_seed(N), with N from the run's manifest, just before get_peft_model, on the CPU.
+- Where some members hold the base in another precision (QLoRA), the manifest has to say so, which
+  makes another run:
+
+    [adapters]
+    base = "shapes"              names and shapes are compared, values are not""",
+    ),
     "E400": ErrorPage(
         "config",
         "a setting is wrong",

@@ -9,6 +9,7 @@ from typing import Any
 from ...collectives.codec_names import RESULTS
 from ...collectives.errors import ConfigError
 from .manifest import Manifest
+from .refusals import Refusal, refuse
 from .tables import ExchangeTable, NoQuorumTable, TrainTable
 
 
@@ -172,6 +173,43 @@ def check_exchange(exchange: ExchangeTable, name: str) -> None:
             key="$.exchange.feedback_kept",
             hint="feedback = true",
         )
+
+
+def check_adapters(manifest: Manifest, name: str) -> None:
+    """What a run does not go with whose members train one factor of their adapters a round: the
+    other has to stay where it is, in the outer step as well.
+    """
+    from ...optim.model.feedback import has_feedback
+
+    settings = manifest.settings()
+    if settings.adapters.mode != "alternate":
+        return
+    plain = settings.method == "local_sgd" or (
+        settings.method == "diloco" and settings.outer.kind == "sgd"
+    )
+    federated = manifest.mode == "federated"
+    one = "A round has one base, on which all members train the same factor."
+    moved = "It would move the factor that rests, too: members would differ in both again."
+    refused: list[Refusal] = [
+        (
+            not plain,
+            "$.federated.method" if federated else "$.train.outer.optimizer",
+            moved,
+            'optimizer = "sgd" and lr = 1.0; in a federated run method = "fedavg"',
+        ),
+        (settings.overlap != "none", "$.train.overlap", one, 'overlap = "none"'),
+        (settings.fragments > 1, "$.exchange.fragments", one, "fragments = 1"),
+        (settings.arrivals is not None, "$.federated.method", one, 'method = "fedavg"'),
+        (
+            has_feedback(settings),
+            "$.exchange.codec" if not settings.feedback else "$.exchange.feedback",
+            moved,
+            'codec = "int8" or a finer one, without feedback',
+        ),
+        (settings.worker_momentum > 0, "$.robust.momentum", moved, "Leave it out."),
+        (settings.privacy is not None, "$.privacy.noise", moved, 'mode = "ffa"'),
+    ]
+    refuse(refused, manifest, name, 'adapters.mode = "alternate"')
 
 
 def check_fragments(manifest: Manifest, name: str) -> None:

@@ -20,6 +20,7 @@ from .gpt import gpt_config
 from .limits import LimitsTable
 from .optional_tables import BtardTable, FederatedTable, PrivacyTable, SecureTable
 from .tables import (
+    AdaptersTable,
     AuditTable,
     CheckpointTable,
     DataTable,
@@ -74,6 +75,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     audit: AuditTable = AuditTable()
     btard: BtardTable | None = None
     limits: LimitsTable = LimitsTable()
+    adapters: AdaptersTable = AdaptersTable()
 
     def encode(self) -> bytes:
         """Canonical bytes: see `form`. A received manifest may be encoded differently:
@@ -136,6 +138,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             rounds=self.train.rounds,
             deadline_s=self.exchange.deadline_s,
             limits=self.limits.settings(),
+            adapters=self.adapters.settings(),
             **rounds_of(self),
         )
 

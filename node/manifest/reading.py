@@ -16,7 +16,14 @@ from ...collectives.errors import ConfigError, VersionMismatchError
 from ...collectives.foreign import quoted
 from ..home.strict_toml import convert, parse_toml, together
 from .btard import check_btard
-from .checks import check_exchange, check_fragments, check_places, check_schedule, check_train
+from .checks import (
+    check_adapters,
+    check_exchange,
+    check_fragments,
+    check_places,
+    check_schedule,
+    check_train,
+)
 from .federated import check_budget, check_federated
 from .form import schema_of, stands_for
 from .gpt import gpt_config
@@ -168,6 +175,7 @@ def _check(manifest: Manifest, name: str) -> None:
         ("E414", lambda: check_exchange(exchange, name)),
         ("E414", lambda: exchange.fragments > 1 and check_fragments(manifest, name)),
         ("E414", lambda: check_train(manifest.train, manifest.no_quorum, name)),
+        ("E414", lambda: check_adapters(manifest, name)),
         ("E414", lambda: check_join(manifest, name)),
         ("E414", lambda: check_audit(manifest, name)),
         ("E414", lambda: check_robust(manifest, name)),

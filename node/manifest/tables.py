@@ -11,7 +11,7 @@ import msgspec
 from ...collectives.foreign import LINES, PLAIN, WORDS
 from ...collectives.group import MAX_MEMBERS
 from ...collectives.layout import MAX_FRAGMENTS
-from ...collectives.swarm import OuterSettings
+from ...collectives.swarm import AdapterSettings, OuterSettings
 from ...security.rule_names import (
     MAX_F,
     RUNNING,
@@ -193,6 +193,21 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = (
         None  # None: from measured rates
     )
+
+
+class AdaptersTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[adapters]``: of runs that train LoRA adapters (`docs/adapters.md`). ``mode``: both factors
+    train (``plain``: their mean is not that of the products), one or the other by rounds
+    (``alternate``), or B alone (``ffa``). ``base``: members compare the values of what is frozen,
+    or, where some hold it in another precision, names and shapes only.
+    """
+
+    mode: Literal["plain", "alternate", "ffa"] = "plain"
+    base: Literal["values", "shapes"] = "values"
+
+    def settings(self) -> AdapterSettings:
+        """As a script takes it."""
+        return AdapterSettings(self.mode, self.base)
 
 
 class LanesTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,5 +1,6 @@
 """Write the anchor of a run as safetensors that anybody loads without atoll: model.safetensors,
-config.json, atoll.json.
+config.json, atoll.json. Or as an adapter that PEFT loads: adapter_model.safetensors,
+adapter_config.json, atoll.json.
 
 Source is the checkpoint in the run's folder (`storage.checkpoint`): the state and, in
 ``atoll.json``, the layout.
@@ -8,18 +9,21 @@ Source is the checkpoint in the run's folder (`storage.checkpoint`): the state a
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...collectives.errors import StorageError
+from ...collectives.errors import ModelMismatchError, StorageError
 from ...collectives.layout import Layout
 from ..client.beginning import START_FILE
 from ..home.paths import Paths, storage_error, write_atomic
 from ..manifest import Manifest, SignedManifest, gpt_config
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ..storage.checkpoint import SavedCheckpoint
 
 CHECKPOINT_FOLDER = "checkpoint"
@@ -27,6 +31,10 @@ STATE_FILE = "state.safetensors"
 INFO_FILE = "atoll.json"
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+# PEFT names live tensors with the adapter's name and saved ones without
+_LIVE = re.compile(r"(\.lora_[A-Za-z_]+)\.[^.]+|\.modules_to_save\.[^.]+")
 _FILE_MODE = 0o644  # made to be handed on
 
 
@@ -72,26 +80,31 @@ def read_info(folder: Path) -> CheckpointInfo:
 
 
 def export_run(
-    paths: Paths, signed: SignedManifest, folder: Path, *, force: bool = False
+    paths: Paths,
+    signed: SignedManifest,
+    folder: Path,
+    *,
+    force: bool = False,
+    adapter: Path | None = None,
 ) -> Exported:
     """Write the newest checkpoint of a stored run into ``folder``, after checking it against its
     own digest. Of a run in fragments it is one model of the newest checkpoint of each, and the
-    round that of the fragment that is behind.
+    round that of the fragment that is behind. ``adapter``: a folder that PEFT's save_pretrained
+    wrote of the model that members train; another such is written, with the run's values.
 
     Raises StorageError: no checkpoint, a damaged one (E303), files that are there already (without
-    ``force``), a full disk.
+    ``force``), a full disk. ModelMismatchError: ``adapter`` is of another model.
     """
-    from safetensors.torch import save
-
     manifest = signed.open()
     sources = [
         folder / CHECKPOINT_FOLDER
         for folder in paths.state_dirs(signed.run_id, manifest.exchange.fragments)
     ]
     infos = [read_info(source) for source in sources]
-    if not force and (folder / WEIGHTS_FILE).exists():
+    weights_file = folder / (WEIGHTS_FILE if adapter is None else ADAPTER_FILE)
+    if not force and weights_file.exists():
         raise StorageError(
-            f"{folder / WEIGHTS_FILE} exists",
+            f"{weights_file} exists",
             why="It is not replaced unasked.",
             hint="Add --force, or give another folder.",
             exit_code=73,
@@ -104,7 +117,9 @@ def export_run(
         if spec.role != "sum"
     }
     rounds = min(saved.rounds for saved in cut)
-    weights = save(tensors, metadata={"format": "pt"})
+    contents = (
+        _model_files(tensors, manifest) if adapter is None else _adapter_files(tensors, adapter)
+    )
     origin = {
         "run_id": signed.run_id,
         "name": manifest.name,
@@ -118,11 +133,7 @@ def export_run(
             {"round": saved.rounds, "state_root": saved.root.hex()} for saved in cut
         ]
         del origin["state_root"]
-    contents = {
-        WEIGHTS_FILE: weights,
-        CONFIG_FILE: _json(_model_config(manifest)),
-        INFO_FILE: _json(origin),
-    }
+    contents[INFO_FILE] = _json(origin)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -133,9 +144,47 @@ def export_run(
         rounds,
         sum(info.layout.model_numel for info in infos),
         tuple(tensors),
-        len(weights),
+        len(contents[weights_file.name]),
         tuple(contents),
     )
+
+
+def _model_files(tensors: dict[str, Tensor], manifest: Manifest) -> dict[str, bytes]:
+    from safetensors.torch import save
+
+    return {
+        WEIGHTS_FILE: save(tensors, metadata={"format": "pt"}),
+        CONFIG_FILE: _json(_model_config(manifest)),
+    }
+
+
+def _adapter_files(tensors: dict[str, Tensor], adapter: Path) -> dict[str, bytes]:
+    """The run's tensors in place of those of a saved adapter; what the run has frozen stays."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load, save
+
+    try:
+        config = (adapter / ADAPTER_CONFIG).read_bytes()
+        saved = load((adapter / ADAPTER_FILE).read_bytes())
+    except OSError as error:
+        raise storage_error(f"cannot read the adapter in {adapter}", error) from None
+    except SafetensorError as error:
+        raise StorageError(
+            f"{adapter / ADAPTER_FILE} is damaged: {error}",
+            hint="Write it again: peft_model.save_pretrained(DIR)",
+        ) from None
+    mine = {_LIVE.sub(r"\1", name): tensor for name, tensor in tensors.items()}
+    shapes = {name: tensor.shape for name, tensor in saved.items()}
+    if wrong := [name for name, tensor in mine.items() if shapes.get(name) != tensor.shape]:
+        raise ModelMismatchError(
+            f"the adapter in {adapter} is not of the run's model: {len(wrong)} tensors differ, "
+            + ", ".join(wrong[:4]),
+            hint=(
+                "Give a folder that save_pretrained wrote of the model that is attached: "
+                "attach(get_peft_model(...)), not of one inside it"
+            ),
+        )
+    return {ADAPTER_FILE: save(saved | mine, metadata={"format": "pt"}), ADAPTER_CONFIG: config}
 
 
 def keep_start(source: Path, folder: Path) -> None:

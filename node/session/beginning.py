@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ...collectives.digest import merkle_root
 from ...collectives.errors import ModelMismatchError
 from ...collectives.group import Certified, Entry, Member, Vote
-from ...collectives.layout import Layout, differences
+from ...collectives.layout import Layout, check_base, differences
 from ...collectives.round import Log, genesis_payload
 from .ports import AnchorReplica, Storage
 from .serving import matches
@@ -61,6 +61,7 @@ def replay(storage: Storage, replica: AnchorReplica, entries: Log) -> bool:
 
 def check_model(mine: Layout, theirs: Layout) -> None:
     """Raise ModelMismatchError, naming the tensors, unless a script's model is the run's."""
+    check_base(mine, theirs)
     if mine != theirs:
         lines = differences(mine, theirs)
         raise ModelMismatchError(

@@ -1,5 +1,6 @@
 """The model as one float32 vector. Files, lowest first:
 
+adapters    what is frozen under adapters, which factor trains, the bias of their mean
 flat        the vector: parameters and running statistics, in segments, from any device
 pseudograd  anchor - parameters, into the shared buffer: what a member contributes
 momentum    worker momentum: running means in place of contributions

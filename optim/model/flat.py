@@ -2,12 +2,12 @@
 
 What it holds, in this order: every parameter that requires a gradient when the vector is made, then
 the running means and variances of normalisation layers that track them (BatchNorm, InstanceNorm,
-SyncBatchNorm). What it leaves out: frozen parameters (every member must construct the same values),
-integer buffers such as ``num_batches_tracked``, and all other buffers, which are constants or a
-peer's own. A tensor used in several places (tied weights) is there once, under its first name.
-Later changes of ``requires_grad`` do not change the vector. Where the run's settings give tensors
-codecs of their own, those of one codec are neighbours, parameters and statistics each for
-themselves. In a run whose method has them, sums that no model has come beside it
+SyncBatchNorm). What it leaves out: frozen parameters (the layout has their digest, so all members
+have the same), integer buffers such as ``num_batches_tracked``, and all other buffers, which are
+constants or a peer's own. A tensor used in several places (tied weights) is there once, under its
+first name. Later changes of ``requires_grad`` do not change the vector. Where the run's settings
+give tensors codecs of their own, those of one codec are neighbours, parameters and statistics each
+for themselves. In a run whose method has them, sums that no model has come beside it
 (`optim.federated.site`).
 
 Values cross in segments through one small scratch, so no second copy of the model is made. Models
@@ -35,6 +35,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec, cut
 from ...collectives.swarm import RunSettings
 from ..federated.site import sums_beside
+from .adapters import base_digest
 
 logger = logging.getLogger("atoll")
 
@@ -139,7 +140,8 @@ class FlatVector:
                 ),
                 key="model",
             )
-        self._take(Layout(tuple(specs), offset), [live[spec.name] for spec in specs])
+        base = base_digest(list(_frozen(model)), settings.adapters.base)
+        self._take(Layout(tuple(specs), offset, base), [live[spec.name] for spec in specs])
         self._model = weakref.ref(model)
 
     @classmethod
@@ -452,6 +454,13 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
                     buffer,
                     cast("Role", role),
                 )
+
+
+def _frozen(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters that require no gradient, under their names."""
+    for name, parameter in unwrap(model).named_parameters():
+        if not parameter.requires_grad:
+            yield _clean(name), parameter
 
 
 def _first(tensor: Tensor, seen: set[object]) -> bool:

@@ -35,6 +35,7 @@ from ...collectives.errors import (
 from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
 from ..data.ledger import SampleLedger, attached, attached_to
+from ..model.adapters import AdapterTurns
 from ..model.flat import FlatVector, showing
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import WaitedOutcome
@@ -183,6 +184,9 @@ class Attachment:
         self._counter = StepCounter()
         self._budget = WaitBudget(swarm.settings.deadline_s)
         self._ranks = cast("RankSwarm", swarm) if hasattr(swarm, "ranks") else None
+        self._adapters = AdapterTurns(
+            model, swarm.settings.adapters.mode, wrapped=self._ranks is not None
+        )
         self._flat = FlatVector(model, swarm.settings, sharded=self._ranks is not None)
         if self._ranks is not None:
             self._flat = self._ranks.place(model, self._flat)
@@ -199,6 +203,7 @@ class Attachment:
         self._retry_at = 0.0
         self._resuming: PendingLoad | None = None
         enter(swarm, self._flat, self._strands)
+        self._adapters.turn(self.round)
         self._hooks: list[Any] = []
         # A compiled function around optimizer.step() must break its graph here, not trace through a
         # round.
@@ -342,6 +347,7 @@ class Attachment:
         if not only_settle:
             for strand in strands:
                 strand.begin()
+            self._adapters.turn(self.round)
             self._look_around()
         self.ledger.turns += 1
         for turn in turns:
@@ -641,6 +647,7 @@ class Attachment:
         self._detached = True
         for hook in self._hooks:
             hook.remove()
+        self._adapters.release()
         for key in [key for key, value in attached.items() if value() is self]:
             del attached[key]
         for strand in self._strands:
@@ -691,3 +698,4 @@ class Attachment:
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
             resuming.finish(self._drop)
+            self._adapters.turn(self.round)

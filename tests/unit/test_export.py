@@ -94,6 +94,53 @@ def test_what_travels_beside_a_model_is_not_exported(atoll_home: Path, tmp_path:
     assert load_file(tmp_path / "out" / "model.safetensors")["w"].tolist() == [0.0, 1.0, 2.0]
 
 
+def test_an_adapter_is_written_as_peft_saves_it(atoll_home: Path, tmp_path: Path) -> None:
+    paths, prefix = find_paths(atoll_home), "base_model.model.h.0.c_attn."
+    paths.ensure()
+    signed = sign_manifest(MANIFEST, Identity.generate())
+    layout = make_layout(
+        [
+            (f"{prefix}lora_B.default.weight", (2, 1)),
+            ("base_model.model.e.lora_embedding_A.default", (2,)),
+            ("base_model.model.score.modules_to_save.default.weight", (2,)),
+        ]
+    )
+    anchor, momentum = torch.arange(6.0), torch.zeros(6)
+    root = merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())])
+    save(
+        save_run(paths, signed) / "checkpoint",
+        layout,
+        SavedCheckpoint(1, 1, root, anchor, momentum),
+        run_id=signed.run_id,
+        entry_hash=bytes(32),
+    )
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    saved = {
+        f"{prefix}lora_A.weight": torch.full((1, 2), 9.0),  # frozen in the run: stays
+        f"{prefix}lora_B.weight": torch.zeros(2, 1),
+        "base_model.model.e.lora_embedding_A": torch.zeros(2),
+        "base_model.model.score.weight": torch.zeros(2),
+    }
+    save_file(saved, begun / "adapter_model.safetensors")
+    done = export_run(paths, signed, tmp_path / "out", adapter=begun)
+    assert done.files == ("adapter_model.safetensors", "adapter_config.json", "atoll.json")
+    written = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert {name: value.flatten().tolist() for name, value in written.items()} == {
+        f"{prefix}lora_A.weight": [9.0, 9.0],
+        f"{prefix}lora_B.weight": [0.0, 1.0],
+        "base_model.model.e.lora_embedding_A": [2.0, 3.0],
+        "base_model.model.score.weight": [4.0, 5.0],
+    }
+    assert (tmp_path / "out" / "adapter_config.json").read_text() == '{"peft_type": "LORA"}'
+    with pytest.raises(StorageError, match="exists"):
+        export_run(paths, signed, tmp_path / "out", adapter=begun)
+    save_file({"other": torch.zeros(2)}, begun / "adapter_model.safetensors")
+    with pytest.raises(ModelMismatchError, match="3 tensors differ"):
+        export_run(paths, signed, tmp_path / "out", adapter=begun, force=True)
+
+
 def test_files_are_not_replaced_unasked(
     stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path
 ) -> None:

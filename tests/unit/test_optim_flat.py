@@ -27,6 +27,8 @@ class Mixed(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(7, 4)
         self.frozen = nn.Linear(4, 4).requires_grad_(False)
+        nn.init.ones_(self.frozen.weight)  # what is frozen is in the layout's digest
+        nn.init.ones_(self.frozen.bias)
         self.norm = nn.BatchNorm1d(4)
         self.head = nn.Linear(4, 7, bias=False)
         self.head.weight = self.embed.weight
