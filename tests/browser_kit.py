@@ -117,10 +117,10 @@ class Browser:
             threading.Event().wait(0.05)
         return time.monotonic()
 
-    def picture(self, file: Path) -> None:
-        """The whole page as a PNG."""
+    def picture(self, file: Path, height: int | None = None) -> None:
+        """The page as a PNG: the whole, or so many pixels from its top."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        height = int(self.run("document.documentElement.scrollHeight"))
+        height = height or int(self.run("document.documentElement.scrollHeight"))
         clip = {"x": 0, "y": 0, "width": self.run("innerWidth"), "height": height, "scale": 1}
         found = self.ask(
             "Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip

@@ -4,6 +4,7 @@ of the swarm and of one machine alone, and below it who contributed to which rou
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,8 @@ def seen_share(board: Board) -> float:
     steps.
     """
     together = sum(row.samples for row in board.rounds)
-    each = max((row.samples / max(1, len(row.contributors)) for row in board.rounds), default=0.0)
+    # A peer that missed a round contributes two at once: the median is what one round has.
+    each = statistics.median([row.samples / len(row.contributors) for row in board.rounds] or [0.0])
     return each * board.rounds_total / together if together else 1.0
 
 

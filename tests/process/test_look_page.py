@@ -51,6 +51,19 @@ def test_a_recorded_run_light_dark_and_on_a_phone(tmp_path: Path) -> None:
         assert not any(address.split("#")[1] in url.split("#")[0] for url in browser.requests)
 
 
+def test_the_recording_in_the_docs_is_a_page(tmp_path: Path) -> None:
+    file = ROOT / "docs/demo/events.jsonl.gz"
+    with page("replay", str(file), "--ui", home=tmp_path) as address, Browser(tmp_path) as browser:
+        browser.open(address)
+        assert browser.run("document.getElementById('name').textContent").startswith("demo")
+        assert browser.run("document.querySelector('[data-key=round]').textContent") == "35 / 35"
+        assert browser.run("document.querySelectorAll('#members tbody tr').length") == 4
+        for dark in (False, True):
+            browser.scheme(dark=dark)
+            assert serious(browser) == []
+        assert browser.errors == []
+
+
 def test_ten_thousand_rounds_are_redrawn_at_once(tmp_path: Path) -> None:
     file = recorded(tmp_path, rounds=10_000)
     with page("replay", str(file), "--ui", home=tmp_path) as address, Browser(tmp_path) as browser:
