@@ -7,6 +7,14 @@ manifests, plans and entries that carry a name carry its version.
 
 from __future__ import annotations
 
+_LEVELS = {
+    "stat2": 1 / 4 + 8 / 256,
+    **{f"sparse{keep}": (8 + keep * 14 / 8) / 4096 for keep in (32, 64, 128, 256)},
+}
+# of a mean, 32 values of 4,096 are too few
+BOTH = {f"{name}_both": name for name in _LEVELS if name != "sparse32"}
+"""Codecs whose results are encoded as coarsely as contributions, and which format that is."""
+
 BYTES_PER_VALUE = {
     "fp32": 4.0,
     "fp16": 2.0,
@@ -15,12 +23,12 @@ BYTES_PER_VALUE = {
     "int8_fp16": 1 + 2 / 256,
     "int4": 1 / 2 + 2 / 64,
     "codebook8": 1.0 + 1024 / 131_072,
-    "stat2": 1 / 4 + 8 / 256,
-    **{f"sparse{keep}": (8 + keep * 14 / 8) / 4096 for keep in (32, 64, 128, 256)},
+    **_LEVELS,
+    **{both: _LEVELS[name] for both, name in BOTH.items()},
 }
 """Length of a long encoded vector over its number of values."""
 
-RESULTS = {name: "int4" for name in BYTES_PER_VALUE if name == "stat2" or name.startswith("sparse")}
+RESULTS = dict.fromkeys(_LEVELS, "int4") | BOTH
 """The codec in which the mean over contributions travels, where that is another. Such a run carries
 what encoding loses into the next contribution, whether its manifest asks for it or not."""
 

@@ -107,7 +107,8 @@ class LocalMember:
         self._layout: Layout | None = None
         self._pending: dict[int, tuple[bytes, LocalPending]] = {}  # by fragment
         self._operations: dict[str, LocalOperating] = {}
-        self._told = (0, 0)  # bytes (sent, received) that outcomes of contributions have told of
+        # bytes (sent, received) that outcomes of contributions have reported
+        self._reported_traffic = (0, 0)
         self._closed = False
         self._frozen = False
 
@@ -218,7 +219,7 @@ class LocalMember:
     def _since(self) -> tuple[int, int]:
         """Bytes (sent, received) since the outcome of the contribution before."""
         sent, received = traffic = self.traffic()
-        (before, earlier), self._told = self._told, traffic
+        (before, earlier), self._reported_traffic = self._reported_traffic, traffic
         return sent - before, received - earlier
 
     # ---- Swarm

@@ -34,7 +34,7 @@ from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tal
 from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid, has_feedback
 from .outer import OuterStep, effective_outer, reading_of
-from .outer.readings import Said, median_lag
+from .outer.readings import Reported, median_lag
 
 if TYPE_CHECKING:
     from .data.shard import Shard
@@ -157,14 +157,14 @@ class AnchorStore:
 
         return AnchorLease(flat, self.round, give_back, self.samples, self.lag)
 
-    def commit(self, mean: Tensor, said: Said = ()) -> None:
-        """Apply the outer step with this mean, of whose contributions this is ``said``; the result
-        is the newest generation.
+    def commit(self, mean: Tensor, reported: Reported = ()) -> None:
+        """Apply the outer step with this mean; ``reported``: what its contributors report. The
+        result is the newest generation.
         """
         old, new = self.anchor, self._spare()
-        self._step.apply(old, mean, self.momentum, new, said)
-        self.samples += sum(weight for weight, _ in said)
-        self.lag = median_lag([reading for _, reading in said])
+        self._step.apply(old, mean, self.momentum, new, reported)
+        self.samples += sum(weight for weight, _ in reported)
+        self.lag = median_lag([reading for _, reading in reported])
         self._turn(new, self.round + 1)
 
     def replace(self, anchor: Tensor, momentum: Tensor, round_: int, samples: int) -> None:

@@ -355,7 +355,7 @@ def masking(data: bytes) -> None:
     """What members say of a masking."""
     with contextlib.suppress(RemoteProtocolError, BadSignatureError):
         talk = secure.decode(data, PEER)
-        if isinstance(talk.body, secure.Said):
+        if isinstance(talk.body, secure.AuthoredMessage):
             bound = binding.Binding(
                 RUN, 1, 0, tuple(sorted((ME.peer, PEER, Identity(b"t" * 32).peer))), 2, 100, 32
             )
@@ -576,8 +576,8 @@ def seeds() -> dict[str, list[bytes]]:
                 secure.Pass(),
                 secure.Fixed(0, (1, 2)),
                 secure.Want(1, (0,)),
-                secure.Said(1, messages.Keys(b"k" * 32, b"p" * 32, hash_)),
-                secure.Said(1, messages.MaskConsent((0, 1))),
+                secure.AuthoredMessage(1, messages.Keys(b"k" * 32, b"p" * 32, hash_)),
+                secure.AuthoredMessage(1, messages.MaskConsent((0, 1))),
             )
         ],
         "steps": [

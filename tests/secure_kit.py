@@ -11,7 +11,7 @@ from session_table import LAYOUT, LIMIT_S, Peer, Table
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
 from atoll.node.run.evidence import check
-from atoll.node.secure.wire import PREFIX, Said, decode
+from atoll.node.secure.wire import PREFIX, AuthoredMessage, decode
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.masking import Client
@@ -208,7 +208,7 @@ def kind_of(sender: PeerId, channel: str, payload: Any) -> str:
     if payload[:1] != PREFIX:
         return ""
     body = decode(payload[1:], sender).body
-    return type(body.message if isinstance(body, Said) else body).__name__
+    return type(body.message if isinstance(body, AuthoredMessage) else body).__name__
 
 
 def replaces_the_copy(peer: Peer) -> None:

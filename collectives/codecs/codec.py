@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..codec_names import CODECS, DEFAULT_CHUNK_ELEMENTS, RESULTS, chunk_elements
+from ..codec_names import BOTH, CODECS, DEFAULT_CHUNK_ELEMENTS, RESULTS, chunk_elements
 from ..errors import ConfigError
 from .bits import BitsCodec
 from .blocks import BLOCK, NIBBLE_BLOCK, BlockCodec
@@ -43,8 +43,13 @@ __all__ = [
 ]
 
 
+def _levels(name: str) -> Codec:
+    return LevelsCodec(name, get_codec(RESULTS[name]))
+
+
 def _sparse(name: str) -> Codec:
-    return SparseCodec(name, int(name.removeprefix("sparse")), get_codec(RESULTS[name]))
+    keep = int(BOTH.get(name, name).removeprefix("sparse"))
+    return SparseCodec(name, keep, get_codec(RESULTS[name]))
 
 
 _MAKERS: dict[str, Callable[[str], Codec]] = {
@@ -55,7 +60,7 @@ _MAKERS: dict[str, Callable[[str], Codec]] = {
     "int8_fp16": lambda name: BlockCodec(name, BLOCK, half_scales=True),
     "int4": lambda name: BlockCodec(name, NIBBLE_BLOCK, half_scales=True, packed=True),
     "codebook8": lambda _: CodebookCodec(),
-    "stat2": lambda name: LevelsCodec(name, get_codec(RESULTS[name])),
+    **{name: _levels for name in CODECS if name.startswith("stat2")},
     **{name: _sparse for name in CODECS if name.startswith("sparse")},
     "bits": lambda _: BitsCodec(),
 }

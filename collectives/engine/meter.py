@@ -114,7 +114,7 @@ class Meter:
         )
         self._sent.sample(acked, elapsed)
         self._received.sample(received, elapsed)
-        if acked >= LEAST_BYTES and acked / elapsed > OUTDONE * self._up.said > 0:
+        if acked >= LEAST_BYTES and acked / elapsed > OUTDONE * self._up.reported > 0:
             self._up, self._brief = (
                 Peak(),
                 Peak(),
@@ -140,7 +140,7 @@ class Meter:
         """How far contributions may run ahead so that the uplink stays busy; no limit where it is
         not known, or too fast to matter.
         """
-        up = self._brief.said
+        up = self._brief.reported
         if self._max_up:
             up = min(up or self._max_up, self._max_up)
         return Lead(
@@ -152,17 +152,17 @@ class Meter:
     @property
     def pace(self) -> Pace:
         """What to announce."""
-        up, down = self._up.said, self._max_down
+        up, down = self._up.reported, self._max_down
         if self._max_up:
             up = min(up or self._max_up, self._max_up)
-        return Pace(up, down, min(self._sent.said, self._received.said), self._rtt_s)
+        return Pace(up, down, min(self._sent.reported, self._received.reported), self._rtt_s)
 
 
 class Peak:
-    """A decaying maximum of rates. What is ``said`` changes only when it has moved clearly."""
+    """A decaying maximum of rates. What is ``reported`` changes only when it has moved clearly."""
 
     def __init__(self) -> None:
-        self.said = 0
+        self.reported = 0
         self._best = 0.0
 
     def sample(self, nbytes: int, elapsed_s: float) -> None:
@@ -172,5 +172,5 @@ class Peak:
         self._best = min(
             FASTEST, max(nbytes / elapsed_s, self._best * 0.5 ** (elapsed_s / HALF_LIFE_S))
         )
-        if not self.said / SAME <= self._best <= self.said * SAME:
-            self.said = round(self._best)
+        if not self.reported / SAME <= self._best <= self.reported * SAME:
+            self.reported = round(self._best)

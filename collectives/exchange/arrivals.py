@@ -39,7 +39,8 @@ class Arrival:
 
 class Arrivals:
     """The records that lanes are receiving, one a lane. ``part``, ``result``: a part or an account
-    was stored, the bytes of a result are in place; ``said``: what an owner says of its part."""
+    was stored, the bytes of a result are in place; ``statement``: what an owner says of its
+    part."""
 
     def __init__(
         self,
@@ -48,14 +49,14 @@ class Arrivals:
         blobs: Blobs,
         part: Callable[[RoundSlot, PeerId, bytes, int], None],
         result: Callable[[PlanState, PeerId, int], None],
-        said: Callable[[PlanState, PeerId, int, bytes], None],
+        statement: Callable[[PlanState, PeerId, int, bytes], None],
     ) -> None:
         self._slots = slots
         self._plans = plans
         self._blobs = blobs
         self._part = part
         self._result = result
-        self._said = said
+        self._statement = statement
         self._lent: dict[tuple[PeerId, int], Arrival] = {}
 
     def destination(self, peer: PeerId, lane: int, record: Header) -> memoryview | None:
@@ -211,17 +212,17 @@ class Arrivals:
                 )
             if not self._lacks(state, peer, slot.chunks + record.chunk):
                 return None
-        elif slot is None or not slot.takes_said(record.key, peer, record.length):
+        elif slot is None or not slot.takes_statement(record.key, peer, record.length):
             return None
         data, of = bytearray(record.length), slot
 
         def arrived() -> None:
             now = self._plans.get(record.key)
-            if now is None and of.takes_said(record.key, peer, record.length):
-                of.said[peer] = (record.key, record.chunk, bytes(data))
+            if now is None and of.takes_statement(record.key, peer, record.length):
+                of.early_statements[peer] = (record.key, record.chunk, bytes(data))
             elif now is not None and now.slot is of:
                 of.bytes_received += HEADER_BYTES + record.length
-                self._said(now, peer, record.chunk, bytes(data))
+                self._statement(now, peer, record.chunk, bytes(data))
 
         return Arrival(slot, record.chunk, memoryview(data), False, arrived)
 

@@ -41,7 +41,7 @@ class Dispute:
     wrong: tuple[PeerId, ...] = ()
 
     @property
-    def told(self) -> Disputed:
+    def report(self) -> Disputed:
         """As it is reported."""
         return Disputed(
             self.plan_id, self.chunk, self.check.partial.peer, self.check.witness, self.wrong
@@ -68,8 +68,9 @@ class Dispute:
         true = account_of(out, wires)
         wrong = [
             term.peer
-            for term, said in zip(self.check.accounts, self.accounts, strict=True)
-            if said != true and (len(said) != len(true) or said[HASH_BYTES:] == true[HASH_BYTES:])
+            for term, account in zip(self.check.accounts, self.accounts, strict=True)
+            if account != true
+            and (len(account) != len(true) or account[HASH_BYTES:] == true[HASH_BYTES:])
         ]
         if self.result != self.accounts[0][:HASH_BYTES]:
             wrong.append(self.check.partial.peer)

@@ -98,7 +98,7 @@ class Exchange:
             self._blobs,
             self._part_arrived,
             self._result_arrived,
-            self._first.said,
+            self._first.on_statement,
         )
         self._sender = Sender(
             self._frozen,

@@ -68,12 +68,12 @@ class FirstPhase:
             self._blame(state, *found, NOT_FINITE)
         elif measuring.measured(chunk, part, found):
             if mine:
-                self.said(state, self._me, part, measuring.sum_of(part).tobytes())
+                self.on_statement(state, self._me, part, measuring.sum_of(part).tobytes())
             else:
                 self._weigh(state, measuring)
         return True
 
-    def said(self, state: PlanState, peer: PeerId, part: int, data: bytes) -> None:
+    def on_statement(self, state: PlanState, peer: PeerId, part: int, data: bytes) -> None:
         """What the owner of a part says of it is here."""
         chunk, measuring = state.slot.chunks + part, state.measuring
         if (
@@ -95,10 +95,10 @@ class FirstPhase:
 
     def take_early(self, state: PlanState) -> None:
         """What came before the plan did."""
-        for peer, (plan_id, part, data) in list(state.slot.said.items()):
+        for peer, (plan_id, part, data) in list(state.slot.early_statements.items()):
             if plan_id == state.plan_id:
-                del state.slot.said[peer]
-                self.said(state, peer, part, data)
+                del state.slot.early_statements[peer]
+                self.on_statement(state, peer, part, data)
 
     def _weigh(self, state: PlanState, measuring: PlanStatements) -> None:
         if (

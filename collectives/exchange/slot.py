@@ -83,7 +83,7 @@ class RoundSlot:
         self._refused: set[tuple[PeerId, bytes]] = set()
         self._early: dict[bytes, dict[int, tuple[PeerId, EncodedChunk]]] = {}
         self._early_count = 0
-        self.said: dict[
+        self.early_statements: dict[
             PeerId, tuple[bytes, int, bytes]
         ] = {}  # the last statement on a part before its plan: (plan id, part, bytes)
 
@@ -195,7 +195,7 @@ class RoundSlot:
         self._early_count -= len(found)
         return found
 
-    def takes_said(self, plan_id: bytes, peer: PeerId, length: int) -> bool:
+    def takes_statement(self, plan_id: bytes, peer: PeerId, length: int) -> bool:
         """Whether what an owner says of a part of a plan that is not known yet is kept: one
         statement a peer, the last.
         """
@@ -211,7 +211,7 @@ class RoundSlot:
 
     def release(self) -> None:
         """Give all buffers back."""
-        self.said.clear()
+        self.early_statements.clear()
         for peer, cids in self._parts.items():
             for cid in list(cids):
                 self._drop(peer, cid)
@@ -680,7 +680,7 @@ class PlanState:
             found,
             self.progress,
             frozenset(resumed),
-            dispute.told if dispute is not None else None,
+            dispute.report if dispute is not None else None,
         )
 
 

@@ -58,7 +58,7 @@ class ByzantineAcceptor(Acceptor):
         self.proposed: dict[
             int, tuple[bytes, bytes]
         ] = {}  # by ballot: what its convener has signed
-        self._said: dict[tuple[Kind, Member, int], tuple[bytes, bytes]] = {}
+        self._first_signed: dict[tuple[Kind, Member, int], tuple[bytes, bytes]] = {}
         self._mine: m.Claim | None = None
         self._reduced: tuple[bytes, dict[int, bytes]] = b"", {}  # my parts of the newest plan
         self._statement: m.Reduced | None = None
@@ -71,7 +71,7 @@ class ByzantineAcceptor(Acceptor):
         ]()  # hashes of entries proposed here because an earlier ballot has proof of them
         self._refused = list[tuple[Member, int, Entry]]()  # proposals, by whom, in which ballot
         self._faults = Counter[Member]()
-        self._told_at = self._turned_at = -1e9
+        self._announced_at = self._turned_at = -1e9
         self._entered_at = view.open.born
         for kept in (view.journal.echoed, view.journal.accepted):
             if kept is not None:
@@ -237,10 +237,10 @@ class ByzantineAcceptor(Acceptor):
                 msgspec.structs.replace(blank, signature=view.actions.sign(payload)),
             )
             if not first or blank.cid or blank.leave or blank.admits or blank.suspects:
-                self._told_at = now
+                self._announced_at = now
                 self.view.broadcast(self._mine)
-        elif now - self._told_at > REPEAT_S or (blank.cid and view.open.plan is None):
-            self._told_at = now
+        elif now - self._announced_at > REPEAT_S or (blank.cid and view.open.plan is None):
+            self._announced_at = now
             view.tell(view.convener_of(view.ballot).peer, last)
 
     def _on_claim(self, now: float, who: Member, claim: m.Claim) -> None:
@@ -352,8 +352,14 @@ class ByzantineAcceptor(Acceptor):
         if view.convener_of(ballot) != who or (known is not None and known[0] == digest):
             return self.step(now)
         self._first(who, "propose", ballot, digest, body.signature)
-        said = self._said.get(("propose", who, ballot))  # perhaps an echo has told it before
-        if known is not None or said is None or said[0] != digest or ballot < view.journal.promised:
+        # an echo may have brought it before
+        signed = self._first_signed.get(("propose", who, ballot))
+        if (
+            known is not None
+            or signed is None
+            or signed[0] != digest
+            or ballot < view.journal.promised
+        ):
             return None
         if wrong := self.judge.why_not(body, self.claims.items()):
             self._refused = [*self._refused[1 - REFUSED :], (who, ballot, body.entry)]
@@ -365,7 +371,7 @@ class ByzantineAcceptor(Acceptor):
         if not adopted and view.objection(body.entry):
             # one that a quorum has echoed may be decided already: then this comes too late
             return None
-        self.proposed[ballot] = said
+        self.proposed[ballot] = signed
         if adopted:
             self._adopted.add(digest)
         view.open.known[digest] = body.entry
@@ -379,7 +385,7 @@ class ByzantineAcceptor(Acceptor):
     def _on_echo(self, now: float, who: Member, body: m.Echo) -> None:
         view = self.view
         owner = view.convener_of(body.ballot)
-        if body.proposed and self._said.get(("propose", owner, body.ballot)) != (
+        if body.proposed and self._first_signed.get(("propose", owner, body.ballot)) != (
             body.entry_hash,
             body.proposed,
         ):
@@ -403,7 +409,7 @@ class ByzantineAcceptor(Acceptor):
         """
         view = self.view
         key: tuple[Kind, Member, int] = (kind, who, ballot)
-        before = self._said.get(key)
+        before = self._first_signed.get(key)
         if before is not None and before[0] == digest:
             return False
         if before is None and ballot > view.ballot + AHEAD * len(view.config):
@@ -415,7 +421,7 @@ class ByzantineAcceptor(Acceptor):
                 f"a signature of a {kind} that is not {who.peer}'s", peer=(teller or who).peer
             )
         if before is None:
-            self._said[key] = (digest, signature)
+            self._first_signed[key] = (digest, signature)
             return True
         if who.peer not in view.caught and who != view.me:
             view.caught.add(who.peer)
@@ -440,7 +446,7 @@ class ByzantineAcceptor(Acceptor):
             if index is not None and who.peer not in view.caught and who != view.me:
                 view.caught.add(who.peer)
                 payload = slot_payload("propose", *view.slot, ballot, entry.hash())
-                signature = self._said["propose", who, ballot][1]
+                signature = self._first_signed["propose", who, ballot][1]
                 view.actions.relabelled(who.peer, (payload, signature), entry, plan, index)
         self._refused = []
 

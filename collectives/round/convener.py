@@ -136,8 +136,8 @@ class Convener:
         view = self.view
         if self.phase is Phase.PREPARE:
             for member in view.config:
-                said = self.promises.get(member)
-                if said is None or view.merges:  # by now it may be on a branch, or further on it
+                promise = self.promises.get(member)
+                if promise is None or view.merges:  # by now it may be on a branch, or further on it
                     self._tell(member.peer, m.Prepare(self.ballot))
         elif self.phase is Phase.REDUCE and self.plan:
             self._consider_revision(now)
@@ -258,8 +258,8 @@ class Convener:
             [
                 who
                 for who in self.view.config
-                if (said := self.promises.get(who)) is None
-                or (said.accepted is not None and said.accepted.entry == newest)
+                if (promise := self.promises.get(who)) is None
+                or (promise.accepted is not None and promise.accepted.entry == newest)
             ]
         )
 

@@ -210,14 +210,14 @@ class Judge:
         if any(pledge.ballot >= 0 for pledge in body.pledges):
             return False
 
-        def now_said(who: Member, claim: m.Claim) -> m.Claim:
+        def still_claimed(who: Member, claim: m.Claim) -> m.Claim:
             known = newest.get(who)
             if known is None or known.number <= claim.number:
                 return claim
             held = tuple(whom for whom in claim.suspects if whom in known.suspects)
             return msgspec.structs.replace(claim, suspects=held)
 
-        claims = [(who, now_said(who, claim)) for who, claim in body.claims]
+        claims = [(who, still_claimed(who, claim)) for who, claim in body.claims]
         return self._wrong_config(body.entry.next_config, claims) != ""
 
     def evictable(self, claims: Claims) -> set[Member]:

@@ -627,8 +627,8 @@ class RoundMachine:
             self._send_ready()
         if (
             self.waits_for_offers or self._declines
-        ) and now - opened.told_at > self.timing.detect_s:
-            opened.told_at = now
+        ) and now - opened.announced_at > self.timing.detect_s:
+            opened.announced_at = now
             self._close_round()
 
     def _close_round(self) -> None:
@@ -967,10 +967,11 @@ class RoundMachine:
         wrong, if that turns out.
         """
         if disputed is None or not (
-            disputed.plan_id == plan.plan_id or (disputed.wrong and disputed != self.open.told)
+            disputed.plan_id == plan.plan_id
+            or (disputed.wrong and disputed != self.open.announced_dispute)
         ):
             return
-        self.open.told = disputed
+        self.open.announced_dispute = disputed
         for member in self.config:
             self.tell(member.peer, disputed)
 

@@ -220,7 +220,7 @@ class OpenRound:
     due: Set[PeerId] = frozenset()  # whose contributions those are, where members come in groups
     plan: Plan | None = None
     plan_sender: PeerId | None = None
-    told: m.Disputed | None = None  # what was last told to all of a partial sum
+    announced_dispute: m.Disputed | None = None  # what was last told to all of a partial sum
     senders: dict[bytes, frozenset[PeerId]] = field(
         default_factory=dict[bytes, frozenset[PeerId]]
     )  # of what is added up here, by its cid
@@ -250,7 +250,7 @@ class OpenRound:
     pending: tuple[int, Entry, PeerId] | None = None  # an Accept whose bytes are not all here
     decided: Certified | None = None
     applying: bool = False
-    told_at: float = (
+    announced_at: float = (
         -1e9
     )  # when all others were last told of the own contribution, since too few were known
     # the ballot in which the own contribution is not offered: it held up the others in the one

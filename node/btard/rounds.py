@@ -47,7 +47,7 @@ MOST_INPUTS = (
     1 << 22
 )  # bytes of one peer's messages that wait for the peer's work, beside two vectors
 
-MOST_SAID = 256  # messages of a step that are said again
+MOST_REPEATED = 256  # messages of a step that are said again
 LOOKS = 6  # ticks in `timeout_s`
 
 Output = Callable[[float], None]
@@ -108,7 +108,7 @@ class BtardRounds(PreRound):
             40
         )  # no answer to an earlier life is one to this
         self._ticked_at = -1e9
-        self._said: list[tuple[list[PeerId], bytes]] = []  # in the step, and to whom
+        self._to_repeat: list[tuple[list[PeerId], bytes]] = []  # in the step, and to whom
         self._quiet = True  # nothing was said since the last tick
 
     @property
@@ -197,7 +197,7 @@ class BtardRounds(PreRound):
             return
         if self.step < 0:
             session.ports.storage.spend(BEGUN)
-        self.step, self._said = step, []
+        self.step, self._to_repeat = step, []
         state, start = self._state(), self._start()
         self._forget_steps(step)
         self._input(lambda peer: peer.begin(now, step, state, start))
@@ -346,11 +346,11 @@ class BtardRounds(PreRound):
         if isinstance(frame, CommittedVector):
             assert self._vectors is not None
             return self._vectors.offer(frame, receivers)
-        said = (receivers, encode(frame))
-        if len(self._said) < MOST_SAID:
-            self._said.append(said)
+        message = (receivers, encode(frame))
+        if len(self._to_repeat) < MOST_REPEATED:
+            self._to_repeat.append(message)
         self._quiet = False
-        return self._send(*said)
+        return self._send(*message)
 
     def _send(self, receivers: list[PeerId], data: bytes) -> None:
         for peer in receivers:
@@ -430,16 +430,16 @@ class BtardRounds(PreRound):
     # ---- messages
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
         """See PreRound."""
-        said = decode(data, peer)
+        message = decode(data, peer)
         if peer not in self.terms.peers or self._made() is None or self._vectors is None:
             return
-        match said:
+        match message:
             case Offered():
-                self._vectors.on_offered(now, peer, said)
+                self._vectors.on_offered(now, peer, message)
             case Taken():
-                self._vectors.on_taken(peer, said)
+                self._vectors.on_taken(peer, message)
             case _:
-                self._input(lambda machine: machine.receive(now, peer, said), peer, len(data))
+                self._input(lambda machine: machine.receive(now, peer, message), peer, len(data))
 
     def on_blob(self, now: float, event: BlobProgress) -> bool:
         """See PreRound."""
@@ -464,7 +464,7 @@ class BtardRounds(PreRound):
             if (
                 self._quiet
             ):  # what was lost with a connection must not look as if it had never been said
-                for receivers, data in self._said:
+                for receivers, data in self._to_repeat:
                     self._send(receivers, data)
             self._quiet = True
 

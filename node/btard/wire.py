@@ -40,17 +40,17 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag=5):
     spans: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(min_length=1, max_length=MOST_SPANS)]
 
 
-Said = Signed | Bundle | Offered | Taken
+BtardMessage = Signed | Bundle | Offered | Taken
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Said)
+_decoder = msgspec.msgpack.Decoder(BtardMessage)
 
 
-def encode(said: Said) -> bytes:
+def encode(message: BtardMessage) -> bytes:
     """Bytes for the wire, `PREFIX` first."""
-    return PREFIX + _encoder.encode(said)
+    return PREFIX + _encoder.encode(message)
 
 
-def decode(data: bytes, peer: PeerId) -> Said:
+def decode(data: bytes, peer: PeerId) -> BtardMessage:
     """Of bytes after `PREFIX`. Raises RemoteProtocolError, naming the peer."""
     if len(data) > MAX_CONTROL_BYTES:
         raise RemoteProtocolError(f"a message of {len(data)} bytes about a step", peer=peer)

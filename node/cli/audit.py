@@ -247,7 +247,7 @@ def _lines(terminal: Terminal, report: Audited, logs: int) -> list[str]:
 
 
 def _change(change: ConfigurationChange) -> str:
-    said = [
+    findings = [
         (what, who)
         for what, who in (
             ("joined", change.joined),
@@ -256,7 +256,9 @@ def _change(change: ConfigurationChange) -> str:
         )
         if who
     ]
-    return "; ".join(f"{what}: {', '.join(short_peer(peer) for peer in who)}" for what, who in said)
+    return "; ".join(
+        f"{what}: {', '.join(short_peer(peer) for peer in who)}" for what, who in findings
+    )
 
 
 def _recompute(

@@ -21,11 +21,11 @@ def begin_command(run: str | None) -> None:
     terminal = current()
     with connect(terminal) as client:
         info = client.find_run(run or "")
-        told = client.begin(info.run_id)
-    without = int(told.get("missing", 0))
+        answer = client.begin(info.run_id)
+    without = int(answer.get("missing", 0))
     text = (
         f"{info.name} begins with the members that are there, without {without} more"
-        if told.get("begun")
+        if answer.get("begun")
         else f"{info.name} waits for nobody: it has begun, or may"
     )
-    terminal.data(text, {"run_id": info.run_id, "name": info.name, **told})
+    terminal.data(text, {"run_id": info.run_id, "name": info.name, **answer})

@@ -92,11 +92,11 @@ def _entry_lines(manifest: Manifest) -> list[str]:
         return [f"join     the {len(join.allow)} peers that the manifest names, and the organiser"]
     if join.policy == "invite":
         return []
-    said = "join     whoever has the run's id"
+    sentence = "join     whoever has the run's id"
     if join.probation:
-        said += f", on probation for {join.probation} rounds"
+        sentence += f", on probation for {join.probation} rounds"
     found = [
-        said + (f"; at most {join.per_hour} become members in an hour" if join.per_hour else "")
+        sentence + (f"; at most {join.per_hour} become members in an hour" if join.per_hour else "")
     ]
     if join.probation and least > 1:  # nobody's work can be compared before there is a round
         found.append(
@@ -147,37 +147,37 @@ def _sample_text(sample: float) -> str:
 
 def explain_rule(manifest: Manifest) -> list[str]:
     """What the values of [robust] mean, for people; empty where contributions are averaged."""
-    robust, said = manifest.robust, list[str]()
+    robust, sentences = manifest.robust, list[str]()
     if robust.rule == "multi_krum":
         keep, near = robust.keep or "n-f", robust.neighbours or "n-f-2"
         source = "the paper's score" if near == "n-f-2" else "byzfl's score"
-        said.append(
+        sentences.append(
             f"the mean of the {keep} of n contributions that lie nearest to their {near} nearest "
             f"others ({source}); fewer kept are noisier"
         )
     if robust.rule == "krum" and robust.neighbours:
-        said.append(
+        sentences.append(
             f"the contribution nearest to its {robust.neighbours} nearest others; the paper "
             "takes n-f-2, byzfl n-f-1"
         )
     if robust.rule == "centred_clip" and robust.radius != "round":
-        said.append(
+        sentences.append(
             "clips at the median, over up to 50 rounds, of how far contributions lay from the "
             f"result, as members state it with theirs; until {2 * (robust.f or 0) + 1} of them do, "
             "at that of the same round"
         )
     elif robust.rule == "centred_clip":
-        said.append(
+        sentences.append(
             "clips at the median distance of the same round's contributions from where it starts"
         )
     if robust.momentum:
-        said.append(
+        sentences.append(
             f"each member contributes the running mean of its contributions, {robust.momentum:g} "
             f"of the last and {1 - robust.momentum:.3g} of the new: honest ones differ less. Who "
             "joins begins at zero, and is at full length after some "
             f"{3 / (1 - robust.momentum):.0f} rounds; it is in place of momentum in [train.outer]"
         )
-    return said
+    return sentences
 
 
 def describe_lines(manifest: Manifest) -> list[str]:

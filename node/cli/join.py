@@ -274,11 +274,11 @@ def _enter(
     """Bring the node into the run and read its manifest, which the node has verified and stored."""
     from ..manifest import load_run
 
-    said = [""]
+    shown = [""]
 
     def progress(stage: str, done: int, total: int) -> None:
-        if stage != said[0]:
-            said[0] = stage
+        if stage != shown[0]:
+            shown[0] = stage
             terminal.say(f"{stage} …")
 
     info = client.join(request, progress)
@@ -437,12 +437,12 @@ def _ended(
         )
         terminal.say("A run that goes on from it: atoll new RUN.toml --from DIR")
     else:
-        told = f"stopped after {took}"
+        ending = f"stopped after {took}"
         if killed:
-            told = f"was killed by {_signal_name(killed)} after {took}"
+            ending = f"was killed by {_signal_name(killed)} after {took}"
         elif 0 < status <= 128:  # what it did before is the others' rounds as well
-            told = f"ended with status {status}: its last lines say why"
-        terminal.say(f"the script {told}. Again: atoll join {info.run_id[:8]}")
+            ending = f"ended with status {status}: its last lines say why"
+        terminal.say(f"the script {ending}. Again: atoll join {info.run_id[:8]}")
     if progress.privacy:
         terminal.say(f"Privacy: {privacy_text(progress.privacy)}")
     if (

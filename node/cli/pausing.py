@@ -36,12 +36,12 @@ def resume_command(run: str | None) -> None:
 def _say(run: str | None, *, paused: bool) -> None:
     with connect(current()) as client:
         info = client.find_run(run or "")
-        told = client.pause(info.run_id, paused)
+        answer = client.pause(info.run_id, paused)
     text = (
         f"{info.name} rests here once the round is over; again: atoll resume {info.run_id[:8]}"
-        if told.get("paused")
+        if answer.get("paused")
         else f"{info.name} is trained here again"
-        if told.get("changed")
+        if answer.get("changed")
         else f"{info.name} was not paused"
     )
-    current().data(text, {"run_id": info.run_id, "name": info.name, **told})
+    current().data(text, {"run_id": info.run_id, "name": info.name, **answer})

@@ -99,7 +99,7 @@ def netcheck_command(bandwidth: str | None) -> int:
     rows += [flow_row(asked["bandwidth"])] if asked["bandwidth"] else []
     error = network_error(network, asked["clock"])
     hint = error.hint if error else network_advice(network)
-    said = error_object(error)["error"] if error else None
+    reason = error_object(error)["error"] if error else None
     verdict = "alone" if alone(network) else outcome(reach)
     terminal.data(
         rows_text(terminal, rows),
@@ -107,7 +107,7 @@ def netcheck_command(bandwidth: str | None) -> int:
             "verdict": verdict,
             "findings": findings(rows),
             "advice": hint,
-            "error": said,
+            "error": reason,
             "reach": reach,
             **asked,
         },

@@ -51,8 +51,8 @@ def recertify_command(run: str | None, without: tuple[str, ...]) -> None:
         if not _sure(terminal, info.name, lost):
             terminal.say("nothing was done")
             raise click.exceptions.Exit(1)
-        told = client.recertify(info.run_id, lost)
-    awaited: Sequence[Any] = told.get("awaited") or ()
+        answer = client.recertify(info.run_id, lost)
+    awaited: Sequence[Any] = answer.get("awaited") or ()
     waits = (
         f"; waiting for {', '.join(short_peer(str(peer)) for peer in awaited)}" if awaited else ""
     )
@@ -61,7 +61,7 @@ def recertify_command(run: str | None, without: tuple[str, ...]) -> None:
             f"recertifying {info.name} ({info.run_id[:8]}) without {len(lost)} "
             f"member{'' if len(lost) == 1 else 's'}{waits}"
         ),
-        {"run_id": info.run_id, "name": info.name, **told},
+        {"run_id": info.run_id, "name": info.name, **answer},
     )
     terminal.say("How far it is: atoll status")
 

@@ -55,8 +55,9 @@ momentum = 0.9
 
 [exchange]
 codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int4 | codebook8
-                                   # | stat2 | sparse32 | sparse64 | sparse128 | sparse256:
-                                   # docs/optimizers.md
+                                   # | stat2 | sparse32 | sparse64 | sparse128 | sparse256
+                                   # | stat2_both | sparse64_both | sparse128_both
+                                   # | sparse256_both: docs/optimizers.md
 # codecs = { "*.norm.*" = "fp16" }  # for tensors whose names match
 # plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to
 #                                  # others; butterfly | ring | two-level
@@ -148,8 +149,8 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
         )
         if rule := explain_rule(found):
             lines += [
-                f"{'why' if number == 0 else '':7}  {'rule: ' if number == 0 else ''}{said}"
-                for number, said in enumerate(rule)
+                f"{'why' if number == 0 else '':7}  {'rule: ' if number == 0 else ''}{sentence}"
+                for number, sentence in enumerate(rule)
             ]
             described["explained"]["rule"] = rule
         if (noise := noise_text(found, peers)) is not None:

@@ -122,7 +122,7 @@ def _lines(terminal: Terminal, parent: Manifest, found: Split, files: list[Path]
         (str(number), str(len(group)), ", ".join(map(short_peer, group)))
         for number, group in enumerate(found.clusters, 1)
     ]
-    said = f"entries {found.rounds[0]} to {found.rounds[-1]}: " + (
+    summary = f"entries {found.rounds[0]} to {found.rounds[-1]}: " + (
         "both halves say the same"
         if found.stable
         else f"not stable, the halves agree by {found.agree:.2f}"
@@ -132,7 +132,7 @@ def _lines(terminal: Terminal, parent: Manifest, found: Split, files: list[Path]
         for cosine, where in ((found.within, "within a cluster"), (found.between, "between them"))
         if cosine is not None
     ]
-    lines = [*terminal.table(("cluster", "members", "who"), rows).splitlines(), said]
+    lines = [*terminal.table(("cluster", "members", "who"), rows).splitlines(), summary]
     lines += [f"mean cosine of two updates: {', '.join(cosines)}"] if cosines else []
     lines += (
         [f"not in these rounds, and in no cluster: {', '.join(map(short_peer, found.unseen))}"]

@@ -76,7 +76,7 @@ class Dial:
         if self._node is not None:
             if self._node.alive() and self._node.socket is not None:
                 return Link.connect(self._node.socket, give_up=give_up)
-            if self._node.told_to_end():  # by `atoll up`, which takes its place
+            if self._node.ended_in_order():  # by `atoll up`, which takes its place
                 self._daemon_seen_s = time.monotonic()
             self._node.end(0)
             self._node = None

@@ -69,19 +69,19 @@ def join(
         invite_or_run or os.environ.get("ATOLL_RUN", "") or os.environ.get("ATOLL_INVITE", "")
     )
     dial = Dial(home, private=private, command=command)
-    told = progress or Lines()
+    on_progress = progress or Lines()
     if is_invite(invite_or_run):
         entry = RunEntry(dial, JoinRequest(invite=invite_or_run, name=name or ""))
     else:
         entry = RunEntry(dial, None, invite_or_run)
     try:
-        link, info = entry.enter(told)
+        link, info = entry.enter(on_progress)
     except BaseException:
         dial.close()
         raise
     if begin is None:
         begin = os.environ.get(BEGIN_VARIABLE, "") not in ("", "0")
-    return RunSwarm(entry, link, info, told, begin=begin)
+    return RunSwarm(entry, link, info, on_progress, begin=begin)
 
 
 class Lines:
@@ -91,16 +91,16 @@ class Lines:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: tuple[str, int, int] = ("", 0, 0)
-        self._told_s = 0.0
+        self._shown: tuple[str, int, int] = ("", 0, 0)
+        self._shown_s = 0.0
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """One progress report."""
         now = self._clock()
-        if self._told == (stage, done, total) or (
-            stage == self._told[0] and now - self._told_s < PROGRESS_S
+        if self._shown == (stage, done, total) or (
+            stage == self._shown[0] and now - self._shown_s < PROGRESS_S
         ):
             return
-        self._told, self._told_s = (stage, done, total), now
+        self._shown, self._shown_s = (stage, done, total), now
         share = f" {100 * done // total}%" if total else ""
         print(f"atoll: {stage}{share}", file=sys.stderr, flush=True)

@@ -85,8 +85,8 @@ def print_traceback(error: BaseException) -> None:
     """The traceback of an error of the script's own, to stderr: without our frames, and those that
     started the script. An error that was raised in atoll itself is a defect: it has all frames.
     """
-    told = traceback.TracebackException.from_exception(error)
-    parts: list[traceback.TracebackException | None] = [told]
+    trace = traceback.TracebackException.from_exception(error)
+    parts: list[traceback.TracebackException | None] = [trace]
     while parts:
         part = parts.pop()
         if part is None:
@@ -95,7 +95,7 @@ def print_traceback(error: BaseException) -> None:
         if part.stack and not _is_ours(part.stack[-1].filename):
             others = [frame for frame in part.stack if not _is_ours(frame.filename)]
             part.stack = traceback.StackSummary.from_list(others)
-    print("".join(told.format()), end="", file=sys.stderr, flush=True)
+    print("".join(trace.format()), end="", file=sys.stderr, flush=True)
 
 
 def _is_ours(filename: str) -> bool:

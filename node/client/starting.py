@@ -30,23 +30,23 @@ def await_start(
     ``ask(begin)``: what the node says, or why there is none; another one is waited for.
     ``progress`` is told what is waited for, whenever that changes.
     """
-    told, pause = "", threading.Event()
+    shown, pause = "", threading.Event()
     how = "Enter begins without" if owns_terminal() else f"begin without: atoll begin {run[:8]}"
     while True:
         found = ask(begin)
         if isinstance(found, p.Starting) and not found.wanted:
             break
-        said = (
+        text = (
             f"{found}; waiting for a node"
             if isinstance(found, str)
             else f"{waits_text(found.there, found.wanted)}; {how}"
         )
-        if progress is not None and said != told:
-            progress(said, 0, 0)
-        told = said
+        if progress is not None and text != shown:
+            progress(text, 0, 0)
+        shown = text
         pause.wait(LOOK_S)
         begin = begin or enter_pressed()
-    if told and progress is not None:
+    if shown and progress is not None:
         progress("training begins", 0, 0)
 
 

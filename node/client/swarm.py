@@ -493,8 +493,8 @@ class RunSwarm(SeededWork):
         self.take_in()
         if self._at is not None:
             try:
-                told = self._ask(self._at, p.Members, p.MemberList)
-                self._members, self.spent = told.members, told.spent
+                answer = self._ask(self._at, p.Members, p.MemberList)
+                self._members, self.spent = answer.members, answer.spent
             except SwarmClosedError:
                 pass  # lost just now
         return self._members

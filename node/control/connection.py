@@ -126,11 +126,11 @@ class Connection:
                     await self._requests.handle(request)
             except Exception as error:  # a defect of ours; the client is told, the node goes on
                 self._on_defect(error)
-                told = LocalProtocolError(
+                defect = LocalProtocolError(
                     f"the node failed at {type(request).__name__}: {error!r}",
                     hint="The log of the node has the traceback.",
                 )
-                self._post(failure(getattr(request, "id", 0), told), ())
+                self._post(failure(getattr(request, "id", 0), defect), ())
 
     async def _subscribe(self, request: p.Subscribe) -> None:
         async with self._service.subscribe() as events:

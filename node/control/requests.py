@@ -222,8 +222,8 @@ class ConnectionRequests:
         self._post(p.Document(request.id, await self._service.begin(request.run)), ())
 
     async def _pause(self, request: p.Pause) -> None:
-        told = await self._service.pause(request.run, request.paused)
-        self._post(p.Document(request.id, told), ())
+        answer = await self._service.pause(request.run, request.paused)
+        self._post(p.Document(request.id, answer), ())
 
     async def _read_bans(self, request: p.ReadBans) -> None:
         self._post(p.Document(request.id, await self._service.read_bans(request.run)), ())

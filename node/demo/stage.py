@@ -127,7 +127,7 @@ class DemoStage:
     def script(self, name: str, run: str, inbox: Inbox) -> DemoProcess:
         """Start a peer's training script; ``run``: an invite. It writes anchors to its folder."""
         self.anchors(name).mkdir(parents=True)
-        told = [
+        arguments = [
             "--progress",
             "--until-stdin-ends",
             "--threads",
@@ -135,7 +135,7 @@ class DemoStage:
             "--anchors",
             str(self.anchors(name)),
         ]
-        return self._start(name, "script", ["atoll.node.recipes.train", run, *told], inbox)
+        return self._start(name, "script", ["atoll.node.recipes.train", run, *arguments], inbox)
 
     def anchors(self, name: str) -> Path:
         """Where a peer's script writes anchors."""

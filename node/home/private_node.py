@@ -154,7 +154,7 @@ class PrivateNode:
         """Whether the process runs."""
         return self._process.poll() is None
 
-    def told_to_end(self) -> bool:
+    def ended_in_order(self) -> bool:
         """Whether it ended in order, and not at this script's wish: somebody told it to."""
         return self._process.poll() == 0
 

@@ -71,8 +71,8 @@ def together(faults: Sequence[ConfigError]) -> ConfigError:
     first, *others = faults
     if others:
         first.message += f" (the first of {len(faults)} faults)"
-        told = [" ".join(filter(None, (f"Also, {e.message}.", e.hint))) for e in others]
-        first.why = "\n".join([" ".join(filter(None, (first.why, first.hint))), *told])
+        further = [" ".join(filter(None, (f"Also, {e.message}.", e.hint))) for e in others]
+        first.why = "\n".join([" ".join(filter(None, (first.why, first.hint))), *further])
         first.hint = f"Mend all {len(faults)}, then try again."
     first.annotate()
     return first

@@ -74,7 +74,7 @@ WantedBy={"multi-user.target" if user else "default.target"}
 
 def launchd(service: Service, log: Path, *, user: str = "") -> bytes:
     """A launchd agent, or with ``user`` a daemon, as a property list."""
-    told = {
+    settings = {
         "Label": f"atoll.{service.name}",
         "ProgramArguments": list(service.command),
         "WorkingDirectory": str(service.folder),
@@ -87,7 +87,7 @@ def launchd(service: Service, log: Path, *, user: str = "") -> bytes:
         "StandardErrorPath": str(log),
         **({"UserName": user} if user else {}),
     }
-    return plistlib.dumps(told)
+    return plistlib.dumps(settings)
 
 
 def _plain(text: str) -> str:

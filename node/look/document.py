@@ -122,8 +122,8 @@ def path_kind(link: Mapping[str, Any]) -> str:
     """``direct``, ``lan``, ``punched``, ``relay`` or ``none``; "" where nobody has said."""
     if "path" not in link:
         return ""
-    told = f"{link.get('path') or ''} {link.get('link') or ''}"
-    found = (kind for kind in ("relay", "punched", "lan", "direct") if kind in told.split(" ")[0])
+    text = f"{link.get('path') or ''} {link.get('link') or ''}"
+    found = (kind for kind in ("relay", "punched", "lan", "direct") if kind in text.split(" ")[0])
     return (
         next(found, "") or str(link.get("link") or "") or ("direct" if link.get("path") else "none")
     )
@@ -194,22 +194,22 @@ def verdicts(view: RunPicture) -> list[CodedTrouble]:
     if not view.status:
         return list(view.verdicts.values())
     found = [each for each in view.verdicts.values() if each.event.startswith("verdict.")]
-    for told in (view.status.get("trouble"), *(view.node.get("troubles") or ())):
-        if isinstance(told, Mapping):
-            words = (str(told.get(key) or "") for key in ("code", "message", "hint", "why"))
+    for trouble in (view.status.get("trouble"), *(view.node.get("troubles") or ())):
+        if isinstance(trouble, Mapping):
+            words = (str(trouble.get(key) or "") for key in ("code", "message", "hint", "why"))
             found.append(CodedTrouble(view.at or 0.0, "run.trouble", *words))
     return found
 
 
-def verdict_row(told: CodedTrouble) -> dict[str, Any]:
+def verdict_row(event: CodedTrouble) -> dict[str, Any]:
     """One of them."""
-    of = f"{name_of(told.subject)}: " if told.subject else ""
+    of = f"{name_of(event.subject)}: " if event.subject else ""
     return {
-        "at": told.at,
-        "code": escaped(told.code, 16),
-        "message": escaped(f"{of}{told.message or told.said}", 2000),
-        "hint": escaped(told.hint or f"atoll explain {told.code}", 2000),
-        "why": escaped(told.why, 2000),
+        "at": event.at,
+        "code": escaped(event.code, 16),
+        "message": escaped(f"{of}{event.message or event.said}", 2000),
+        "hint": escaped(event.hint or f"atoll explain {event.code}", 2000),
+        "why": escaped(event.why, 2000),
     }
 
 
@@ -237,9 +237,9 @@ def waits_words(view: RunPicture) -> str:
         return escaped(lack, 400)
     of = waiting.get("of")
     names = ", ".join(name_of(str(peer)) for peer in of) if isinstance(of, Sequence) else ""
-    told = f"{waiting.get('state')}: waits for {waiting.get('what')}"
-    told += (f" of {names}" if names else "") + f"; ends when {waiting.get('ends')}"
-    return escaped("; ".join(filter(None, (told, lack))), 600)
+    sentence = f"{waiting.get('state')}: waits for {waiting.get('what')}"
+    sentence += (f" of {names}" if names else "") + f"; ends when {waiting.get('ends')}"
+    return escaped("; ".join(filter(None, (sentence, lack))), 600)
 
 
 def finite(value: float | None) -> float | None:

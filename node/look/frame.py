@@ -36,8 +36,8 @@ def frame(found: Mapping[str, Any], width: int, height: int, paint: Paint = plai
     room = height - len(lines) - len(wrong) - LINES_AT_LEAST - 3
     lines += ["", *_members(found, width, max(2, room), paint), *wrong, ""]
     left = height - len(lines) - 1
-    told: Sequence[Sequence[Any]] = found["lines"]["rows"]
-    for at, _, text in told[-left:] if left > 0 else ():
+    rows: Sequence[Sequence[Any]] = found["lines"]["rows"]
+    for at, _, text in rows[-left:] if left > 0 else ():
         when = time.strftime("%H:%M:%S", time.localtime(at))
         lines.append(f"{paint(when, dim=True)} {_cut(escaped(text, 400), width - 9)}")
     return lines[: height - 1]
@@ -131,10 +131,10 @@ def _strip(rounds: Mapping[str, Any], number: int, width: int, paint: Paint) -> 
 def _wrong(found: Mapping[str, Any], width: int, paint: Paint) -> list[str]:
     """What is waited for and what is wrong."""
     lines = [paint(_cut(found["waits"], width), fg="yellow")] if found["waits"] else []
-    for told in found["verdicts"][-3:]:
-        lines.append(paint(_cut(f"{told['code']} {told['message']}", width), fg="red"))
-        if told["hint"]:
-            lines.append(_cut(f"     {told['hint']}", width))
+    for verdict in found["verdicts"][-3:]:
+        lines.append(paint(_cut(f"{verdict['code']} {verdict['message']}", width), fg="red"))
+        if verdict["hint"]:
+            lines.append(_cut(f"     {verdict['hint']}", width))
     return lines
 
 

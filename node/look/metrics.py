@@ -270,10 +270,10 @@ def _family(
     values = dict[tuple[str, ...], float]()  # no two lines with the same labels
     for sample in samples:
         if isinstance(sample.value, int | float) and math.isfinite(sample.value):
-            told = tuple(escaped(label, LONGEST_LABEL) for label in sample.labels)
-            values[told] = float(sample.value)
-    for told, value in values.items():
-        family.add_metric(told, value)
+            label_values = tuple(escaped(label, LONGEST_LABEL) for label in sample.labels)
+            values[label_values] = float(sample.value)
+    for label_values, value in values.items():
+        family.add_metric(label_values, value)
     return family
 
 

@@ -297,11 +297,11 @@ class RunPicture:
     def take_peers(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The rows of `atoll peers`."""
         self.changes += 1
-        for told in rows[:KEPT_PEERS]:
-            row = self._peer(str(told.get("peer", "")))
+        for given in rows[:KEPT_PEERS]:
+            row = self._peer(str(given.get("peer", "")))
             if row is not None:
-                row.link, row.you = dict(told), bool(told.get("you"))
-                row.round = told.get("round")
+                row.link, row.you = dict(given), bool(given.get("you"))
+                row.round = given.get("round")
 
     def node_gone(self, why: str) -> None:
         """The node does not answer: what it said last is not so any more."""
@@ -313,35 +313,35 @@ class RunPicture:
                 row.link = {}
 
     # ---- rounds
-    def _committed(self, told: Committed) -> None:
-        if told.entry <= self._entries.get(told.fragment, -1):
+    def _committed(self, event: Committed) -> None:
+        if event.entry <= self._entries.get(event.fragment, -1):
             return  # another file's word on the same
-        self._entries[told.fragment] = told.entry
-        self._members(told.members, told.at, told.lost)
-        self._traffic(told)
-        if not told.contributors:
+        self._entries[event.fragment] = event.entry
+        self._members(event.members, event.at, event.lost)
+        self._traffic(event)
+        if not event.contributors:
             return
-        if not self.me and told.counted and len(told.contributors) == 1:
-            (self.me,) = told.contributors  # alone, it reduces with nobody and times nothing
-        before, self._before[told.fragment] = self._before.get(told.fragment), told.at
-        timed = self._timed.pop((told.fragment, told.entry), None)
-        self._timed = {key: row for key, row in self._timed.items() if key[0] != told.fragment}
+        if not self.me and event.counted and len(event.contributors) == 1:
+            (self.me,) = event.contributors  # alone, it reduces with nobody and times nothing
+        before, self._before[event.fragment] = self._before.get(event.fragment), event.at
+        timed = self._timed.pop((event.fragment, event.entry), None)
+        self._timed = {key: row for key, row in self._timed.items() if key[0] != event.fragment}
         row = RoundPicture(
-            told.round,
-            told.entry,
-            told.fragment,
-            told.at,
-            max(0.0, told.at - before) if before is not None else None,
-            told.elapsed_s,
-            self._bits(told.contributors),
-            self._bits(told.lost),
-            len(told.members),
-            sum(told.contributors.values()),
-            told.counted,
-            self._base_sent + told.bytes_sent,
-            self._base_received + told.bytes_received,
+            event.round,
+            event.entry,
+            event.fragment,
+            event.at,
+            max(0.0, event.at - before) if before is not None else None,
+            event.elapsed_s,
+            self._bits(event.contributors),
+            self._bits(event.lost),
+            len(event.members),
+            sum(event.contributors.values()),
+            event.counted,
+            self._base_sent + event.bytes_sent,
+            self._base_received + event.bytes_received,
         )
-        for peer, samples in told.contributors.items():
+        for peer, samples in event.contributors.items():
             if (known := self._peer(peer)) is not None:
                 known.rounds += 1
                 known.samples += samples
@@ -350,26 +350,26 @@ class RunPicture:
         self.rounds.append(row)
         self.taken += 1
 
-    def _traffic(self, told: Committed) -> None:
+    def _traffic(self, event: Committed) -> None:
         """Bytes of all lives of the node: its counts begin anew with each."""
-        if told.bytes_sent < self._last_sent or told.bytes_received < self._last_received:
+        if event.bytes_sent < self._last_sent or event.bytes_received < self._last_received:
             self._base_sent += self._last_sent
             self._base_received += self._last_received
-        self._last_sent, self._last_received = told.bytes_sent, told.bytes_received
+        self._last_sent, self._last_received = event.bytes_sent, event.bytes_received
 
-    def _timing(self, told: ReductionSpan) -> None:
-        if told.op_id:
+    def _timing(self, event: ReductionSpan) -> None:
+        if event.op_id:
             return  # an operation of the script is no round
-        self.me = self.me or told.peer
-        if told.peer != self.me:
+        self.me = self.me or event.peer
+        if event.peer != self.me:
             return
         self._peer(self.me)
-        if told.numel and self.about.parameters is None and self.about.fragments == 1:
-            self.about.parameters = told.numel
-        self.about.codec = self.about.codec or told.codec
+        if event.numel and self.about.parameters is None and self.about.fragments == 1:
+            self.about.parameters = event.numel
+        self.about.codec = self.about.codec or event.codec
         if len(self._timed) < KEPT_PEERS:
-            self._timed[(told.fragment, told.round)] = told
-        for peer, lane in told.lanes.items():
+            self._timed[(event.fragment, event.round)] = event
+        for peer, lane in event.lanes.items():
             if (known := self._peer(peer)) is not None:
                 known.sent += lane.sent
                 known.received += lane.received
@@ -384,19 +384,19 @@ class RunPicture:
             row.slowest, row.phase = known.number, timed.slowest.phase
             row.behind_s = timed.slowest.behind_s
 
-    def _reported(self, told: Reported, by: str) -> None:
+    def _reported(self, event: Reported, by: str) -> None:
         mine = not self.me or by in ("", self.me)
         if mine:
-            self.metrics = {name: v for name, v in told.metrics.items() if math.isfinite(v)}
+            self.metrics = {name: v for name, v in event.metrics.items() if math.isfinite(v)}
         peer = self._peer(by)
         if peer is None:  # whose file it is, is not known yet
             return
-        loss = told.metrics.get("loss", math.nan)
+        loss = event.metrics.get("loss", math.nan)
         last = self.rounds[-1] if self.rounds else None
-        if last is not None and "loss" in told.metrics:
+        if last is not None and "loss" in event.metrics:
             peer.loss = loss
             self.curves.setdefault(peer.number, Curve()).take(last.round, loss)
-        step = told.metrics.get("step", math.nan)
+        step = event.metrics.get("step", math.nan)
         before = self._steps.get(by, math.nan)
         if mine and last is not None and last.counted and step > before:
             # bf16 gradients all-reduced every step by a ring: 2 (k - 1) / k times 2 bytes a value
@@ -436,12 +436,12 @@ class RunPicture:
                 row.lost += 1
 
     # ---- what is wrong, and words
-    def _verdict(self, told: CodedTrouble) -> None:
-        key = f"{told.code or told.event} {told.subject}"
+    def _verdict(self, event: CodedTrouble) -> None:
+        key = f"{event.code or event.event} {event.subject}"
         self.verdicts.pop(key, None)
-        if told.event == "verdict.withdrawn":
+        if event.event == "verdict.withdrawn":
             return
-        self.verdicts[key] = told
+        self.verdicts[key] = event
         while len(self.verdicts) > KEPT_VERDICTS:
             del self.verdicts[next(iter(self.verdicts))]
 

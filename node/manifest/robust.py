@@ -59,7 +59,7 @@ def check_robust(manifest: Manifest, name: str) -> None:
                     "one of nnm, arc, bucketing2 (to bucketing16), clipping10 (the greatest length)"
                 ),
             )
-    _check_told(manifest, name)
+    _check_rule_options(manifest, name)
     parsed = parse_reducer(robust.reducer)
     if parsed is None or parsed.least > MAX_MEMBERS:
         raise ConfigError(
@@ -105,7 +105,7 @@ def check_robust(manifest: Manifest, name: str) -> None:
     refuse(refused, manifest, name, f'$.robust.rule = "{robust.rule}"')
 
 
-def _check_told(manifest: Manifest, name: str) -> None:
+def _check_rule_options(manifest: Manifest, name: str) -> None:
     """What a rule is told beside f, and the momentum of its contributions."""
     robust, krums = manifest.robust, ("krum", "multi_krum")
     twice = (

@@ -341,11 +341,14 @@ class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """What plans call it."""
         if self.rule == "mean" or self.f is None:
             return self.rule
-        told = {
+        options = {
             "k2": self.keep == "n-f-2",
             "n1": self.neighbours == "n-f-1",
             RUNNING: self.rule == "centred_clip" and self.radius != "round",
         }
         return reducer_name(
-            self.rule, self.f, self.before, tuple(option for option, given in told.items() if given)
+            self.rule,
+            self.f,
+            self.before,
+            tuple(option for option, given in options.items() if given),
         )

@@ -287,10 +287,10 @@ class Lanes:
             secrets.token_bytes(SECRET_BYTES),
             self.allows_plain(talk.peer),
         )
-        said = trio.current_time()
+        sent_at = trio.current_time()
         await talk.say(LaneOffer(token, mine, self._routes.addresses(), index, plain))
         answer = await talk.hear()
-        rtt_s = trio.current_time() - said
+        rtt_s = trio.current_time() - sent_at
         if isinstance(answer, Refuse):
             raise NotAdmittedError(
                 f"{talk.peer} refused a lane: {quoted(answer.reason)}", peer=talk.peer

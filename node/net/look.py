@@ -67,8 +67,8 @@ class Look(msgspec.Struct, frozen=True, array_like=True):
         """
         if not self.signature:
             return asker
-        said = _bound(self.run, asker, server)
-        if not verify(PeerId(self.holder), DOMAIN, said, self.signature):
+        payload = _bound(self.run, asker, server)
+        if not verify(PeerId(self.holder), DOMAIN, payload, self.signature):
             raise NotAdmittedError("the peer that was named has not signed this")
         return PeerId(self.holder)
 

@@ -58,7 +58,7 @@ SAVE_S = 1.0
 SAVE_LEAST_S = 0.1  # between two writes, however many peers we are told of
 SEARCH_FIRST_S = 0.5
 """Pause before the DHT is searched for a run: the bootstrap's list is nearly always faster."""
-SEARCH_UNTOLD_S = 5.0
+SEARCH_UNANSWERED_S = 5.0
 """Nor is it searched before the bootstrap has answered, or had so long for it."""
 SEARCH_LATER_S = 5.0
 """The same where that list has named somebody: for so long no more members came. Nobody waits for
@@ -647,7 +647,7 @@ class PeerNetwork:
         """Until we were told who takes part, and nobody new comes. A lookup asks, and so dials, a
         dozen peers: all at once at the start they would be most of what it costs."""
         quiet_s = SEARCH_LATER_S * self._rng.uniform(0.5, 1.5)
-        with trio.move_on_after(SEARCH_UNTOLD_S):
+        with trio.move_on_after(SEARCH_UNANSWERED_S):
             while run not in self._rendezvous.answered:
                 await trio.sleep(0.2)
         await trio.sleep(SEARCH_FIRST_S * self._rng.uniform(0.5, 1.5))

@@ -208,10 +208,10 @@ class TopicOutbox:
             raise
 
     async def _ask(
-        self, stream: PeerStream, reader: FrameReader, said: GreetingHello | Proof
+        self, stream: PeerStream, reader: FrameReader, message: GreetingHello | Proof
     ) -> GreetingAnswer:
         """The other side's yes. Raises RefusedError for its no, PeerLostError where it ends."""
-        await stream.send_all(frame(msgspec.msgpack.encode(said)))
+        await stream.send_all(frame(msgspec.msgpack.encode(message)))
         payload = await reader.next(MAX_ANSWER_BYTES)
         if payload is None:
             raise PeerLostError(f"{self._peer} did not answer the greeting", peer=self._peer)
@@ -333,8 +333,8 @@ class TopicOutbox:
             self._queued_bytes -= len(data)
             batch += frame(data)
             self._line.counters.sent(len(data))
-            state.said += 1
-        if state.said >= WIRE_AFTER:
+            state.messages_sent += 1
+        if state.messages_sent >= WIRE_AFTER:
             state.busy.set()
         return batch
 
@@ -354,7 +354,7 @@ class _StreamState:
         self._echoes = echoes
         self.asked_at = self.unanswered_since = now
         self.unanswered = 0  # signs of life asked for and not given yet
-        self.said = 0
+        self.messages_sent = 0
         self.ended = self.silent = False
         self.busy = trio.Event()
         self.wire: Wire | None = None  # dialled, and not spoken on yet

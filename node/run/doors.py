@@ -36,11 +36,16 @@ class Right:
 
 def right_of(certificate: Certificate) -> Right:
     """What a genuine certificate gives."""
-    said = certificate.capability
+    capability = certificate.capability
     admitted = Admitted(
-        certificate.peer, certificate.encode(), said.id, said.uses, said.issued_s, said.expires_s
+        certificate.peer,
+        certificate.encode(),
+        capability.id,
+        capability.uses,
+        capability.issued_s,
+        capability.expires_s,
     )
-    return Right(admitted, certificate.expires_s, said.role != "observe")
+    return Right(admitted, certificate.expires_s, capability.role != "observe")
 
 
 class RunDoors:
@@ -126,8 +131,8 @@ class RunDoors:
             if right is not None and self._now_s() > right.expires_s + SKEW_S:
                 return f"the certificate of {each.peer[-8:]} has expired"
         invites = {each.peer: each.invite for each in admitted}
-        told = (self._refuses(peer, invites.get(peer, b"")) for peer in sorted(new))
-        return next(filter(None, told), "")
+        reasons = (self._refuses(peer, invites.get(peer, b"")) for peer in sorted(new))
+        return next(filter(None, reasons), "")
 
     def _needs(self, peer: PeerId) -> bool:
         return self.policy == "invite" and peer != self.organiser

@@ -99,20 +99,20 @@ class Invite(msgspec.Struct, frozen=True):
 
     def encode(self) -> str:
         """The line itself: whoever reads it can enter."""
-        said = self.capability
+        capability = self.capability
         body = _HEAD.pack(
-            said.run,
-            said.organiser_key,
-            said.issued_s,
-            said.expires_s - said.issued_s,
-            said.role_index,
-            said.uses,
-            bool(said.only),
-            said.signature,
+            capability.run,
+            capability.organiser_key,
+            capability.issued_s,
+            capability.expires_s - capability.issued_s,
+            capability.role_index,
+            capability.uses,
+            bool(capability.only),
+            capability.signature,
         )
-        body += said.only or self.secret
+        body += capability.only or self.secret
         for each in self.bootstrap:
-            packed = _pack_address(each, said.organiser_key)
+            packed = _pack_address(each, capability.organiser_key)
             body += _pack_length(len(packed)) + packed
         return PREFIX + encode_base58(body + _checksum(body))
 
@@ -286,8 +286,8 @@ def _open_secret(
     """The secret of an invite for one peer, which everybody can tell from what the capability says:
     it is worth nothing to others, since members let in nobody but that peer by it. So the line does
     without one."""
-    said = struct.pack(">QQBH", issued_s, expires_s, role, uses)
-    return blake3(b"atoll/invite/2/for" + run + organiser + only + said).digest(SECRET_BYTES)
+    terms = struct.pack(">QQBH", issued_s, expires_s, role, uses)
+    return blake3(b"atoll/invite/2/for" + run + organiser + only + terms).digest(SECRET_BYTES)
 
 
 def _invite_key(secret: bytes) -> Identity:

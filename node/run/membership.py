@@ -300,7 +300,7 @@ class Membership:
             case wire.Digest(lines):
                 self._on_digest(now, sender, lines)
             case wire.Records(records, wanted):
-                self._merge(now, records, sender, told=True)
+                self._merge(now, records, sender, from_member=True)
                 if wanted:
                     named = {wire.short(peer): peer for peer in self._table}
                     asked = wire.split(wanted, wire.SHORT_BYTES, sender)
@@ -359,10 +359,15 @@ class Membership:
         return (gone[0], gone[1]) if gone else (-1, b"")
 
     def _merge(
-        self, now: float, records: Iterable[SignedRecord], sender: PeerId, *, told: bool = False
+        self,
+        now: float,
+        records: Iterable[SignedRecord],
+        sender: PeerId,
+        *,
+        from_member: bool = False,
     ) -> None:
-        """``told``: by a member, which has checked what it hands on. Then the first bad one is its
-        fault, and the rest is not looked at: raises RemoteProtocolError."""
+        """``from_member``: a member sent them and has checked what it hands on. Then the first bad
+        one is its fault, and the rest is not looked at: raises RemoteProtocolError."""
         for signed in records:
             try:
                 self._consider(now, signed, wire.open_record(signed, sender))
@@ -374,7 +379,7 @@ class Membership:
                     if isinstance(error, BadSignatureError)
                     else "malformed"
                 ] += 1
-                if told:
+                if from_member:
                     raise RemoteProtocolError(
                         f"it hands on a bad record: {error.message}", peer=sender
                     ) from None
@@ -416,13 +421,13 @@ class Membership:
             # it
         ):
             self._put(record, signed, hash_, NEVER)
-            told = self.is_doubled and self._beside == record.life and record.doubled
+            both_knew = self.is_doubled and self._beside == record.life and record.doubled
             if record.life != self.life:
                 self._beside = record.life
                 self.is_doubled |= bool(record.life) and record.beside == self.life
                 self._both_know |= self.is_doubled and record.doubled
             if (
-                told
+                both_knew
             ):  # both know: it is said again when it is time, not as an answer to every answer
                 self._renew_at = min(self._renew_at, now + self.timing.renew_s)
                 return

@@ -220,7 +220,7 @@ class Verdicts:
         self._edge = 0
         self._relayed: dict[str, float] = {}  # since when, of peers that were reached directly
         self._direct = set[str]()
-        self._told_at: dict[str, float] = {}  # of each trouble
+        self._reported_at: dict[str, float] = {}  # of each trouble
         self._scripts = 0
         self._paused = self._finished = False
         self._decided_at = 0.0
@@ -246,9 +246,9 @@ class Verdicts:
                 self._raise(
                     "V02", peer, now, "is reached through a relay, and was reached directly"
                 )
-        for code, at in list(self._told_at.items()):
+        for code, at in list(self._reported_at.items()):
             if now - at > (CLOCK_S if code == "V05" else GONE_S):
-                del self._told_at[code]
+                del self._reported_at[code]
                 self._withdraw(code, "", now)
         quiet_s = max(QUIET_S, QUIET_ROUNDS * self._rounds.median)
         expected = self._scripts > 0 and not self._paused and not self._finished
@@ -294,9 +294,9 @@ class Verdicts:
             case _:
                 pass
 
-    def _trouble(self, code: str, at: float, said: str) -> None:
-        self._told_at[code] = at
-        self._raise(code, "", at, said)
+    def _trouble(self, code: str, at: float, text: str) -> None:
+        self._reported_at[code] = at
+        self._raise(code, "", at, text)
 
     def _round(self, event: Mapping[str, Any], at: float) -> None:
         self._decided_at, self._waits = at, ""
@@ -384,10 +384,10 @@ class Verdicts:
             self._direct.discard(peer)
             self._withdraw("V02", peer, at)
 
-    def _raise(self, code: str, subject: str, at: float, said: str) -> None:
+    def _raise(self, code: str, subject: str, at: float, text: str) -> None:
         if (code, subject) in self.standing:
             return
-        verdict = self.standing[code, subject] = Verdict(code, subject, at, said)
+        verdict = self.standing[code, subject] = Verdict(code, subject, at, text)
         self._changes.append(VerdictChange(True, verdict, at))
 
     def _withdraw(self, code: str, subject: str, at: float) -> None:

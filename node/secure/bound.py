@@ -40,8 +40,8 @@ def bound_at(session: SessionView, terms: PrivacySettings, round_: int) -> float
     """
     if terms.quantile is None:
         return terms.clip
-    told = [reading.norm for reading in session.readings(round_ - 1) if reading.norm is not None]
-    return held(terms, statistics.median(told or [terms.clip]))
+    norms = [reading.norm for reading in session.readings(round_ - 1) if reading.norm is not None]
+    return held(terms, statistics.median(norms or [terms.clip]))
 
 
 def held(terms: PrivacySettings, bound: float) -> float:

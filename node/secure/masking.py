@@ -21,7 +21,7 @@ from ...collectives.swarm import SecureSettings
 from ...security.identity import Identity
 from ...security.masking import Binding, Buckets, Client, Memory
 from ...security.masking.messages import Deal, Keys, MaskConsent, MaskReveal, Message, check
-from .wire import Body, Fixed, Said, Stage, Want
+from .wire import AuthoredMessage, Body, Fixed, Stage, Want
 
 ANSWERS = 32  # messages handed on at once: shares for 256 members are 60 kB each
 KINDS: tuple[type[Message], ...] = (Keys, Deal, MaskConsent, MaskReveal)
@@ -43,7 +43,7 @@ class Masking:
         """``config``: name of the configuration that the roster is."""
         self.binding, self.leader, self.me, self.config = binding, leader, me, config
         self.client: Client | None = None
-        self.said: tuple[dict[PeerId, Message], ...] = ({}, {}, {}, {})  # by stage
+        self.messages: tuple[dict[PeerId, Message], ...] = ({}, {}, {}, {})  # by stage
         self.refused: set[tuple[int, PeerId]] = set()  # (stage, author) of what did not hold
         self.fixed: list[tuple[PeerId, ...]] = []  # whose keys count, then whose shares
         self.passed: set[PeerId] = set()
@@ -70,12 +70,12 @@ class Masking:
     @property
     def keys(self) -> dict[PeerId, Keys]:
         """Those that count."""
-        return {peer: self.said[0][peer] for peer in self.fixed[0]}  # type: ignore[misc]
+        return {peer: self.messages[0][peer] for peer in self.fixed[0]}  # type: ignore[misc]
 
     @property
     def deals(self) -> dict[PeerId, Deal]:
         """Those that count."""
-        return {peer: self.said[1][peer] for peer in self.fixed[1]}  # type: ignore[misc]
+        return {peer: self.messages[1][peer] for peer in self.fixed[1]}  # type: ignore[misc]
 
     def buckets(self, terms: SecureSettings) -> Buckets:
         """Whose vectors are added up together: by all that was said, so the same at all who meet in
@@ -98,25 +98,25 @@ class Masking:
 
     def say(self, message: Message) -> None:
         """Say something of one's own, to everybody."""
-        self.said[KINDS.index(type(message))][self.me] = message
-        self.out.append((None, Said(self.binding.number(self.me), message)))
+        self.messages[KINDS.index(type(message))][self.me] = message
+        self.out.append((None, AuthoredMessage(self.binding.number(self.me), message)))
 
     # ---- inputs
-    def hear(self, sender: PeerId, said: Said) -> bool:
+    def hear(self, sender: PeerId, authored: AuthoredMessage) -> bool:
         """Whether it is news. Raises BadSignatureError, RemoteProtocolError, naming the peer."""
-        if said.number >= len(self.binding.roster):
+        if authored.number >= len(self.binding.roster):
             raise RemoteProtocolError(
                 f"{sender} told what nobody in the roster has said", peer=sender
             )
-        author, stage = self.binding.roster[said.number], KINDS.index(type(said.message))
+        author, stage = self.binding.roster[authored.number], KINDS.index(type(authored.message))
         if (stage, author) in self.refused:
             return False
-        if author in self.said[stage]:  # it may not know what came after
+        if author in self.messages[stage]:  # it may not know what came after
             if sender == author and self.me == self.leader:
-                self.out += [(author, fixed) for fixed in self.told()]
+                self.out += [(author, fixed) for fixed in self.announcements()]
             return False
-        check(said.message, self.binding, author)
-        self.said[stage][author] = said.message
+        check(authored.message, self.binding, author)
+        self.messages[stage][author] = authored.message
         self.passed.discard(author)
         return True
 
@@ -124,10 +124,10 @@ class Masking:
         """What a member said does not hold: it is taken out, and nothing else of its is taken, nor
         asked for.
         """
-        self.said[stage].pop(author, None)
+        self.messages[stage].pop(author, None)
         self.refused.add((stage, author))
 
-    def told(self) -> list[Fixed]:
+    def announcements(self) -> list[Fixed]:
         """What the leader has fixed so far."""
         return [
             Fixed(
@@ -167,13 +167,13 @@ class Masking:
             - self.passed
             - set(bad)
         )
-        here = self.said[stage].keys() & set(self.fixed[0] if stage else self.binding.roster) - set(
-            bad
-        )
+        here = self.messages[stage].keys() & set(
+            self.fixed[0] if stage else self.binding.roster
+        ) - set(bad)
         if len(here) < self.binding.threshold or (expected - here and not late):
             return False
         self.fixed.append(tuple(sorted(here)))
-        self.out.append((None, self.told()[-1]))
+        self.out.append((None, self.announcements()[-1]))
         return True
 
     # ---- progress
@@ -186,21 +186,21 @@ class Masking:
         if (
             len(self.fixed) > 0
             and self.takes_part
-            and self.me not in self.said[1]
-            and self.said[0].keys() >= set(self.fixed[0])
+            and self.me not in self.messages[1]
+            and self.messages[0].keys() >= set(self.fixed[0])
         ):
             self.say(self.client.deal(self.keys))
         if (
             len(self.fixed) > 1
             and self.digest is None
-            and self.said[0].keys() >= set(self.fixed[0])
-            and self.said[1].keys() >= set(self.fixed[1])
+            and self.messages[0].keys() >= set(self.fixed[0])
+            and self.messages[1].keys() >= set(self.fixed[1])
         ):
             heard = [
-                (self.binding.number(peer), self.said[0][peer], self.said[1][peer])
+                (self.binding.number(peer), self.messages[0][peer], self.messages[1][peer])
                 for peer in self.fixed[1]
             ]
-            keys = [(self.binding.number(peer), self.said[0][peer]) for peer in self.fixed[0]]
+            keys = [(self.binding.number(peer), self.messages[0][peer]) for peer in self.fixed[0]]
             self.digest = hashlib.sha256(
                 b"atoll/masked/1\0" + self.binding.digest + msgspec.msgpack.encode((keys, heard))
             ).digest()
@@ -210,18 +210,18 @@ class Masking:
         survivors = self.survivors or ()
         wanted = tuple(sorted(self.binding.number(peer) for peer in survivors))
         found = {
-            peer: said
-            for peer, said in self.said[2].items()
-            if peer in survivors and isinstance(said, MaskConsent)
+            peer: message
+            for peer, message in self.messages[2].items()
+            if peer in survivors and isinstance(message, MaskConsent)
         }
-        return {peer: said for peer, said in found.items() if said.survivors == wanted}
+        return {peer: message for peer, message in found.items() if message.survivors == wanted}
 
     def reveals(self) -> dict[PeerId, MaskReveal]:
         """Shares of survivors."""
         return {
-            peer: said
-            for peer, said in self.said[3].items()
-            if peer in (self.survivors or ()) and isinstance(said, MaskReveal)
+            peer: message
+            for peer, message in self.messages[3].items()
+            if peer in (self.survivors or ()) and isinstance(message, MaskReveal)
         }
 
     # ---- repair
@@ -239,7 +239,7 @@ class Masking:
             and self.fixed
             and (self.client is not None or self.me == self.leader)
         ):
-            if not self.said[0].keys() >= set(self.fixed[0]):
+            if not self.messages[0].keys() >= set(self.fixed[0]):
                 wanted = (0, self.fixed[0])
             elif len(self.fixed) > 1 or self.me == self.leader:
                 wanted = (1, self.fixed[-1])
@@ -249,7 +249,7 @@ class Masking:
             sorted(
                 self.binding.number(peer)
                 for peer in wanted[1]
-                if peer not in self.said[wanted[0]] and (wanted[0], peer) not in self.refused
+                if peer not in self.messages[wanted[0]] and (wanted[0], peer) not in self.refused
             )
         )
         return (wanted[0], numbers) if numbers else None
@@ -276,16 +276,16 @@ class Masking:
         for number in tuple(numbers)[:ANSWERS]:
             if (
                 number < len(roster)
-                and (message := self.said[stage].get(roster[number])) is not None
+                and (message := self.messages[stage].get(roster[number])) is not None
             ):
-                self.out.append((peer, Said(number, message)))
+                self.out.append((peer, AuthoredMessage(number, message)))
 
     def repeat(self) -> None:
         """Say again what others may not have heard."""
         if self.me == self.leader:
-            self.out += [(None, fixed) for fixed in self.told()]
+            self.out += [(None, fixed) for fixed in self.announcements()]
         if self.client is None:
             return
         number, stage = self.binding.number(self.me), 0 if not self.fixed else 1
-        if len(self.fixed) < 2 and (message := self.said[stage].get(self.me)) is not None:
-            self.out.append((None if stage == 0 else self.leader, Said(number, message)))
+        if len(self.fixed) < 2 and (message := self.messages[stage].get(self.me)) is not None:
+            self.out.append((None if stage == 0 else self.leader, AuthoredMessage(number, message)))

@@ -43,7 +43,7 @@ from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, MaskingStep
 from .vectors import RingLayout, Summed, in_bucket, least_buckets, length_of, threshold_of
-from .wire import PREFIX, AttemptMessage, Fixed, Pass, Said, Want, decode, encode
+from .wire import PREFIX, AttemptMessage, AuthoredMessage, Fixed, Pass, Want, decode, encode
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
@@ -108,7 +108,7 @@ class SecureRounds(PreRound):
         self._total: Words | None = None
         self._busy = False
         self._tried = 0  # so many members' shares are needed for another try
-        self._since = self._told_at = -1e9
+        self._since = self._announced_at = -1e9
 
     # ---- views
     @property
@@ -289,7 +289,7 @@ class SecureRounds(PreRound):
         if fresh is None:
             return False
         self._drop()
-        self.masking, self._number, self._since, self._told_at = fresh, number, now, now
+        self.masking, self._number, self._since, self._announced_at = fresh, number, now, now
         return True
 
     def _fresh(self, number: int) -> Masking | None:
@@ -371,7 +371,7 @@ class SecureRounds(PreRound):
             return
         key, body, masking = (talk.round, talk.attempt), talk.body, self.masking
         opens = (
-            isinstance(body, Said)
+            isinstance(body, AuthoredMessage)
             and talk.round == machine.round
             and not machine.open.applying
             and self.mean is None
@@ -383,7 +383,7 @@ class SecureRounds(PreRound):
             and (masking is None or (key > masking.key and masking.step < MaskingStep.MASKED))
         ):
             fresh = self._fresh(talk.attempt)
-            if fresh is None or not isinstance(body, Said) or not fresh.hear(peer, body):
+            if fresh is None or not isinstance(body, AuthoredMessage) or not fresh.hear(peer, body):
                 return
             self._open(now, talk.attempt)
             self._invited(now)
@@ -391,7 +391,7 @@ class SecureRounds(PreRound):
         if masking is None or key != masking.key:
             return
         match body:
-            case Said():
+            case AuthoredMessage():
                 news = masking.hear(peer, body)
             case Fixed():
                 news = masking.fix(peer, body)
@@ -401,7 +401,7 @@ class SecureRounds(PreRound):
             case Pass():
                 news = (
                     peer in masking.binding.roster
-                    and peer not in masking.said[0]
+                    and peer not in masking.messages[0]
                     and peer not in masking.passed
                 )
                 if news:
@@ -442,8 +442,8 @@ class SecureRounds(PreRound):
         masking = self.masking
         if masking is None:
             return
-        if now - self._told_at >= REPEAT_S:
-            self._told_at = now
+        if now - self._announced_at >= REPEAT_S:
+            self._announced_at = now
             masking.repeat()
             masking.ask(self.session.rng.choice(masking.binding.roster))
         if self._overdue(now, masking):
@@ -460,7 +460,7 @@ class SecureRounds(PreRound):
             return self.given is not None and waited > many * SUM_S
         if masking.step >= MaskingStep.MASKED:
             return waited > many * SUM_S
-        if len(masking.said[0].keys() - {masking.me}) + 1 < masking.binding.threshold:
+        if len(masking.messages[0].keys() - {masking.me}) + 1 < masking.binding.threshold:
             return False
         patience = many * (session.timing.takeover_s + 2 * machine.timing.grace(machine.round_s))
         return waited > patience or (
@@ -676,7 +676,7 @@ class SecureRounds(PreRound):
         if (
             client is not None
             and masking.me in (masking.survivors or ())
-            and masking.me not in masking.said[3]
+            and masking.me not in masking.messages[3]
             and len(consents) >= enough
         ):
             masking.say(client.reveal(consents))
@@ -760,15 +760,15 @@ class SecureRounds(PreRound):
         """Shares of one dealer do not fit each other. It is named once, with the proof; with the
         shares of all who can still tell theirs, some may do: else its mask stays on the sum, and
         the next attempt is without it."""
-        peer, told = PeerId(error.peer), len(masking.reveals())
+        peer, revealed = PeerId(error.peer), len(masking.reveals())
         if peer not in self.bad:
             self.bad.add(peer)
             self.session.ports.emit(ev.Equivocated(peer, msgspec.msgpack.encode(error.proof)))
         silent = self.session.actions.suspected
         if all(
-            each in masking.said[3] or (3, each) in masking.refused or silent(each)
+            each in masking.messages[3] or (3, each) in masking.refused or silent(each)
             for each in masking.survivors or ()
         ):
             return self._fail(now, error.message)
-        self._tried = told + 1
+        self._tried = revealed + 1
         return None

@@ -152,12 +152,12 @@ class RingLayout:
             if not largest <= self.terms.reach:  # NaN, too
                 what = f"a value of {largest:.3g}" if np.isfinite(largest) else "NaN or infinity"
                 return f"it holds {what}, and [secure] reach is {self.terms.reach:g}"
-            told = np.array(
+            reported = np.array(
                 [(metrics or {}).get(name, math.nan) for name in self.terms.metrics], np.float32
             )
-            there = np.abs(told) <= self.terms.reach  # neither NaN nor beyond it
-            pairs = np.zeros((len(told), 2), np.float32)
-            pairs[there, 0] = told[there]
+            there = np.abs(reported) <= self.terms.reach  # neither NaN nor beyond it
+            pairs = np.zeros((len(reported), 2), np.float32)
+            pairs[there, 0] = reported[there]
             multiples = self.ring.quantise(np.concatenate([vector.numpy(), pairs.reshape(-1)]), rng)
             multiples[self.numel + 1 :: 2] = self.ring.levels
             words = self.ring.encode(multiples, min(samples, self.heaviest))

@@ -22,7 +22,7 @@ Stage = Literal[0, 1, 2, 3]
 """Keys, shares, consents, reveals."""
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True, tag="said"):
+class AuthoredMessage(msgspec.Struct, frozen=True, array_like=True, tag="said"):
     """What the member ``number`` of the roster has said; it signed it."""
 
     number: Number
@@ -49,7 +49,7 @@ class Pass(msgspec.Struct, frozen=True, array_like=True, tag="pass"):
     """I have nothing to contribute: do not wait for me."""
 
 
-Body = Said | Fixed | Want | Pass
+Body = AuthoredMessage | Fixed | Want | Pass
 
 
 class AttemptMessage(msgspec.Struct, frozen=True, array_like=True):

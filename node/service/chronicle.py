@@ -182,7 +182,7 @@ class Chronicle:
                 )
                 self._tell("member.renewed", fragment, life=event.incarnation)
             case ev.StillWaiting():
-                told = document_of(event.waiting, trio.current_time())
+                document = document_of(event.waiting, trio.current_time())
                 level = logging.INFO if event.waiting.state in USUAL else logging.WARNING
                 log.log(
                     level,
@@ -194,7 +194,7 @@ class Chronicle:
                     ", ".join(event.waiting.of) or "nobody",
                     event.waiting.ends,
                 )
-                self._tell("run.waiting", fragment, **told)
+                self._tell("run.waiting", fragment, **document)
             case ev.WaitEnded():
                 log.info("run %s: it goes on", run.run_id)
                 self._tell("run.goes_on", fragment)

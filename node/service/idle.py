@@ -20,7 +20,7 @@ class Idle:
     def __init__(self, run_id: str, publish: Callable[[dict[str, Any]], None]) -> None:
         self._run_id, self._publish = run_id, publish
         self._since: float | None = None
-        self._told = False
+        self._announced = False
         self._joined: dict[int, float] = {}  # by process, since when
         self._named = set[int]()  # of those, who was told
 
@@ -35,7 +35,7 @@ class Idle:
 
     def attached(self, now: float) -> None:
         """The script may train from now on."""
-        self._since, self._told = now, False
+        self._since, self._announced = now, False
 
     def over(self) -> None:
         """It has contributed, or is gone."""
@@ -58,9 +58,9 @@ class Idle:
                     now - since,
                 )
                 self._tell("script.unattached", pid=pid, seconds=round(now - since, 1))
-        if self._since is None or self._told or now - self._since < AFTER_S:
+        if self._since is None or self._announced or now - self._since < AFTER_S:
             return
-        self._told = True
+        self._announced = True
         log.warning(
             "run %s: the script has contributed nothing in the %.0f s since it attached; does its "
             "loop call the step() of the optimizer that attach() was given?",
@@ -88,5 +88,5 @@ class Idle:
             if now - since >= AFTER_S
         }
 
-    def _tell(self, kind: str, **told: Any) -> None:
-        self._publish({"event": kind, "run": self._run_id, **told})
+    def _tell(self, kind: str, **fields: Any) -> None:
+        self._publish({"event": kind, "run": self._run_id, **fields})

@@ -54,8 +54,8 @@ class RunVerdicts:
                 verdict.subject,
                 verdict.said,
             )
-            told = {"code": verdict.code, "subject": verdict.subject, "said": verdict.said}
-            self._publish({"event": kind, "run": self._run_id, **told})
+            fields = {"code": verdict.code, "subject": verdict.subject, "said": verdict.said}
+            self._publish({"event": kind, "run": self._run_id, **fields})
         return list(changes)
 
 
@@ -96,12 +96,12 @@ class Notifier:
             while self._waiting:
                 await self._one(self._waiting.popleft())
 
-    async def _one(self, told: Mapping[str, str]) -> None:
+    async def _one(self, settings: Mapping[str, str]) -> None:
         try:
             with trio.move_on_after(COMMAND_S) as scope:
                 done = await trio.run_process(
                     list(self._command),
-                    env={**os.environ, **told},
+                    env={**os.environ, **settings},
                     stdin=b"",
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,

@@ -270,8 +270,10 @@ class Node:
             raise run.error
         if run.manifest is None:
             error = run.refusal() or await self._wrong_clock() or self._nobody_answered(run, named)
-            if said := run.hearsay():
-                error.why = f"{error.why} Who nobody knows to be a member said something: {said}."
+            if hearsay := run.hearsay():
+                error.why = (
+                    f"{error.why} Who nobody knows to be a member said something: {hearsay}."
+                )
                 error.annotate()
             self._drop(run, error)  # others may wait for it, too
             forget_standing(self.paths, run.run_id, earlier)
@@ -586,12 +588,12 @@ class Node:
 
     def on_path(self, peer: PeerId, path: str) -> None:
         """A peer is connected in another way than before; "": no more."""
-        told = {"event": "peer.path", "peer": peer, "path": path}
+        event = {"event": "peer.path", "peer": peer, "path": path}
         of = [run.run_id for run in self.by_id.values() if peer in run.members]
         for run_id in of:
-            self.publish({**told, "run": run_id})
+            self.publish({**event, "run": run_id})
         if not of:
-            self.publish(told)
+            self.publish(event)
 
     def on_refused(self, topic: str, peer: PeerId, code: str, reason: str) -> None:
         """A peer does not admit us."""
@@ -617,7 +619,7 @@ def _no_member(run: RunService, network: PeerNetwork) -> NetworkError:
     """
     members = [peer for peer, _ in network.members(run.run_id)]
     strange = network.uncertified(run.run_id)
-    said = (
+    strangers = (
         (
             f" {strange} peers announce themselves in it without a certificate of its "
             "organiser, and were not asked."
@@ -651,6 +653,6 @@ def _no_member(run: RunService, network: PeerNetwork) -> NetworkError:
     return NetworkError(
         f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s",
         code="E113",
-        why=why + said,
+        why=why + strangers,
         hint=hint,
     )

@@ -32,7 +32,7 @@ class RunPause:
     ) -> None:
         self._file, self._hours, self._publish, self._minute = folder / FILE, hours, publish, minute
         self._word = self._read()
-        self._told = ""
+        self._announced = ""
 
     @property
     def why(self) -> str:
@@ -64,8 +64,8 @@ class RunPause:
         """
         if self._word == "resume" and self._within:
             self._keep("")
-        if (why := self.why) != self._told:
-            self._told = why
+        if (why := self.why) != self._announced:
+            self._announced = why
             if why:
                 self._publish("run.paused", why=why)
             else:
@@ -98,7 +98,7 @@ def minute_of(unix_s: float) -> int:
 def publisher(run_id: str, publish: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
     """For Pause: events of one run."""
 
-    def tell(kind: str, **told: Any) -> None:
-        publish({"event": kind, "run": run_id, **told})
+    def tell(kind: str, **fields: Any) -> None:
+        publish({"event": kind, "run": run_id, **fields})
 
     return tell

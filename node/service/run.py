@@ -481,17 +481,17 @@ class RunService:
             self.troubles.tell(error)
         return True
 
-    def _let_in(self, told: ev.LetIn) -> None:
+    def _let_in(self, event: ev.LetIn) -> None:
         """A member need not have shown its certificate to this node: the log has it, and so what
         its invite is for.
         """
-        for each in told.admitted:
+        for each in event.admitted:
             if (found := self.gate.recognise(each.peer, each.certificate)) is not None:
                 try:
                     self.entrants.recall(each.peer, found.capability)
                 except (NotAdmittedError, StorageError) as error:
                     self.troubles.tell(error)
-        self._shut_out({each.invite for each in told.admitted if each.uses})
+        self._shut_out({each.invite for each in event.admitted if each.uses})
 
     def _shut_out(self, limited: Collection[bytes]) -> None:
         """Two members may let in two keys by an invite for one, before the log knows of either: who
@@ -580,12 +580,12 @@ class RunService:
 
     def hearsay(self) -> str:
         """What strangers said when they refused us, as theirs; "" where none did."""
-        said = [
+        refusals = [
             refusal.text(peer)
             for peer, refusal in self.refusals.items()
             if refusal.standing == STRANGER
         ]
-        return "; ".join(said[:3])
+        return "; ".join(refusals[:3])
 
     def _standing(self, peer: PeerId) -> str:
         """Whose words a peer's are: its own only, unless it is the organiser, a member, or named by
@@ -724,13 +724,13 @@ class RunService:
     # ---- events
     def on_event(self, event: object) -> None:
         """An event of a session."""
-        fragment, told = (
+        fragment, inner = (
             (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
         )
-        self.chronicle.note(fragment, told)
-        if isinstance(told, ev.LetIn):
-            self._let_in(told)
-        if isinstance(told, ev.RoundCommitted):
+        self.chronicle.note(fragment, inner)
+        if isinstance(inner, ev.LetIn):
+            self._let_in(inner)
+        if isinstance(inner, ev.RoundCommitted):
             self.banning.follow()
         for listener in list(self.listeners):
             listener(event)

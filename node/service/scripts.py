@@ -74,7 +74,7 @@ class AttachedScript:
         )  # where each fragment ends in the flat vector
         self._frozen: dict[int, tuple[bytes, float]] = {}  # by fragment
         self._reductions = Reductions(run, events)
-        self._told = run.traffic()
+        self._reported_traffic = run.traffic()
         self._ended = ended
         self._resting = False  # training is paused: nothing is expected of it
         if not founding:
@@ -301,8 +301,8 @@ class AttachedScript:
     def _on_round(self, fragment: int, event: ev.RoundCommitted | ev.BranchAdvanced) -> None:
         if self._frozen.get(fragment, (b"",))[0] != event.cid:
             return
-        (cid, since), before = self._frozen.pop(fragment), self._told
-        sent, received = self._told = (
+        (cid, since), before = self._frozen.pop(fragment), self._reported_traffic
+        sent, received = self._reported_traffic = (
             self.run.traffic()
         )  # each outcome has what came since the last: they add up
         moved = sent - before[0], received - before[1]

@@ -20,7 +20,7 @@ class ScriptStart:
         self.waits = False
         self._run = run
         self._begun = False
-        self._told: int | None = None  # members that were there when it was said last
+        self._announced: int | None = None  # members that were there when it was said last
 
     @property
     def wanted(self) -> int:
@@ -62,8 +62,8 @@ class ScriptStart:
             self.leave()
             return 0, 0
         self.waits, there = True, self.there
-        if there != self._told:
-            self._told = there
+        if there != self._announced:
+            self._announced = there
             self._publish("run.starting", there=there, wanted=self.wanted)
         return there, self.wanted
 
@@ -71,7 +71,7 @@ class ScriptStart:
         """The script waits no longer: it trains, or is gone."""
         if self.waits and self.begun:
             self._publish("run.begun", there=self.there, wanted=self.wanted)
-        self.waits, self._told = False, None
+        self.waits, self._announced = False, None
 
     def view(self) -> dict[str, int] | None:
         """For status: None where no script waits."""
@@ -79,6 +79,6 @@ class ScriptStart:
             return None
         return {"there": self.there, "wanted": self.wanted}
 
-    def _publish(self, kind: str, **told: Any) -> None:
+    def _publish(self, kind: str, **fields: Any) -> None:
         run = self._run
-        run.node.publish({"event": kind, "run": run.run_id, **told})
+        run.node.publish({"event": kind, "run": run.run_id, **fields})

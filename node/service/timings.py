@@ -56,14 +56,14 @@ class Timings:
             if was[0] <= sent and was[1] <= received:  # else it is a new lane
                 sent, received = sent - was[0], received - was[1]
             lanes[peer] = {"sent": sent, "received": received}
-        told = {field.name: _rounded(getattr(timing, field.name)) for field in fields(timing)}
-        slowest = told.pop("slowest")
+        document = {field.name: _rounded(getattr(timing, field.name)) for field in fields(timing)}
+        slowest = document.pop("slowest")
         self._publish(
             {
                 "event": "reduction.timed",
                 "run": self._run_id,
                 "at": time.time() - (now - event.began),
-                **told,
+                **document,
                 "lanes": lanes,
                 "slowest": dict(zip(("peer", "phase", "behind_s"), slowest, strict=True))
                 if slowest

@@ -36,7 +36,7 @@ class Troubles:
         self._run_id, self._publish = run_id, publish
         self._past: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._token, self._thread = trio.lowlevel.current_trio_token(), threading.get_ident()
-        self._told_at: dict[str, float] = {}  # by trouble, the newest last
+        self._reported_at: dict[str, float] = {}  # by trouble, the newest last
 
     def tell(self, error: AtollError) -> None:
         """Something fails; the run goes on as far as it can."""
@@ -47,12 +47,12 @@ class Troubles:
         # A full disk fails one file after another, and small writes succeed in between: it is one
         # trouble.
         now, what = time.monotonic(), error.code if error.code == "E501" else error.message
-        if now - self._told_at.get(what, -REPEAT_S) < REPEAT_S:
+        if now - self._reported_at.get(what, -REPEAT_S) < REPEAT_S:
             return
-        self._told_at.pop(what, None)
-        self._told_at[what] = now
-        if len(self._told_at) > REMEMBERED:
-            del self._told_at[next(iter(self._told_at))]
+        self._reported_at.pop(what, None)
+        self._reported_at[what] = now
+        if len(self._reported_at) > REMEMBERED:
+            del self._reported_at[next(iter(self._reported_at))]
         log.warning("run %s: %s %s", self._run_id, error.code, error.message)
         self._past.append({"at": time.time(), **described(error)})
         kind = "storage.trouble" if error.code in ("E303", "E501") else "run.trouble"

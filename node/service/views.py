@@ -306,7 +306,7 @@ def waiting_of(run: ShownRun) -> dict[str, Any] | None:
     now = trio.current_time()
     found = [(session.waits.look(now), session.waits) for session in run.whole.sessions]
     waiting, waits = max(found, key=lambda each: each[0].round_open_s)
-    return {**document_of(waiting, now), "quiet": waits.told}
+    return {**document_of(waiting, now), "quiet": waits.announced}
 
 
 def _branch(run: ShownRun) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class LogActions:
         if isinstance(body, m.Promise) and body.tip is not None:
             session.branching.promised_at = session.clock()
         if log == session.log:
-            self.timeline(round_).said(session.clock(), session.me, body)
+            self.timeline(round_).sent(session.clock(), session.me, body)
         incarnation = session.machine.me.incarnation if session.machine else 0
         envelope = m.Envelope(log, round_, incarnation, body)
         if (

@@ -124,8 +124,8 @@ class Admission:
                     )
             case m.Disputed(wrong=wrong) if wrong:
                 self._on_dispute(peer, envelope.round, wrong)
-            case m.Retained() as said:
-                self._retaining.heard(peer, envelope.round, said)
+            case m.Retained() as statement:
+                self._retaining.heard(peer, envelope.round, statement)
                 return True
             case m.Trial() as trial:
                 self._on_trial(peer, envelope.round, trial)

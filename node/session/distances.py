@@ -41,7 +41,7 @@ class Distances:
             self._radius.add(spread)
         self._weighed.clear()
 
-    def said(self, reading: Reading) -> Reading:
+    def with_radius(self, reading: Reading) -> Reading:
         """What goes with a contribution."""
         radius = self._radius() if self._asked else None
         return (

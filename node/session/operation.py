@@ -355,7 +355,7 @@ class Operation(BesideRun):
     # ---- RoundActions
     def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
         """Send a control message."""
-        self.timeline.said(self.session.clock(), self.session.me, body)
+        self.timeline.sent(self.session.clock(), self.session.me, body)
         self.session.actions.send(peer, log, round_, body)
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:

@@ -94,8 +94,8 @@ class ModelReplica:
             means = self._grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(
                 result
             )
-            said = [(c.weight, c.reading) for c in entry.contributors]
-            self._step.run(self.anchor, means, self.momentum, self.slots.tensor(target), said)
+            reported = [(c.weight, c.reading) for c in entry.contributors]
+            self._step.run(self.anchor, means, self.momentum, self.slots.tensor(target), reported)
         self._slot = target
         self.applied = entry.round
         return None

@@ -21,7 +21,7 @@ from . import events as ev
 from .record import Statement, statement_payload
 from .view import SessionView
 
-MOST_SAID = (
+MOST_STATED = (
     4  # contributions of one member to one round: one that was refused is followed by another
 )
 
@@ -31,7 +31,7 @@ class Retaining:
 
     def __init__(self, session: SessionView) -> None:
         self._session = session
-        self._said: dict[
+        self._stated: dict[
             tuple[PeerId, bytes], Statement
         ] = {}  # of the open round and the one before, by member and cid
 
@@ -70,7 +70,7 @@ class Retaining:
 
         session.ports.offload(encode, encoded)
 
-    def heard(self, peer: PeerId, round_: int, said: m.Retained) -> None:
+    def heard(self, peer: PeerId, round_: int, retained: m.Retained) -> None:
         """What a member has signed of its contribution."""
         session, machine = self._session, self._session.machine
         if (
@@ -79,27 +79,29 @@ class Retaining:
             or peer not in session.config_peers()
         ):
             return
-        statement = Statement(peer, session.log, round_, said.cid, said.root, said.signature)
-        if round_ == machine.round and sum(who == peer for who, _ in self._said) < MOST_SAID:
-            known = self._said.setdefault((peer, said.cid), statement)
-            if known.root != said.root and all(map(self._genuine, (known, statement))):
+        statement = Statement(
+            peer, session.log, round_, retained.cid, retained.root, retained.signature
+        )
+        if round_ == machine.round and sum(who == peer for who, _ in self._stated) < MOST_STATED:
+            known = self._stated.setdefault((peer, retained.cid), statement)
+            if known.root != retained.root and all(map(self._genuine, (known, statement))):
                 first, second = (
                     (each.payload(session.run), each.signature) for each in (known, statement)
                 )
                 session.ports.emit(ev.Equivocated(peer, twice(peer, first, second).encode()))
         elif 0 < round_ == machine.round - 1:  # the round was faster
             entry = machine.journal.entries[round_].entry
-            if any((c.member.peer, c.cid) == (peer, said.cid) for c in entry.contributors):
+            if any((c.member.peer, c.cid) == (peer, retained.cid) for c in entry.contributors):
                 self._keep(statement)
 
     def decided(self, entry: Entry) -> None:
         """Keep what the contributors of the entry have signed, and nothing of older rounds."""
-        files, said = self._session.ports.storage.contributions, self._said
+        files, stated = self._session.ports.storage.contributions, self._stated
         if files is None:
             return
-        self._said = {}
+        self._stated = {}
         for contributor in entry.contributors:
-            statement = said.get((contributor.member.peer, contributor.cid))
+            statement = stated.get((contributor.member.peer, contributor.cid))
             if statement is not None and statement.entry == entry.round:
                 self._keep(statement)
         files.forget(entry.round, [contributor.member.peer for contributor in entry.contributors])

@@ -518,7 +518,7 @@ class Session:
             self.ports.exchange.freeze(self.log, machine.round, cid, vector)
             self.admission.offered(cid, vector)
             self.retaining.offered(cid, vector)
-            machine.contribute(now, cid, samples, self.distances.said(reading))
+            machine.contribute(now, cid, samples, self.distances.with_radius(reading))
         return None
 
     def _refuse(self, now: float, cid: bytes) -> None:

@@ -32,16 +32,16 @@ def tallies(entries: Log, first: int) -> list[Tally]:
     """Of the applied entries from number ``first`` on, as many as are told at once. Raises
     StorageError.
     """
-    told, round_ = list[Tally](), entries.rounds(first - 1)
+    counted, round_ = list[Tally](), entries.rounds(first - 1)
     for certified in islice(entries.since(first), AT_ONCE):
         entry, shares = certified.entry, Counter[Member]()
         for each in entry.contributors:
             shares[each.member] += each.weight
         round_ += rounds_in(entry)
-        told.append(
+        counted.append(
             Tally(entry.round, round_, tuple(shares.items()), entry.next_config, entry.hash())
         )
-    return told
+    return counted
 
 
 def newest_readings(entries: Log, frontier: Sequence[Certified], entry: int) -> list[Reading]:

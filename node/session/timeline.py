@@ -32,7 +32,7 @@ class Timeline:
         elif isinstance(body, m.Accepted):
             self._seen["vote"].setdefault(peer, now)
 
-    def said(self, now: float, me: PeerId, body: m.Body) -> None:
+    def sent(self, now: float, me: PeerId, body: m.Body) -> None:
         """A control message of ours."""
         if isinstance(body, m.Ready):
             self.heard(now, me, body)

@@ -37,21 +37,21 @@ class Waits:
         self._moved_at = now  # when the log came on last
         self._round = -1
         self._now: Waiting | None = None
-        self._told: tuple[str, tuple[PeerId, ...]] | None = None
+        self._announced: tuple[str, tuple[PeerId, ...]] | None = None
 
     def tick(self, now: float) -> None:
         """Look, and tell what changed while nothing comes on."""
         round_ = self._open_round()
         if round_ != self._round:
             self._round, self._moved_at = round_, now
-            if self._told is not None:
-                self._told = None
+            if self._announced is not None:
+                self._announced = None
                 self.session.ports.emit(ev.WaitEnded())
         if now - self._moved_at <= self.quiet_s:
             return
         waiting = self.look(now)
-        if (key := (waiting.state, waiting.of)) != self._told:
-            self._told = key
+        if (key := (waiting.state, waiting.of)) != self._announced:
+            self._announced = key
             self.session.ports.emit(ev.StillWaiting(waiting))
 
     @property
@@ -62,9 +62,9 @@ class Waits:
         return max(QUIET_S, QUIET_ROUNDS * usual)
 
     @property
-    def told(self) -> bool:
+    def announced(self) -> bool:
         """Whether the present wait was told as an event."""
-        return self._told is not None
+        return self._announced is not None
 
     def look(self, now: float) -> Waiting:
         """What is waited for at this moment."""

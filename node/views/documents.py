@@ -138,35 +138,35 @@ def finished_text(run: Document) -> str:
     )
 
 
-def refusal_text(peer: str, told: Sequence[Any]) -> str:
+def refusal_text(peer: str, refusal: Sequence[Any]) -> str:
     """Who does not let this node in: a member's refusal is one, a stranger's is something that a
     stranger says.
     """
-    code, reason, standing, address = [*map(str, told), "", "", "", ""][:4]
-    said = f"{quoted(reason)} ({escaped(code, 16)})"
+    code, reason, standing, address = [*map(str, refusal), "", "", "", ""][:4]
+    sentence = f"{quoted(reason)} ({escaped(code, 16)})"
     if standing != "stranger":
-        return f"by {short_peer(peer)}: {said}"
+        return f"by {short_peer(peer)}: {sentence}"
     where = f" at {escaped(address)}" if address else ""
-    return f"no member of this run, a stranger{where}, {short_peer(peer)}, says {said}"
+    return f"no member of this run, a stranger{where}, {short_peer(peer)}, says {sentence}"
 
 
 def entry_words(run: Document) -> str:
     """What this node may do, where that is not everything, and what newcomers go through."""
     join, role = run.get("join") or {}, str(run.get("role") or "train")
-    said = [f"this node's invite is to {role}"] if role != "train" else []
+    sentences = [f"this node's invite is to {role}"] if role != "train" else []
     if join.get("probation"):
         mine = (
             ""
             if run.get("member", True) or role != "train"
             else "; this node's work is compared, not counted yet"
         )
-        said.append(f"newcomers are on probation for {join['probation']} rounds{mine}")
+        sentences.append(f"newcomers are on probation for {join['probation']} rounds{mine}")
     if join.get("per_hour"):
-        said.append(f"at most {join['per_hour']} become members in an hour")
-    return "; ".join(said)
+        sentences.append(f"at most {join['per_hour']} become members in an hour")
+    return "; ".join(sentences)
 
 
-_TOLD = {
+_OPTION_TEXT = {
     "k2": "n − f − 2 are kept",
     "n1": "scored by n − f − 1 neighbours",
     RUNNING: "clipped at the median distance in rounds before",
@@ -181,21 +181,21 @@ def rule_text(reducer: str) -> str:
     steps = "".join(
         f"{step.kind}{f' {step.number:g}' if step.number else ''}, " for step in parsed.before
     )
-    told = "".join(f", {_TOLD[option]}" for option in parsed.options)
+    options = "".join(f", {_OPTION_TEXT[option]}" for option in parsed.options)
     return (
-        f"{steps}{parsed.rule}{told}, f = {parsed.f}: up to {parsed.f} of a round's contributions "
-        f"may be hostile; it needs {parsed.least} of them"
+        f"{steps}{parsed.rule}{options}, f = {parsed.f}: up to {parsed.f} of a round's "
+        f"contributions may be hostile; it needs {parsed.least} of them"
     )
 
 
 def lying_text(lying: int, members: int) -> str:
     """How many members may lie, and what that takes; ``members`` 0: not known yet."""
     least = 3 * lying + 1
-    said = f"the log stays one though {lying} of its members lie{'s' if lying == 1 else ''}"
+    sentence = f"the log stays one though {lying} of its members lie{'s' if lying == 1 else ''}"
     if not members:
-        return f"{said}; that takes {least} members, and rounds begin with the last of these"
+        return f"{sentence}; that takes {least} members, and rounds begin with the last of these"
     return (
-        f"{said}: it takes {(members + lying) // 2 + 1} of {members}"
+        f"{sentence}: it takes {(members + lying) // 2 + 1} of {members}"
         if members >= least
         else f"rounds begin with {least} members; there are {members}"
     )
@@ -245,27 +245,27 @@ def waiting_lines(run: Document) -> list[str]:
 
 def verdict_lines(terminal: Terminal, run: Document) -> list[str]:
     """What has been wrong for several rounds."""
-    told = list[str]()
+    lines = list[str]()
     for each in run.get("verdicts") or ():
         of = f"{short_peer(str(each['subject']))} " if each.get("subject") else ""
-        code, said = escaped(each.get("code", ""), 16), escaped(each.get("said", ""), 2000)
-        told.append(f"  verdict  {code} {escaped(each.get('title', ''), 200)}: {of}{said}")
-        told.append(f"           atoll explain {code}")
-    return [terminal.style(line, sys.stdout, fg="yellow") for line in told]
+        code, text = escaped(each.get("code", ""), 16), escaped(each.get("said", ""), 2000)
+        lines.append(f"  verdict  {code} {escaped(each.get('title', ''), 200)}: {of}{text}")
+        lines.append(f"           atoll explain {code}")
+    return [terminal.style(line, sys.stdout, fg="yellow") for line in lines]
 
 
 def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
     """What is wrong and what to type; nothing when nothing is."""
     if not isinstance(trouble, Mapping):
         return []
-    told = [
+    lines = [
         (
             f"  trouble  {escaped(trouble.get('code', ''), 16)} "
             f"{escaped(trouble.get('message', ''), 2000)}"
         ),
         f"           {escaped(trouble.get('hint', ''), 2000)}",
     ]
-    return [terminal.style(line, sys.stdout, fg="yellow") for line in told if line.strip()]
+    return [terminal.style(line, sys.stdout, fg="yellow") for line in lines if line.strip()]
 
 
 def round_text(run: Document) -> str:

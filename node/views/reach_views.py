@@ -215,11 +215,11 @@ def network_error(network: Document, clock: Sequence[Document]) -> NetworkError 
     reasons = ", ".join(
         dict.fromkeys(str(why) for why in (reach.get("relays_refused") or {}).values())
     )
-    said = f"The relays say: “{reasons}”. " if reasons else ""
+    relays = f"The relays say: “{reasons}”. " if reasons else ""
     return NetworkError(
         "nobody can dial this node, and no relay takes it",
         code="E130",
-        why=f"{said}{_STILL[bool(reach.get('relay_only'))]}",
+        why=f"{relays}{_STILL[bool(reach.get('relay_only'))]}",
         hint=advice(reach, port_of(network)),
     )
 

@@ -18,7 +18,7 @@ from ...collectives.group import Reading
 from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings
 
-Said = Sequence[tuple[int, Reading]]
+Reported = Sequence[tuple[int, Reading]]
 """Weight and reading of each counted contribution of a round, in the order of reduction."""
 
 LARGEST = 1e30
@@ -51,30 +51,30 @@ def _sayable(value: float | None) -> float | None:
     )  # neither NaN nor infinity
 
 
-def stretch(said: Said, norm: float) -> float:
+def stretch(reported: Reported, norm: float) -> float:
     """By what a mean of this norm is to be multiplied, so that it is as long as the contributions
     are on average (by samples).
 
     At least 1; at most √k for k contributions: what they need that stand at right angles to one
     another.
     """
-    told = [(weight, reading.norm) for weight, reading in said if reading.norm is not None]
-    if not told or not norm > 0:
+    norms = [(weight, reading.norm) for weight, reading in reported if reading.norm is not None]
+    if not norms or not norm > 0:
         return 1.0
-    typical = math.fsum(weight * length for weight, length in told) / sum(
-        weight for weight, _ in told
+    typical = math.fsum(weight * length for weight, length in norms) / sum(
+        weight for weight, _ in norms
     )
-    return min(max(1.0, typical / norm), math.sqrt(len(said)))
+    return min(max(1.0, typical / norm), math.sqrt(len(reported)))
 
 
-def total(said: Said) -> int:
+def total(reported: Reported) -> int:
     """The weight of all counted contributions; 1 where nobody says it."""
-    return sum(weight for weight, _ in said) or 1
+    return sum(weight for weight, _ in reported) or 1
 
 
-def median_loss(said: Said) -> float | None:
+def median_loss(reported: Reported) -> float | None:
     """The median of the losses that were told."""
-    losses = [reading.loss for _, reading in said if reading.loss is not None]
+    losses = [reading.loss for _, reading in reported if reading.loss is not None]
     return statistics.median(losses) if losses else None
 
 

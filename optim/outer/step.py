@@ -19,7 +19,7 @@ from ...collectives.layout import Layout, Role
 from ...collectives.swarm import OuterSettings, RunSettings
 from ...collectives.telemetry import emit
 from . import governor
-from .readings import Said, median_loss, stretch, total
+from .readings import Reported, median_loss, stretch, total
 from .rules import RULES, as_float32, norm
 
 logger = logging.getLogger("atoll")
@@ -97,22 +97,22 @@ class OuterStep:
         means: Iterable[tuple[int, Tensor]],
         state: Tensor,
         anchor_out: Tensor,
-        said: Said = (),
+        reported: Reported = (),
     ) -> None:
         """The step of a round whose mean comes in pieces: (first element, float32 values), which
-        cover the vector in order. ``said``: what its contributors say."""
+        cover the vector in order. ``reported``: what its contributors say."""
         if (
             not self.whole and anchor_in.numel() > BLOCK_ELEMENTS
         ):  # of a short one the pieces are so small that calls outweigh arithmetic
             for start, mean in means:
                 self.apply_range(
-                    anchor_in, mean, state, anchor_out, start, start + mean.numel(), said
+                    anchor_in, mean, state, anchor_out, start, start + mean.numel(), reported
                 )
             return
         mean = torch.empty(anchor_in.numel(), dtype=torch.float32, device="cpu")
         for start, part in means:
             mean[start : start + part.numel()].copy_(part)
-        self.apply(anchor_in, mean, state, anchor_out, said)
+        self.apply(anchor_in, mean, state, anchor_out, reported)
 
     @torch.no_grad()
     def apply(
@@ -121,24 +121,24 @@ class OuterStep:
         mean: Tensor,
         state: Tensor | None,
         anchor_out: Tensor,
-        said: Said = (),
+        reported: Reported = (),
     ) -> None:
         """One step on whole vectors, all float32, contiguous, on the CPU; see `apply_range` and
         `run`. A ``mean`` to be stretched is scaled in place."""
         numel = anchor_in.numel()
         if not self.whole:
-            return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel, said)
+            return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel, reported)
         assert state is not None
         lr, tail = self._lr, max(1, self._rule.vectors) * numel
         length = self._norm(mean) if self.settings.governor or self.settings.stretch else 0.0
-        if self.settings.stretch and (factor := as_float32(stretch(said, length))) != 1.0:
+        if self.settings.stretch and (factor := as_float32(stretch(reported, length))) != 1.0:
             length *= factor
             for first, last, role in self._pieces(0, numel):
                 if role == "parameter":
                     mean[first:last].mul_(factor)
         if self.settings.governor:
             factor, event = governor.judge(
-                state[tail : tail + governor.NUMBERS], length, median_loss(said)
+                state[tail : tail + governor.NUMBERS], length, median_loss(reported)
             )
             lr, tail = as_float32(factor * lr), tail + governor.NUMBERS
             if event is not None:
@@ -155,8 +155,10 @@ class OuterStep:
                 )
                 emit(event)
         if self._rule.whole:
-            return self._apply_tensors(anchor_in, mean, state, anchor_out, tail, lr, total(said))
-        return self._apply(anchor_in, mean, state, anchor_out, (0, numel), lr, total(said))
+            return self._apply_tensors(
+                anchor_in, mean, state, anchor_out, tail, lr, total(reported)
+            )
+        return self._apply(anchor_in, mean, state, anchor_out, (0, numel), lr, total(reported))
 
     def apply_range(
         self,
@@ -166,7 +168,7 @@ class OuterStep:
         anchor_out: Tensor,
         start: int,
         stop: int,
-        said: Said = (),
+        reported: Reported = (),
     ) -> None:
         """One step on elements [start, stop), where the step is not `whole`.
 
@@ -182,7 +184,7 @@ class OuterStep:
             raise ValueError(f"{self.settings.kind} needs a state")
         if self.whole:
             raise ValueError(f"{self.settings.kind} steps on all of the mean at once")
-        self._apply(anchor_in, mean, state, anchor_out, (start, stop), self._lr, total(said))
+        self._apply(anchor_in, mean, state, anchor_out, (start, stop), self._lr, total(reported))
 
     @torch.no_grad()
     def _apply(

@@ -144,8 +144,8 @@ class SiteReplica(Replica):
         if self.settings.sample is None:
             return True
         chosen = None
-        while told := self._run.tallies(self._seen + (chosen is not None)):
-            chosen, self._seen = told[-1], told[-1].entry
+        while tallies := self._run.tallies(self._seen + (chosen is not None)):
+            chosen, self._seen = tallies[-1], tallies[-1].entry
         return chosen is None or any(
             member.peer == self._run.peer
             for member in drawn(self._run.run_id, chosen.hash, chosen.members, self.settings.sample)
@@ -350,10 +350,10 @@ class SiteReplica(Replica):
 
     def _tallies(self, first: int, round_: int) -> Iterator[Any]:
         """The log's entries from number ``first`` to those of that round."""
-        while told := self._run.tallies(first):
-            yield from told
-            first = told[-1].entry + 1
-            if told[-1].round > round_:
+        while tallies := self._run.tallies(first):
+            yield from tallies
+            first = tallies[-1].entry + 1
+            if tallies[-1].round > round_:
                 return
 
     def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:

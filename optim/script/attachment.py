@@ -357,7 +357,7 @@ class Attachment:
         if self._on_round is not None:
             for turn in turns:
                 self._on_round(turn.outcome)
-        return self._told(turns, failure)
+        return self._outcome(turns, failure)
 
     def _rest(self) -> None:
         """Between two rounds: wait for as long as this machine's owner has paused training, then go
@@ -381,7 +381,9 @@ class Attachment:
             )
         self._finish_resume()
 
-    def _told(self, turns: Sequence[WaitedOutcome], failure: AtollError | None) -> Outcome | None:
+    def _outcome(
+        self, turns: Sequence[WaitedOutcome], failure: AtollError | None
+    ) -> Outcome | None:
         """The last outcome; or, with strict, what went wrong."""
         outcome = turns[-1].outcome if turns else None
         if not self._strict:

@@ -32,7 +32,7 @@ class Lookout:
         self.metrics: dict[str, float] = {}
         self.privacy: dict[str, Any] | None = None  # what this member has spent of it
         self._sums: dict[str, tuple[Any, int]] = {}
-        self._said_alone = self._said_no_quorum = False
+        self._warned_alone = self._warned_no_quorum = False
         self._seen: dict[PeerId, bool] = {}  # whether each other member lived when last looked at
 
     def add(self, name: str, value: Any) -> None:
@@ -70,9 +70,9 @@ class Lookout:
         """
         settings = self.swarm.settings
         wanted = settings.secure.metrics if settings.secure else ()
-        if told := {name: value for name in wanted if (value := self.so_far(name)) is not None}:
+        if reported := {name: value for name in wanted if (value := self.so_far(name)) is not None}:
             with suppress(AtollError):  # without a node there is no contribution, either
-                self.swarm.report(told)
+                self.swarm.report(reported)
         return self.so_far("loss") if settings.outer.governor else None
 
     def mean(self) -> None:
@@ -120,18 +120,18 @@ class Lookout:
     def tell_round(self, outcome: Outcome, samples: int) -> None:
         """Say in a line what became of a contribution of ``samples`` samples."""
         of = f"/{self.swarm.settings.rounds}" if self.swarm.settings.rounds else ""
-        told = f"round {outcome.round}{of}" if outcome.round else "a round"
+        line = f"round {outcome.round}{of}" if outcome.round else "a round"
         if outcome.status == "open":
             return  # it is told when it is decided; a lack of quorum is told for itself
         if outcome.status in ("committed", "uncertified"):
-            told += f": {len(outcome.contributors)} contributed"
+            line += f": {len(outcome.contributors)} contributed"
         elif outcome.status == "lost":
-            told += ": the contribution is lost, and made again"
+            line += ": the contribution is lost, and made again"
         if not outcome.counted and outcome.status != "lost":
-            told += f", not this peer ({outcome.reason or 'its contribution came too late'})"
-        told += f", {samples} samples here"
-        told += "".join(f", {name} {value:.4g}" for name, value in sorted(self.metrics.items()))
-        logger.info("%s", told)
+            line += f", not this peer ({outcome.reason or 'its contribution came too late'})"
+        line += f", {samples} samples here"
+        line += "".join(f", {name} {value:.4g}" for name, value in sorted(self.metrics.items()))
+        logger.info("%s", line)
 
     def look(self, report: dict[str, float], *, undecided: bool) -> None:
         """See who is there and say what has changed; tell the node ``report``. ``undecided``: a
@@ -143,9 +143,9 @@ class Lookout:
         there = reached(members, self.swarm.settings.lying)
         self._tell_quorum(there, undecided)
         if self.peers:
-            self._said_alone = False
-        elif there.quorum and not self._said_alone:
-            self._said_alone = True
+            self._warned_alone = False
+        elif there.quorum and not self._warned_alone:
+            self._warned_alone = True
             logger.info("training alone; peers may join at any time")
             emit(TrainingAlone(self.swarm.run_id, node_lost=False))
 
@@ -153,7 +153,7 @@ class Lookout:
         """Say once that the open round cannot be decided, when one was waited for in vain; and once
         that it can be again.
         """
-        if there.quorum != self._said_no_quorum:
+        if there.quorum != self._warned_no_quorum:
             return
         if there.quorum:
             logger.warning("quorum is back: %s", there)
@@ -161,7 +161,7 @@ class Lookout:
             logger.warning("%s; training goes on here and is contributed later", there)
         else:
             return
-        self._said_no_quorum = not there.quorum
+        self._warned_no_quorum = not there.quorum
         emit(QuorumSeen(self.swarm.run_id, there))
 
 

@@ -65,12 +65,15 @@ def keep_of(codec: str) -> int | None:
     """How many values of a tile a sparse codec keeps; 0: stat2, which keeps all of a block; None:
     another codec.
     """
+    codec = codec.removesuffix("_both")
     return 0 if codec == "stat2" else int(codec[6:]) if codec.startswith("sparse") else None
 
 
 def result_of(codec: str) -> str:
     """The codec of means."""
-    return codec if keep_of(codec) is None else "int4"
+    if keep_of(codec) is None or codec.endswith("_both"):
+        return codec.removesuffix("_both")
+    return "int4"
 
 
 def _records(n: int, keep: int) -> list[tuple[int, int, int, int]]:

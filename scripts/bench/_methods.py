@@ -70,6 +70,7 @@ class Method:
     peers: int = 4
     lost: float = 0.0  # share of contributions that do not arrive
     inner_lr: float = 0.0  # 0: the size's
+    newcomers: bool = False  # in each round a member, in turn, begins with no inner moments
     reference: str = "ddp"
 
 
@@ -78,11 +79,18 @@ METHODS = {
     "solo": Method(),
     "diloco": Method(),
     "diloco_h20": Method(sync_every=20),
+    "diloco_h100": Method(sync_every=100),
+    "rejoin": Method(sync_every=20, newcomers=True, reference="diloco_h20"),
+    "rejoin_h100": Method(sync_every=100, newcomers=True, reference="diloco_h100"),
     "diloco_published": Method({"outer": OuterSettings("nesterov", 0.7, 0.9)}),
     "diloco_int8": Method({"codec": "int8"}, reference="diloco"),
     "diloco_int4": Method({"codec": "int4"}, reference="diloco"),
     "diloco_int4_ef": Method({"codec": "int4", "feedback": True}, reference="diloco"),
     "diloco_2bit_ef": Method({"codec": "stat2"}, reference="diloco"),
+    "diloco_2bit_both": Method({"codec": "stat2_both"}, reference="diloco"),
+    "sparse_both": Method(
+        {"codec": "sparse128_both", "outer": OuterSettings("sgd", 3.0)}, sync_every=5
+    ),
     "sparseloco": Method({"codec": "sparse128", "outer": PRESETS["short-sparse"]}),
     "sparseloco_published": Method(
         {"codec": "sparse64", "feedback_kept": 0.95, "outer": PRESETS["sparse"]}
@@ -447,6 +455,9 @@ def worker(
     )
     for step in range(task.size.synchronous, task.size.steps):
         attachment.samples(task.size.batch)
+        round_, first = divmod(step - task.size.synchronous, method.sync_every)
+        if method.newcomers and not first and round_ % method.peers == member.index:
+            inner.state.clear()  # as who has just joined: the anchor is all it was given
         if isinstance(optimizer, GradientAveraging):
             optimizer.zero_grad()
             task.backward(model, [stream])

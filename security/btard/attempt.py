@@ -201,7 +201,9 @@ class Attempt:
             row = self.vectors.held[Kind.PART, number, self.me]
             found = self.residual_of(row, self.me)
             if (
-                differs(self.said(number)[self.me], found, self.radii[self.me], ACCUSED)
+                differs(
+                    self.reported_residuals(number)[self.me], found, self.radii[self.me], ACCUSED
+                )
                 or not np.isfinite(row).all()
             ):
                 accusations.append(Accusation(Fault.RESIDUAL, number))
@@ -434,7 +436,7 @@ class Attempt:
         """Whether somebody has said what it can say with the views that this peer has. Where views
         differ, each shows the other its own.
         """
-        body = self.table.said(kind, sender)
+        body = self.table.content(kind, sender)
         contributes = sender in self.contributors
         if body is None:
             return False
@@ -524,7 +526,7 @@ class Attempt:
             else None
         )
 
-    def said(self, number: int) -> list[Residual]:
+    def reported_residuals(self, number: int) -> list[Residual]:
         """What a contributor said of its residuals, by part."""
         body = self.table.body(Kind.RESIDUALS, number, Residuals)
         assert body is not None
@@ -537,7 +539,9 @@ class Attempt:
     def outcome(self) -> Finished:
         """What there is to remember of the step."""
         parts = range(len(self.roster))
-        said = {self.roster[number]: self.said(number) for number in self.contributors}
+        reported = {
+            self.roster[number]: self.reported_residuals(number) for number in self.contributors
+        }
         commits = self.table.all(Kind.COMMIT, Commit)
         trails = {self.roster[number]: commits[number].trail for number in self.contributors}
         centres = [self.centre(part) for part in parts]
@@ -548,7 +552,7 @@ class Attempt:
             self.draw,
             centres,
             self.radii,
-            said,
+            reported,
             trails,
             self.around.start,
             intervals,

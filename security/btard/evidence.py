@@ -100,9 +100,9 @@ def _two_for_one_slot(bundle: Bundle) -> bool:
 
 
 def _no_message(bundle: Bundle) -> bool:
-    said = bundle.messages[0]
-    body = decode(said.body)
-    return said.sender == bundle.whom and (
+    message = bundle.messages[0]
+    body = decode(message.body)
+    return message.sender == bundle.whom and (
         body is None or not fits(body, len(bundle.context.roster))
     )
 

@@ -30,9 +30,9 @@ def open_cases(attempt: AttemptView) -> Cases:
                 cases.gradients.add((accuser, each.whom))
             else:
                 cases.void.add(accuser)
-    said = {number: attempt.said(number) for number in attempt.contributors}
+    reported = {number: attempt.reported_residuals(number) for number in attempt.contributors}
     for part, radius in enumerate(attempt.radii):
-        column = [residuals[part] for residuals in said.values()]
+        column = [residuals[part] for residuals in reported.values()]
         length = attempt.bounds[part + 1] - attempt.bounds[part]
         far = attempt.around.distances.too_far(length)
         if unbalanced(column, attempt.centre(part), radius) or 2 * sum(
@@ -41,7 +41,7 @@ def open_cases(attempt: AttemptView) -> Cases:
             cases.columns.add(part)
         reach = float(np.linalg.norm(direction(attempt.draw, part, length)))
         cases.impossible |= {
-            number for number in said if impossible(said[number][part], reach, radius)
+            number for number in reported if impossible(reported[number][part], reach, radius)
         }
     cases.exhibits = {(whom, accuser) for accuser, whom in cases.residuals}
     cases.exhibits |= {(number, part) for part in cases.columns for number in attempt.contributors}
@@ -105,5 +105,5 @@ def _misstated(attempt: AttemptView, whom: int, part: int) -> bool:
     row = attempt.vectors.held[Kind.PART, whom, part]
     found = attempt.residual_of(row, part)
     return not np.isfinite(row).all() or differs(
-        attempt.said(whom)[part], found, attempt.radii[part], CONVICTED
+        attempt.reported_residuals(whom)[part], found, attempt.radii[part], CONVICTED
     )

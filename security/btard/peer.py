@@ -119,7 +119,7 @@ class BtardPeer:
         self.closed: AttemptView | None = None  # the last step's
         self._errors: dict[PeerId, float | None] = {}
         self._early: dict[PeerId, deque[Signed]] = {}
-        self._told: set[tuple[PeerId, bytes]] = set()
+        self._answered: set[tuple[PeerId, bytes]] = set()
         self.late = Late(settings.patience)
         self._offences = Counter[PeerId]()  # in this step
 
@@ -138,7 +138,7 @@ class BtardPeer:
         self.trail = b""
         self._computed = False
         self._errors, self._left = {}, []
-        self._told.clear()
+        self._answered.clear()
         self._offences.clear()
         self._attempt(now)
 
@@ -341,11 +341,11 @@ class BtardPeer:
         """Send, once per attempt, what ends it: all evidence of this step and the last, and the
         messages that ended the last.
         """
-        if (sender, frame.tag) in self._told or sum(each == sender for each, _ in self._told) > len(
-            self.first
-        ):
+        if (sender, frame.tag) in self._answered or sum(
+            each == sender for each, _ in self._answered
+        ) > len(self.first):
             return
-        self._told.add((sender, frame.tag))
+        self._answered.add((sender, frame.tag))
         for bundle in self.evidence:
             if bundle.context.step >= self.step - 1:
                 self.host.tell(sender, bundle)

@@ -98,26 +98,29 @@ def residual(
     )
 
 
-def differs(said: Residual, found: Residual, radius: float, roundings: float) -> bool:
+def differs(reported: Residual, found: Residual, radius: float, roundings: float) -> bool:
     """Whether a residual that was said is not the one found, by more than so many roundings."""
     limit, least = roundings * ROUNDING, roundings * SMALLEST
     return (
-        abs(said.projection - found.projection) > limit * (radius + abs(found.projection)) + least
-        or abs(said.norm - found.norm) > limit * found.norm + least
+        abs(reported.projection - found.projection)
+        > limit * (radius + abs(found.projection)) + least
+        or abs(reported.norm - found.norm) > limit * found.norm + least
     )
 
 
-def impossible(said: Residual, reach: float, radius: float) -> bool:
+def impossible(reported: Residual, reach: float, radius: float) -> bool:
     """Whether no vector has this residual; ``reach``: norm of the direction."""
-    most = min(said.norm, radius) * reach * (1 + ACCUSED * ROUNDING) + ACCUSED * SMALLEST * (
+    most = min(reported.norm, radius) * reach * (1 + ACCUSED * ROUNDING) + ACCUSED * SMALLEST * (
         1 + reach
     )
-    return said.norm < 0 or abs(said.projection) > most
+    return reported.norm < 0 or abs(reported.projection) > most
 
 
-def unbalanced(said: Sequence[Residual], centre: Vector, radius: float) -> bool:
+def unbalanced(reported: Sequence[Residual], centre: Vector, radius: float) -> bool:
     """Verification 2: whether the projections do not add up to zero."""
-    return abs(sum(each.projection for each in said)) > ACCUSED * _unit(len(said), centre, radius)
+    return abs(sum(each.projection for each in reported)) > ACCUSED * _unit(
+        len(reported), centre, radius
+    )
 
 
 def off_centre(rows: Sequence[Vector], centre: Vector, radius: float) -> bool:
@@ -131,9 +134,9 @@ def off_centre(rows: Sequence[Vector], centre: Vector, radius: float) -> bool:
     return float(np.sqrt(np.dot(total, total))) > CONVICTED * _unit(len(rows), centre, radius)
 
 
-def sketch_error(said: Sequence[Residual], found: Sequence[Residual], size: float) -> float:
-    """How far the gradient behind ``said`` is from the recomputed one behind ``found``, relative to
-    the latter's norm ``size``: an estimate.
+def sketch_error(reported: Sequence[Residual], found: Sequence[Residual], size: float) -> float:
+    """How far the gradient behind ``reported`` is from the recomputed one behind ``found``,
+    relative to the latter's norm ``size``: an estimate.
 
     Projections of a difference on independent directions of variance 1, one for each part, have its
     squared norm as the mean of their squares' sum; clipping brings points no further apart.
@@ -141,10 +144,10 @@ def sketch_error(said: Sequence[Residual], found: Sequence[Residual], size: floa
     if not size:
         return (
             0.0
-            if all(np.isclose(a, b).all() for a, b in zip(said, found, strict=True))
+            if all(np.isclose(a, b).all() for a, b in zip(reported, found, strict=True))
             else float("inf")
         )
-    apart = np.array(said, np.float64) - np.array(found, np.float64)
+    apart = np.array(reported, np.float64) - np.array(found, np.float64)
     return float(np.sqrt((apart * apart).sum(axis=0).max())) / size
 
 

@@ -60,7 +60,7 @@ class Table:
         held = self._slots.get((kind, sender))
         return None if held is None else held[0]
 
-    def said(self, kind: Kind, sender: int) -> Slotted | None:
+    def content(self, kind: Kind, sender: int) -> Slotted | None:
         """What a message says."""
         held = self._slots.get((kind, sender))
         return None if held is None else held[1]

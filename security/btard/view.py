@@ -117,7 +117,7 @@ class AttemptView(Protocol):
         """Vectors that are here."""
         ...
 
-    def said(self, number: int) -> list[Residual]:
+    def reported_residuals(self, number: int) -> list[Residual]:
         """What a contributor said of its residuals, by part."""
         ...
 

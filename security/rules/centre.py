@@ -105,11 +105,11 @@ def spread(products: Matrix, weights: Vector) -> float:
     return lower_median(np.sqrt(from_point(products, weights)))
 
 
-def common_radius(told: Sequence[float | None], f: int) -> float | None:
+def common_radius(claimed: Sequence[float | None], f: int) -> float | None:
     """The radius that members come to who know what each of them says it is: the lower median. None
     where fewer than 2f + 1 say so, of whom f could decide it, or it is none."""
-    said = [value for value in told if value is not None and 0 < value < math.inf]
-    return lower_median(np.array(said)) if len(said) >= 2 * f + 1 else None
+    radii = [value for value in claimed if value is not None and 0 < value < math.inf]
+    return lower_median(np.array(radii)) if len(radii) >= 2 * f + 1 else None
 
 
 def robust_start(products: Matrix) -> Vector:

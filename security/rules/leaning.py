@@ -78,7 +78,7 @@ class Leaning(Generic[Who]):
         self._sums = dict[Who, Rows]()
         self._against = dict[Who, list[float]]()
         self._rounds = dict[Who, int]()
-        self._told: dict[str, list[dict[Who, float]]] = {"constancy": [], "against": []}
+        self._by_window: dict[str, list[dict[Who, float]]] = {"constancy": [], "against": []}
 
     def saw(self, who: Sequence[Who], rows: Tensor) -> None:
         """One round: whose contributions, and these, float32 (n, d), finite, n >= 3; always the
@@ -103,12 +103,14 @@ class Leaning(Generic[Who]):
             cosine = -along[i] / (lengths[i] * others[i]) if others[i] else 0.0
             self._against.setdefault(member, []).append(float(cosine))
         self._given += 1
-        if self._given == self._ends[len(self._told["against"])]:
+        if self._given == self._ends[len(self._by_window["against"])]:
             self._close()
 
     def _close(self) -> None:
-        self._told["against"].append({who: float(np.mean(of)) for who, of in self._against.items()})
-        self._told["constancy"].append(
+        self._by_window["against"].append(
+            {who: float(np.mean(of)) for who, of in self._against.items()}
+        )
+        self._by_window["constancy"].append(
             {
                 who: _cosine(total, self._before[who])
                 for who, total in self._sums.items()
@@ -121,23 +123,26 @@ class Leaning(Generic[Who]):
 
     def found(self) -> list[Lean[Who]]:
         """Of all members that were there in every window, whoever leans most first."""
-        windows = {"constancy": self._told["constancy"][1:], "against": self._told["against"]}
+        windows = {
+            "constancy": self._by_window["constancy"][1:],
+            "against": self._by_window["against"],
+        }
         there = [
             who
             for who in self._rounds
-            if all(who in window for told in windows.values() for window in told)
+            if all(who in window for series in windows.values() for window in series)
         ]
         means = {
-            name: {who: float(np.mean([window[who] for window in told])) for who in there}
-            for name, told in windows.items()
+            name: {who: float(np.mean([window[who] for window in series])) for who in there}
+            for name, series in windows.items()
         }
         leans = {who: list[str]() for who in there}
-        for name, told in windows.items():
+        for name, series in windows.items():
             usual = _z(float(np.median([*means[name].values()]))) if there else 0.0
             for who in there:
                 if _z(means[name][who]) - usual >= MARGIN and all(
                     sum(other > window[who] for other in window.values()) < self.f
-                    for window in told
+                    for window in series
                 ):
                     leans[who].append(name)
         rows = [

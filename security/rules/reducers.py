@@ -130,23 +130,25 @@ class ByGram:
             mixing, products = product(one, mixing), mixed_gram(products, one)
         if rule in BY_COORDINATE:
             return OfMixtures(rule, f, mixing)
-        weights = BY_GRAM[rule](products, f, **_told(options, len(products), f, norms))
+        weights = BY_GRAM[rule](products, f, **_rule_arguments(options, len(products), f, norms))
         of_rows = product(weights[None], mixing)[0].tolist()
         return WeightedSum(of_rows, spread(products, weights) if RUNNING in options else None)
 
 
-def _told(options: Sequence[str], n: int, f: int, norms: Sequence[float | None]) -> dict[str, Any]:
+def _rule_arguments(
+    options: Sequence[str], n: int, f: int, norms: Sequence[float | None]
+) -> dict[str, Any]:
     """A rule's options as its function takes them; ``norms``: what members say that the radius of
     centred clipping is.
     """
-    told: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     if "n1" in options:
-        told["neighbours"] = n - f - 1
+        arguments["neighbours"] = n - f - 1
     if "k2" in options:
-        told["chosen"] = n - f - 2
+        arguments["chosen"] = n - f - 2
     if RUNNING in options:
-        told["radius"] = common_radius(norms, f)
-    return told
+        arguments["radius"] = common_radius(norms, f)
+    return arguments
 
 
 def _mixing(step: RuleStep, products: Matrix, f: int, cids: Sequence[bytes]) -> Matrix:

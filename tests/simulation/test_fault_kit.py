@@ -5,10 +5,14 @@ promises and finish.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from faults import KINDS, PHASES, TARGETS, Fault, Kind, Simulated, Target, choose, fault
 from kits.rounds.swarm import Options, SimSwarm
+from seeds import seeds
+
+from atoll.collectives.identifiers import PeerId
 
 OPTIONS = Options(peers=(5, 6), faults=(), rounds=12)
 
@@ -103,6 +107,33 @@ def test_a_script_strikes_in_order_and_once_each() -> None:
     assert faults.left == []
     rounds = [found.round for found in faults.struck]
     assert rounds == sorted(set(rounds))
+
+
+class EveryThird(Simulated):
+    """The next fault strikes three rounds after the one before."""
+
+    CALM_S = 0.0
+
+    def _arm(self, fault: Fault, victim: PeerId, round_: int) -> None:
+        super()._arm(fault, victim, round_)
+        self._round = round_ + 3
+
+
+@pytest.mark.parametrize("seed", seeds(2, 4))
+@pytest.mark.parametrize("codec", ["sparse64_both", "stat2_both"])
+def test_results_as_coarse_as_contributions_rest_on_no_owner(codec: str, seed: int) -> None:
+    """An owner dies in every third round. Each result is the mean of the contributions that its
+    entry names, bit for bit: none rests on what an owner alone knew of earlier ones.
+    """
+    swarm = SimSwarm(
+        seed,
+        Options(peers=(5, 6), faults=(), rounds=16, fragments=1, plan="butterfly", codec=codec),
+    )
+    faults = EveryThird(swarm, [fault("kill").of("owner").during("reduce").lasting(0.5)] * 4)
+    assert swarm.run().problem == ""  # safety, then liveness
+    rounds = [struck.round for struck in faults.struck]
+    assert len(rounds) >= 3
+    assert all(later >= earlier + 3 for earlier, later in pairwise(rounds))
 
 
 def test_a_script_is_part_of_what_a_seed_reproduces() -> None:

@@ -105,7 +105,7 @@ class Lab:
         self.net.run()
         assert not any(self.net.results(peer, self.plan) for peer in self.net.peers)
 
-    def told(self) -> Disputed | None:
+    def report(self) -> Disputed | None:
         """What the owner said last of itself."""
         return self.net.of(self.owner, ReductionReport)[-1].disputed
 
@@ -184,7 +184,7 @@ def test_a_head_that_states_another_sum_is_named_and_its_sum_is_not_used(lie, ac
     assert lab.disputed() == Disputed(lab.plan.plan_id, AT, lab.head, lab.witness)
     lab.by_star()
     assert lab.named() == {lab.head}
-    assert lab.told() == Disputed(lab.plan.plan_id, AT, lab.head, lab.witness, (lab.head,))
+    assert lab.report() == Disputed(lab.plan.plan_id, AT, lab.head, lab.witness, (lab.head,))
 
 
 def test_a_witness_that_doubts_a_true_sum_is_named_and_the_head_is_not() -> None:
@@ -216,7 +216,7 @@ def test_a_member_that_sends_the_two_different_things_gets_nobody_named(whom: st
     assert lab.disputed() == Disputed(lab.plan.plan_id, 0, lab.head, lab.witness)
     lab.by_star()
     assert lab.named() == set()
-    assert lab.told() == Disputed(lab.plan.plan_id, 0, lab.head, lab.witness)
+    assert lab.report() == Disputed(lab.plan.plan_id, 0, lab.head, lab.witness)
 
 
 def test_a_head_that_says_it_was_given_something_else_is_not_believed_and_not_named() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from atoll.collectives.codec_names import BYTES_PER_VALUE, RESULTS, chunk_elements
+from atoll.collectives.codec_names import BOTH, BYTES_PER_VALUE, RESULTS, chunk_elements
 from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, get_codec
 from atoll.collectives.errors import ConfigError
 
@@ -238,6 +238,7 @@ def result_error(name, peers, n, outliers):
         ("int4", 0.17),
         ("stat2", 0.4),
         ("sparse256", 0.9),
+        ("stat2_both", 0.6),
     ],
 )
 def test_error_of_a_result(name, limit):
@@ -287,6 +288,25 @@ def test_a_format_never_changes_under_its_name(name, digest):
     wire = fresh(codec, n)
     assert codec.encode(x, wire)
     assert blake3(wire.data).hexdigest(8) == digest
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_both_ways_in_the_formats_of_one(name):
+    """Contributions are those of the name without `_both`, and so is their mean."""
+    codec, one, n = get_codec(name), get_codec(BOTH[name]), 5_001
+    assert codec.results.name == one.name
+    wires = [fresh(codec, n) for _ in range(3)]
+    for seed, wire in enumerate(wires):
+        x, alone = gaussian(n, seed), fresh(one, n)
+        assert codec.encode(x, wire)
+        assert one.encode(x, alone)
+        assert bytes(wire.data) == bytes(alone.data)
+    mean, found, expected = torch.zeros(n), fresh(codec.results, n), fresh(one, n)
+    for index, wire in enumerate(wires):
+        one.accumulate(wire, 2.0, mean, first=index == 0)
+    assert codec.weighted_mean(wires, [2.0] * 3, 6.0, found)
+    assert one.encode(mean / 6.0, expected)
+    assert bytes(found.data) == bytes(expected.data)
 
 
 def test_unknown_codec_and_wrong_buffers():

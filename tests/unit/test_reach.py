@@ -153,14 +153,14 @@ def test_an_ipv6_address_in_a_house_is_told_once_it_was_reached() -> None:
 
 
 def test_where_no_house_is_in_between_an_ipv6_address_is_told_at_once() -> None:
-    for own, told in (([WAN, SIX, LOOP], (WAN, SIX)), ([SIX], (SIX,))):
+    for own, expected in (([WAN, SIX, LOOP], (WAN, SIX)), ([SIX], (SIX,))):
         manager = AddressManager()
         manager.interfaces(own)
-        assert (manager.advertised(0.0), manager.nat(0.0)) == (told, "none")
+        assert (manager.advertised(0.0), manager.nat(0.0)) == (expected, "none")
         manager.report(SIX, S1, False, 0.0)
         manager.circuits([CIRCUIT])
         assert manager.advertised(0.0) == (
-            *(address for address in told if address != SIX),
+            *(address for address in expected if address != SIX),
             CIRCUIT,
         )
 
@@ -509,7 +509,7 @@ def test_where_another_node_of_the_house_has_our_port_another_is_asked_for(
             monkeypatch.setattr(portmap, "_discover", found)
             monkeypatch.setattr(portmap.PortMapper, "_by_natpmp", refuses)
             mapper = portmap.PortMapper(
-                random.Random(1), mine=lambda: [HOUSE], told=lambda means, address: None
+                random.Random(1), mine=lambda: [HOUSE], on_change=lambda means, address: None
             )
             first, again = await mapper._map(), await mapper._map()
             assert first == again

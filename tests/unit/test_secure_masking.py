@@ -11,7 +11,15 @@ import pytest
 from atoll.collectives.errors import BadSignatureError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.secure.masking import Masking, MaskingStep
-from atoll.node.secure.wire import PREFIX, AttemptMessage, Fixed, Said, Want, decode, encode
+from atoll.node.secure.wire import (
+    PREFIX,
+    AttemptMessage,
+    AuthoredMessage,
+    Fixed,
+    Want,
+    decode,
+    encode,
+)
 from atoll.security.identity import Identity
 from atoll.security.masking import Binding, Memory
 
@@ -38,7 +46,7 @@ def talk(members: dict[PeerId, Masking]) -> None:
             out, masking.out = masking.out, []
             for to, body in out:
                 for each in members if to is None else (to,):
-                    if each != peer and isinstance(body, Said):
+                    if each != peer and isinstance(body, AuthoredMessage):
                         members[each].hear(peer, body)
                     elif each != peer and isinstance(body, Fixed):
                         members[each].fix(peer, body)
@@ -53,7 +61,7 @@ def test_all_who_are_told_the_same_know_the_same_masking() -> None:
     leader = members[ROSTER[0]]
     assert leader.lead((), (), late=False)
     talk(members)
-    assert all(masking.said[1].keys() == set(ROSTER) for masking in members.values())
+    assert all(masking.messages[1].keys() == set(ROSTER) for masking in members.values())
     assert leader.lead((), (), late=False)
     talk(members)
     assert len({masking.digest for masking in members.values()}) == 1
@@ -109,13 +117,13 @@ def test_only_the_leader_fixes_and_the_second_word_does_not_count() -> None:
 def test_words_of_others_are_checked_whoever_hands_them_on() -> None:
     members = meeting()
     fresh = Masking(BINDING, ROSTER[0], ROSTER[3], "config")
-    keys = members[ROSTER[1]].said[0][ROSTER[1]]
+    keys = members[ROSTER[1]].messages[0][ROSTER[1]]
     with pytest.raises(BadSignatureError):
-        fresh.hear(ROSTER[0], Said(2, keys))
+        fresh.hear(ROSTER[0], AuthoredMessage(2, keys))
     with pytest.raises(RemoteProtocolError):
-        fresh.hear(ROSTER[0], Said(200, keys))
-    assert fresh.hear(ROSTER[2], Said(1, keys))
-    assert not fresh.hear(ROSTER[1], Said(1, keys))
+        fresh.hear(ROSTER[0], AuthoredMessage(200, keys))
+    assert fresh.hear(ROSTER[2], AuthoredMessage(1, keys))
+    assert not fresh.hear(ROSTER[1], AuthoredMessage(1, keys))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +147,10 @@ def test_every_message_survives_the_wire() -> None:
     bodies = [
         Fixed(1, (0, 2)),
         Want(3, (1,)),
-        *(Said(number, members[peer].said[0][peer]) for number, peer in enumerate(ROSTER)),
+        *(
+            AuthoredMessage(number, members[peer].messages[0][peer])
+            for number, peer in enumerate(ROSTER)
+        ),
     ]
     for body in bodies:
         data = encode(AttemptMessage(7, 3, body))
@@ -156,8 +167,8 @@ def test_who_lacks_keys_that_count_waits_for_them_though_all_shares_are_here() -
     assert leader.lead((), (ROSTER[3],), late=False)
     talk(members)
     assert leader.lead((), (ROSTER[3],), late=False)
-    del last.said[0][ROSTER[1]]
+    del last.messages[0][ROSTER[1]]
     talk(members)
-    assert last.said[1].keys() >= set(last.fixed[1])
+    assert last.messages[1].keys() >= set(last.fixed[1])
     assert last.digest is None
     assert last.missing() == (0, (1,))

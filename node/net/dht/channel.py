@@ -83,9 +83,9 @@ class Channel:
                 stream = self._stream or await self._opened()
                 self._waiting.append(waiting)
                 first, self._introduced = not self._introduced, True
-                said = replace(request, closer=(self._me(),)) if first else request
+                sent = replace(request, closer=(self._me(),)) if first else request
                 await stream.send_all(
-                    encode(said) + (encode(Rpc(PING)) if request.kind == ADD_PROVIDER else b"")
+                    encode(sent) + (encode(Rpc(PING)) if request.kind == ADD_PROVIDER else b"")
                 )
             await waiting.done.wait()
         if waiting.answer is None:

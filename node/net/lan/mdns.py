@@ -56,7 +56,7 @@ def answer(name: str, addresses: Sequence[str], *, life_s: int = LIFE_S) -> byte
     own = _packed((name, *SERVICE))
     texts = b"".join(
         bytes((len(text),)) + text
-        for text in (said.encode() for said in (*(ADDRESS + a for a in addresses), MARK))
+        for text in (item.encode() for item in (*(ADDRESS + a for a in addresses), MARK))
     )
     pointer = _packed(SERVICE) + _RECORD.pack(_PTR, _IN, life_s, len(own)) + own
     return (

@@ -92,15 +92,15 @@ class Neighbours:
         """
         self._read += 1
         try:
-            said = read(data)
+            message = read(data)
         except ValueError:
             return []
-        if said.asks and self._addresses:
+        if message.asks and self._addresses:
             soonest = max(now, self._answered_at + PAUSE_S)
             self._answer_at = min(self._answer_at, soonest + self._rng.uniform(*SOON_S))
         found = [
             self._take(text, sender, now)
-            for texts in said.texts
+            for texts in message.texts
             if MARK in texts
             for text in texts
             if text.startswith(ADDRESS)

@@ -126,8 +126,8 @@ class AutoNat:
             with trio.fail_after(ASK_S):
                 request = await protobuf.receive(stream)
                 status, address = await self._try(peer, remote[0] if remote else "", request)
-                told = protobuf.encode({1: status, **({3: pack([address])} if address else {})})
-                await protobuf.send(stream, {1: RESPONSE, 3: told})
+                response = protobuf.encode({1: status, **({3: pack([address])} if address else {})})
+                await protobuf.send(stream, {1: RESPONSE, 3: response})
                 await stream.finish()
                 await stream.receive_some()
         except RemoteProtocolError:

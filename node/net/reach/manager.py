@@ -104,9 +104,9 @@ class AddressManager:
     def report(self, address: str, by_host: str, reached: bool, now: float) -> None:
         """A server at ``by_host`` has tried ``address``."""
         self._reports = {
-            other: told
-            for other, told in self._reports.items()
-            if any(now - at <= FRESH_S for _, at in told.values())
+            other: reports
+            for other, reports in self._reports.items()
+            if any(now - at <= FRESH_S for _, at in reports.values())
         }
         self._reports.setdefault(address, {})[by_host] = reached, now
 

@@ -53,12 +53,12 @@ class PortMapper:
         rng: random.Random,
         *,
         mine: Callable[[], list[str]],
-        told: Callable[[str, str | None], None],
+        on_change: Callable[[str, str | None], None],
     ) -> None:
         """``mine()``: our addresses in the house; ``told(means, address)``: a mapping came (or,
         None, went).
         """
-        self._rng, self._mine, self._told = rng, mine, told
+        self._rng, self._mine, self._on_change = rng, mine, on_change
         self._wake = trio.Event()
         self._outside = 0  # the port that we were given last: it is asked for again
         self.answer = ""
@@ -80,7 +80,7 @@ class PortMapper:
                 if held is not None and (
                     found is None or (found.means, found.address) != (held.means, held.address)
                 ):
-                    self._told(held.means, None)
+                    self._on_change(held.means, None)
                 held, self.answer = (
                     found,
                     "none"
@@ -90,7 +90,7 @@ class PortMapper:
                     else "inner",
                 )
                 if found is not None:
-                    self._told(found.means, found.address)
+                    self._on_change(found.means, found.address)
                     pauses.reset()
                 with trio.move_on_after(
                     pauses.next_s() if found is None else max(30.0, min(found.life_s, LIFE_S) / 2)

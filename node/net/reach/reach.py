@@ -129,15 +129,15 @@ class Reachability:
             lan=self.manager.lan,
             known=lambda peer: [address for address in known(peer) if is_direct(address)],
         )
-        self.mapper = PortMapper(rng, mine=self.manager.lan, told=self._mapped)
-        self.lane_mapper = PortMapper(rng, mine=lanes, told=self._lane_mapped)
+        self.mapper = PortMapper(rng, mine=self.manager.lan, on_change=self._mapped)
+        self.lane_mapper = PortMapper(rng, mine=lanes, on_change=self._lane_mapped)
         self._lane_at: dict[str, str] = {}  # by the means
         self._look = trio.Event()
         self._look_s = ASK_AGAIN_S
         self._asked: dict[
             tuple[str, str], float
         ] = {}  # (server's host, address; "": observed): when
-        self._told: tuple[str, ...] = ()
+        self._announced: tuple[str, ...] = ()
         self._nat = "unknown"
         self._paths: dict[PeerId, str] = {}
         host.dialler.from_listen = lambda to: (
@@ -177,7 +177,7 @@ class Reachability:
     def began(self) -> None:
         """The host listens: from now on there are addresses."""
         self.manager.interfaces(self._host.listening(), source())
-        self._told = tuple(self._host.addresses())
+        self._announced = tuple(self._host.addresses())
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -221,9 +221,9 @@ class Reachability:
         are.
         """
         self.manager.circuits(self.circuits.addresses())
-        told, nat = tuple(self._host.addresses()), self.manager.nat(trio.current_time())
-        changed, turned = told != self._told, nat != self._nat
-        self._told, self._nat = told, nat
+        addresses, nat = tuple(self._host.addresses()), self.manager.nat(trio.current_time())
+        changed, turned = addresses != self._announced, nat != self._nat
+        self._announced, self._nat = addresses, nat
         if changed:
             self.changed()
         if changed or turned:

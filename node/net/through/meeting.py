@@ -195,8 +195,8 @@ class _Attempt:
     async def _greet(self, sock: trio.socket.SocketType, nursery: trio.Nursery) -> None:
         await send_all(sock, self._says)
         with trio.move_on_after(HELLO_S):
-            said = await receive_exactly(sock, len(self._head) + PROOF_BYTES)
-            if not hmac.compare_digest(said, self._head + self._wants):
+            received = await receive_exactly(sock, len(self._head) + PROOF_BYTES)
+            if not hmac.compare_digest(received, self._head + self._wants):
                 return
             if not self._driver:
                 if await receive_exactly(sock, 1) == GO:

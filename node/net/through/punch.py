@@ -118,8 +118,8 @@ class Punch:
 
     def why(self) -> str:
         """What became of every candidate."""
-        said = [
+        attempts = [
             f"{host}:{port} {self._ends.get((host, port), 'does not answer')}"
             for host, port in list(self._tries)[:MAX_CANDIDATES]
         ]
-        return "; ".join(said) or "the other side has no address that could be dialled"
+        return "; ".join(attempts) or "the other side has no address that could be dialled"

@@ -85,11 +85,11 @@ async def look_up(address: str, texts: Texts = texts_of) -> list[tuple[PeerId, s
             continue
         asked.add(host)
         try:
-            said = await texts(f"_dnsaddr.{host}")
+            listed = await texts(f"_dnsaddr.{host}")
         except NetworkError as error:
             failure = failure or error
             continue
-        for text in said[:MAX_FOUND]:
+        for text in listed[:MAX_FOUND]:
             entry = text.removeprefix("dnsaddr=")
             if entry == text or (wanted and not entry.endswith(f"/p2p/{wanted}")):
                 continue
@@ -121,8 +121,10 @@ async def numeric(addresses: Sequence[str], given: Collection[str]) -> list[str]
         host, port = host_and_port(address)
         infos: list[str] = []
         with contextlib.suppress(OSError), trio.move_on_after(ANSWER_S):
-            said = await trio.socket.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM)
-            infos = [str(sockaddr[0]).partition("%")[0] for *_, sockaddr in said]
+            answers = await trio.socket.getaddrinfo(
+                host, port, family=family, type=socket.SOCK_STREAM
+            )
+            infos = [str(sockaddr[0]).partition("%")[0] for *_, sockaddr in answers]
         found += (
             [make_address(info, port) for info in infos if address in given or is_public(info)]
             if infos

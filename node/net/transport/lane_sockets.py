@@ -352,8 +352,8 @@ async def hello(sock: trio.socket.SocketType, token: bytes, secrets: bytes) -> b
 
 async def be_greeted(sock: trio.socket.SocketType, token: bytes, secrets: bytes) -> bool:
     """The same from the other end. Raises OSError."""
-    said = await receive_exactly(sock, len(MAGIC) + TOKEN_BYTES + PROOF_BYTES)
-    if not hmac.compare_digest(said, MAGIC + token + proof(secrets, b"dial", token)):
+    received = await receive_exactly(sock, len(MAGIC) + TOKEN_BYTES + PROOF_BYTES)
+    if not hmac.compare_digest(received, MAGIC + token + proof(secrets, b"dial", token)):
         return False
     await send_all(sock, proof(secrets, b"take", token))
     return True

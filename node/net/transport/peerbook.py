@@ -46,7 +46,7 @@ class PeerBook:
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._given: dict[PeerId, tuple[str, ...]] = {}
-        self._said: dict[PeerId, tuple[str, ...]] = {}
+        self._announced: dict[PeerId, tuple[str, ...]] = {}
         self._heard: dict[PeerId, tuple[str, ...]] = {}
 
     def give(self, peer: PeerId, address: str) -> None:
@@ -55,7 +55,7 @@ class PeerBook:
 
     def add(self, peer: PeerId, addresses: Iterable[str]) -> None:
         """``peer`` says where it is, newest first; malformed addresses are dropped."""
-        self._note(self._said, peer, tuple(addresses))
+        self._note(self._announced, peer, tuple(addresses))
 
     def hear(self, peer: PeerId, addresses: Iterable[str]) -> None:
         """Somebody else says where ``peer`` is."""
@@ -78,19 +78,21 @@ class PeerBook:
         """We were connected to ``peer``: it is the last to be forgotten and the first to be
         cached.
         """
-        known = usable((*self._said.pop(peer, ()), *self._heard.pop(peer, ())))
+        known = usable((*self._announced.pop(peer, ()), *self._heard.pop(peer, ())))
         if known:
-            self._said[peer] = known
+            self._announced[peer] = known
 
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """At most 8 addresses; empty when none is known."""
         return usable(
-            (*self._given.get(peer, ()), *self._said.get(peer, ()), *self._heard.get(peer, ()))
+            (*self._given.get(peer, ()), *self._announced.get(peer, ()), *self._heard.get(peer, ()))
         )
 
     def peers(self) -> list[PeerId]:
         """All peers with an address, most recently confirmed first."""
-        return list(dict.fromkeys([*reversed(self._said), *self._given, *reversed(self._heard)]))
+        return list(
+            dict.fromkeys([*reversed(self._announced), *self._given, *reversed(self._heard)])
+        )
 
     def cached(self) -> bytes:
         """What `save` writes."""

@@ -209,7 +209,7 @@ PLANTS: dict[str, BtardPlant] = {
             (
                 Attempt,
                 "acceptable",
-                lambda self, kind, sender: self.table.said(kind, sender) is not None,
+                lambda self, kind, sender: self.table.content(kind, sender) is not None,
             ),
         ),
     ),

@@ -157,7 +157,7 @@ class Deaths:
                 continue
             for session, disk in zip(process.run.sessions, member.disks, strict=True):
                 waits, since = session.waits, max(session.began_at, disk.moved_at)
-                if now - since > waits.quiet_s + SILENT_S and not waits.told:
+                if now - since > waits.quiet_s + SILENT_S and not waits.announced:
                     found.append(f"{member.peer} ({waits.look(now).state})")
         return found
 

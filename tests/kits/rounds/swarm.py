@@ -78,8 +78,8 @@ TIMING = Timing(pull_s=0.1, heartbeat_s=0.25, keep_rounds=4)
 class Options:
     """What a seed is run with. ``rounds``: entries that must be decided; ``patience_s``: how long
     after healing, virtual; ``plan``: the topology of its plans, ``fragments``: into how many the
-    model is cut; both by the seed where they are None; ``reducer``: what becomes of contributions;
-    ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the
+    model is cut, ``codec``: all by the seed where they are None; ``reducer``: what becomes of
+    contributions; ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the
     kinds of `losses`, and of faults that aim, where these are asked for."""
 
     peers: tuple[int, int] = (5, 9)
@@ -89,6 +89,7 @@ class Options:
     patience_s: float = 90.0
     plan: TopologyKind | None = None
     fragments: int | None = None
+    codec: str | None = None
     reducer: str = "mean"
     lying: int = 0
     lies: tuple[Lie, ...] = LIES
@@ -165,7 +166,8 @@ class SimSwarm:
             (plain, plain, "stat2", "sparse64")
         )  # results travel in another codec
         self.settings = RunSettings(
-            codec=plain if plant is not None or self.options.reducer != "mean" else coarse,
+            codec=self.options.codec
+            or (plain if plant is not None or self.options.reducer != "mean" else coarse),
             outer=OuterSettings(lr=0.7, momentum=0.5),
             reducer=self.options.reducer,
             plan=self.options.plan or self._drawn(ways),
