@@ -26,7 +26,7 @@ class SecureMeans:
     def __init__(
         self, terms: SecureSettings, privacy: PrivacySettings | None, members: int, seed: int
     ) -> None:
-        self._terms, self._privacy, self._members, self._chance = (
+        self._terms, self._privacy, self._members, self._rng = (
             terms,
             privacy,
             members,
@@ -46,7 +46,7 @@ class SecureMeans:
             self._terms, self._privacy, rows[0].numel(), self._members, smallest, self._bound
         )
         made = [
-            vectors.words(row.to(torch.float32), count, self._chance)
+            vectors.words(row.to(torch.float32), count, self._rng)
             for row, count in zip(rows, samples, strict=True)
         ]
         words = [
@@ -58,7 +58,7 @@ class SecureMeans:
         buckets = Buckets.one(peers)
         if self._terms.buckets > 1:
             buckets = Buckets.dealt(
-                self._chance.randbytes(32), peers, self._terms.buckets, self._terms.threshold
+                self._rng.randbytes(32), peers, self._terms.buckets, self._terms.threshold
             )
         dealt = [[int(peer) for peer in buckets.members[index]] for index in buckets.open(peers)]
         if len(dealt) < least_buckets(self._terms):

@@ -38,7 +38,7 @@ class Actor:
         self._until: Callable[[], bool] = lambda: True
         self._poked = True
         self._dismissed = False
-        self._chance = _fresh_chance(seed)
+        self._rng_state = _seeded_rng(seed)
         self.frozen = False  # stopped, with its process
         self.thread = threading.Thread(target=self._run, name=f"atoll-script-{name}", daemon=True)
         self.thread.start()
@@ -68,18 +68,18 @@ class Actor:
             self.wait(lambda: False, seconds)
 
     def _hand_over(self) -> None:
-        self._chance = _chance()
+        self._rng_state = _rng()
         self.stage.baton.release()
         self._turn.acquire()
         if self._dismissed:
             raise Dismissed
-        _set_chance(self._chance)
+        _set_rng(self._rng_state)
 
     def _run(self) -> None:
         self._turn.acquire()
         try:
             if not self._dismissed:
-                _set_chance(self._chance)
+                _set_rng(self._rng_state)
                 self.result = self._body()
         except Dismissed:
             pass
@@ -135,7 +135,7 @@ class Stage:
 
         Raises the first error of a script, or SwarmClosedError after ``limit_s`` virtual seconds.
         """
-        rng = _chance()
+        rng = _rng()
         try:
             while self._turns() or not (until() or self._failed()):
                 if not self.world.step():
@@ -150,7 +150,7 @@ class Stage:
         finally:
             for actor in self.actors:
                 actor.dismiss()
-            _set_chance(rng)
+            _set_rng(rng)
         for actor in self.actors:
             if actor.error is not None:
                 raise actor.error
@@ -177,17 +177,17 @@ class Stage:
         )
 
 
-def _chance() -> tuple[Any, ...]:
+def _rng() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
-def _set_chance(state: tuple[Any, ...]) -> None:
+def _set_rng(state: tuple[Any, ...]) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.set_rng_state(state[2])
 
 
-def _fresh_chance(seed: int) -> tuple[Any, ...]:
+def _seeded_rng(seed: int) -> tuple[Any, ...]:
     return (
         random.Random(seed).getstate(),
         np.random.RandomState(seed).get_state(),

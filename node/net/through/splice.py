@@ -35,7 +35,7 @@ is taken in, for a while.
 TEND_S = 0.2
 
 
-class _Way:
+class _OneWay:
     """One direction of a circuit."""
 
     def __init__(self, source: socket.socket, drain: socket.socket) -> None:
@@ -106,7 +106,7 @@ class _SplicedPair:
         ended: Callable[[], None],
     ) -> None:
         self.sockets = (one, other)
-        self.ways = (_Way(one, other), _Way(other, one))
+        self.directions = (_OneWay(one, other), _OneWay(other, one))
         self.left, self.until, self.moved_at, self.ended = nbytes, until, time.monotonic(), ended
         for sock in self.sockets:
             control(sock, "bbr")
@@ -114,12 +114,12 @@ class _SplicedPair:
 
     @property
     def over(self) -> bool:
-        return self.left <= 0 or all(way.closed for way in self.ways)
+        return self.left <= 0 or all(way.closed for way in self.directions)
 
     def move(self) -> int:
         """How many bytes went on. Raises OSError."""
         moved = 0
-        for way in self.ways:
+        for way in self.directions:
             moved += way.move(self.left - moved)
         self.left -= moved
         return moved
@@ -134,7 +134,7 @@ class _SplicedPair:
 
     def events(self, sock: socket.socket) -> int:
         """What to wait for at one of the sockets."""
-        way, back = self.ways if sock is self.sockets[0] else self.ways[::-1]
+        way, back = self.directions if sock is self.sockets[0] else self.directions[::-1]
         wanted = 0 if way.ended or way.pending else selectors.EVENT_READ
         return wanted | (selectors.EVENT_WRITE if back.pending else 0)
 

@@ -67,7 +67,7 @@ class Dialler:
         learns nothing by it, and two who dial each other at the same moment from their listen ports
         get one connection with two beginnings."""
         self._sources: dict[int, tuple[str, int]] = {}
-        self._ways: WeakKeyDictionary[RawConnection, str] = (
+        self._paths: WeakKeyDictionary[RawConnection, str] = (
             WeakKeyDictionary()
         )  # noted before anybody can hear of the connection
 
@@ -93,7 +93,7 @@ class Dialler:
 
     async def _upgrade(self, stream: trio.SocketStream, target: ID, way: str) -> None:
         raw = RawConnection(TrioTCPStream(stream), True)
-        self._ways[raw] = way
+        self._paths[raw] = way
         try:
             await self._swarm.upgrade_outbound_raw_conn(raw, target)
         except BaseException:
@@ -131,7 +131,7 @@ class Dialler:
             await self._upgrade(stream, target, "punched")
             return
         raw = RawConnection(TrioTCPStream(stream), False)
-        self._ways[raw] = "punched"
+        self._paths[raw] = "punched"
         await self._accept(raw, address, target)
 
     async def over(self, stream: PeerStream, address: str, target: ID, *, initiator: bool) -> None:
@@ -139,7 +139,7 @@ class Dialler:
         when the connection ends.
         """
         raw = RawConnection(_Pipe(stream), initiator, ConnectionType.RELAYED, [Multiaddr(address)])
-        self._ways[raw] = "relay"
+        self._paths[raw] = "relay"
         if initiator:
             try:
                 await self._swarm.upgrade_outbound_raw_conn(raw, target)
@@ -187,7 +187,7 @@ class Dialler:
         other way).
         """
         raw = _raw(connection)
-        return self._ways.get(raw, "") if raw is not None else ""
+        return self._paths.get(raw, "") if raw is not None else ""
 
     def accepted(self, connection: Any) -> bool:
         """Whether the other end has the opening part in a connection."""
