@@ -10,7 +10,18 @@ from ...collectives.errors import ConfigError
 from ...optim.planning import Choice, Conditions, PeerConditions, estimate, price
 from .view import RunPicture
 
-CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "stat2", "sparse256", "sparse128", "sparse64")
+CODECS = (
+    "fp32",
+    "fp16",
+    "bf16",
+    "int8",
+    "int4",
+    "stat2",
+    "stat2_both",
+    "sparse256",
+    "sparse128",
+    "sparse64",
+)
 OVERLAPS = ("none", "late", "eager")
 RATE, RTT_S = 12_500_000.0, 0.05  # where nothing was measured: 100 Mbit/s
 

@@ -24,7 +24,7 @@ LEAST_STEPS = 10
 # results are due this much later than estimated: links are never exactly as fast as they were
 MARGIN = 1.25
 LEAST_VALUES = 1_000_000  # of a fragment: below, round trips cost more than what is saved
-CODECS = ("int8", "int4", "stat2", "sparse256", "sparse128", "sparse64")
+CODECS = ("int8", "int4", "stat2", "stat2_both", "sparse256", "sparse128", "sparse64")
 SPACING = 1.1  # between the lengths of rounds that are tried first
 
 

@@ -35,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "int4 with feedback": {"codec": "int4", "feedback": True},
     "eager, int4 with feedback": {"codec": "int4", "feedback": True, "overlap": "eager"},
     "2 bits": {"codec": "stat2"},
+    "2 bits both ways": {"codec": "stat2_both"},
     "sparse": {
         "codec": "sparse256",
         "feedback_kept": 0.95,

@@ -824,8 +824,8 @@ def test_a_plan_says_settings_and_why(atoll: Cli, tmp_path: Path) -> None:
     ]
     found = atoll.json(*arguments)
     assert found["settings"] == {
-        "train": {"sync_every": 33, "overlap": "late", "delay": 4},
-        "exchange": {"codec": "stat2", "fragments": 8},
+        "train": {"sync_every": 25, "overlap": "late", "delay": 3},
+        "exchange": {"codec": "stat2_both", "fragments": 8},
         "train.outer": {"preset": "auto"},
     }
     assert found["reached"] is True
@@ -835,7 +835,7 @@ def test_a_plan_says_settings_and_why(atoll: Cli, tmp_path: Path) -> None:
     assert 1 < found["predicted"]["price"]["loss"] < found["present"]["price"]["loss"] < 1.1
     assert atoll(*arguments) == 0
     tables = atoll.out[atoll.out.index("[train]") :].rpartition("as run.toml is")[0]
-    assert parse_manifest(RUN + tables).train.delay == 4  # what it prints can be pasted
+    assert parse_manifest(RUN + tables).train.delay == 3  # what it prints can be pasted
     assert "int4, waiting for each round" not in atoll.out
     assert atoll(*arguments, "--explain") == 0
     assert "int4, waiting for each round" in atoll.out

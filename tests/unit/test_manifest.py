@@ -250,6 +250,7 @@ def test_a_run_with_btard_that_cannot_be(text: str, key: str) -> None:
         ("exchange = { fragments = 17 }", "$.exchange.fragments"),
         ("exchange = { fragments = 8 }\ntrain = { sync_every = 7 }", "$.exchange.fragments"),
         ("exchange = { codec = 'stat2', plan = 'ring' }", "$.exchange.plan"),
+        ("exchange = { codec = 'stat2_both', plan = 'ring' }", "$.exchange.plan"),
         (
             "exchange = { codec = 'int8', codecs = { x = 'sparse64' }, plan = 'two-level' }",
             "$.exchange.plan",
@@ -303,6 +304,10 @@ def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
         (
             "robust = { rule = 'median', f = 1 }\nexchange = { codecs = { x = 'sparse64' } }",
             "$.exchange.codecs",
+        ),
+        (
+            "robust = { rule = 'median', f = 1 }\nexchange = { codec = 'sparse64_both' }",
+            "$.exchange.codec",
         ),
         (
             "robust = { rule = 'meamed', f = 1 }\ntrain = { outer = { stretch = true } }",

@@ -17,6 +17,7 @@ from house import ROOT
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from atoll.collectives.codec_names import CODECS as NAMES
 from atoll.collectives.errors import ConfigError
 from atoll.node.manifest import parse_manifest
 from atoll.optim.planning import (
@@ -33,6 +34,7 @@ from atoll.optim.planning import (
 )
 from atoll.optim.planning.estimate import ASK_S, EFFICIENCY, ROUND_TRIPS, SCRIPT_S, WORK_S, round_of
 from atoll.optim.planning.planner import CODECS, LEAST_STEPS
+from atoll.optim.planning.price import CODECS as PRICES
 
 MBIT = 1e6 / 8
 INT8 = 1 + 4 / 256
@@ -93,7 +95,7 @@ def test_the_slower_the_link_the_less_is_sent() -> None:
     fast = plan(alike(4, 1000, 0.5, 10_000_000))
     assert fast.choice == Choice(LEAST_STEPS, "int8", "late", 1)
     slow = plan(alike(8, 20, 0.2, 10_000_000, rtt_s=0.05))
-    assert (slow.choice.codec, slow.choice.overlap, slow.choice.fragments) == ("stat2", "late", 8)
+    assert (slow.choice.codec, slow.choice.overlap) == ("stat2_both", "late")
     hopeless = plan(alike(4, 5, 0.05, 50_000_000))
     assert hopeless.choice.sync_every == 100
     assert "of the time is training: faster links" in hopeless.why[-1]
@@ -120,6 +122,7 @@ TABLE = {  # rows of docs/benchmarks-training.md
     "diloco_int8": Choice(10, "int8"),
     "diloco_int4": Choice(10, "int4"),
     "diloco_2bit_ef": Choice(10, "stat2"),
+    "diloco_2bit_both": Choice(10, "stat2_both"),
     "streaming": Choice(10, "fp32", fragments=2),
     "sparseloco": Choice(10, "sparse128"),
     "late": Choice(10, "fp32", "late", 3),
@@ -128,6 +131,10 @@ TABLE = {  # rows of docs/benchmarks-training.md
     "eager_round": Choice(10, "fp32", "eager"),
     "streaming_late": Choice(10, "fp32", "late", 3, 2),
 }
+
+
+def test_all_codecs_have_a_price() -> None:
+    assert PRICES.keys() == set(NAMES)
 
 
 def test_prices_are_within_a_hundredth_of_what_was_measured() -> None:
