@@ -37,8 +37,11 @@ def _say(run: str | None, *, paused: bool) -> None:
     with connect(current()) as client:
         info = client.find_run(run or "")
         answer = client.pause(info.run_id, paused)
+    of = info.settings.rounds
     text = (
-        f"{info.name} rests here once the round is over; again: atoll resume {info.run_id[:8]}"
+        f"{info.name} is finished: all its {of} rounds are committed, and nothing trains here"
+        if of is not None and info.round >= of
+        else f"{info.name} rests here once the round is over; again: atoll resume {info.run_id[:8]}"
         if answer.get("paused")
         else f"{info.name} is trained here again"
         if answer.get("changed")

@@ -238,7 +238,7 @@ def waits_words(view: RunPicture) -> str:
     of = waiting.get("of")
     names = ", ".join(name_of(str(peer)) for peer in of) if isinstance(of, Sequence) else ""
     sentence = f"{waiting.get('state')}: waits for {waiting.get('what')}"
-    sentence += (f" of {names}" if names else "") + f"; ends when {waiting.get('ends')}"
+    sentence += (f", of {names}" if names else "") + f"; ends when {waiting.get('ends')}"
     return escaped("; ".join(filter(None, (sentence, lack))), 600)
 
 

@@ -186,7 +186,7 @@ class Chronicle:
                 level = logging.INFO if event.waiting.state in USUAL else logging.WARNING
                 log.log(
                     level,
-                    "run %s: %s for %.0f s: waits for %s of %s; it ends when %s",
+                    "run %s: %s for %.0f s: waits for %s, of %s; it ends when %s",
                     run.run_id,
                     event.waiting.state,
                     event.waiting.round_open_s,

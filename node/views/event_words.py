@@ -77,7 +77,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
             f"{escaped(e['state'])}, no round for {float(e['round_open_s']):.0f} s: waits "
             f"for {escaped(e['what'])}"
         )
-        + (f" of {', '.join(short_peer(str(peer)) for peer in e['of'])}" if e.get("of") else "")
+        + (f", of {', '.join(short_peer(str(peer)) for peer in e['of'])}" if e.get("of") else "")
         + f"; it ends when {escaped(e['ends'])}"
     ),
     "run.goes_on": lambda e: "it goes on",
