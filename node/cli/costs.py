@@ -1,5 +1,5 @@
-"""What a run asks of a member, from its manifest: parameters, bytes a round, disk, and what the
-others see.
+"""What a run asks of a member, from its manifest: parameters, bytes a round, memory, disk, and what
+the others see.
 """
 
 from __future__ import annotations
@@ -8,7 +8,13 @@ from typing import Any
 
 import msgspec
 
-from ...collectives.codec_names import MASKED_BYTES, round_bytes_per_value
+from ...collectives.codec_names import (
+    BYTES_PER_VALUE,
+    MASKED_BYTES,
+    RESULTS,
+    round_bytes_per_value,
+)
+from ...collectives.swarm import RunSettings
 from ...optim.federated.methods import SUMS
 from ..home.output import bytes_text, count_text, span_text
 from ..manifest import Manifest
@@ -17,10 +23,39 @@ from ..manifest.methods import counting, rounds_text
 from ..manifest.optional_tables import liars_borne
 from ..views.documents import lying_text, rule_text
 
-_STATE_BYTES = 8  # float32 anchor and momentum on disk
+_FLOAT_BYTES = 4
+STATE_VECTORS = {"adam": 2, "yogi": 2, "adamw": 2}
+"""Vectors as long as the anchor that an outer optimizer keeps, where it is not one. (The rules
+themselves load torch, for which nobody who reads a manifest waits.)"""
+_GENERATIONS = 2  # of the anchor: the newest, and the one that the next is written over
+_WARM_RESULTS = 2  # mappings of results that a node keeps
+_SNAPSHOTS = {"none": 0, "late": 1, "eager": 3}  # vectors of a script that trains on meanwhile
 _DDP_BYTES = (
     2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
 )
+
+
+def state_bytes(settings: RunSettings) -> int:
+    """Bytes of a parameter in the state that members keep on disk, and hand to who joins: the
+    anchor and the outer optimizer's vectors, float32.
+    """
+    return _FLOAT_BYTES * (1 + STATE_VECTORS.get(settings.outer.kind, 1))
+
+
+def host_bytes(settings: RunSettings) -> float:
+    """Bytes of a parameter that script and node of a plain run hold between rounds, beside
+    the model, its optimizer and what programs cost whatever the model: the state and one more
+    generation of the anchor, the contribution, the results mapped last, and what the script carries
+    from round to round. `scripts/bench/bench_memory.py` measures it.
+    """
+    encoded = [settings.codec, *settings.codecs.values()]
+    vectors = _GENERATIONS - 1  # the state has the other
+    vectors += 1  # the contribution
+    vectors += settings.feedback or not RESULTS.keys().isdisjoint(encoded)
+    vectors += 2 if settings.worker_momentum else 0
+    vectors += _SNAPSHOTS[settings.overlap]
+    result = max(BYTES_PER_VALUE[RESULTS.get(codec, codec)] for codec in encoded)
+    return state_bytes(settings) + _FLOAT_BYTES * vectors + _WARM_RESULTS * result
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
@@ -76,8 +111,10 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         found |= {
             "bytes_up_per_round": one_way,
             "bytes_down_per_round": one_way,
-            "disk_bytes": parameters * _STATE_BYTES,
+            "disk_bytes": parameters * state_bytes(settings),
         }
+        if not (federated or settings.secure or settings.btard):
+            found["host_bytes"] = round(parameters * host_bytes(settings))
         if settings.sync_every is not None:
             found["ddp_ratio"] = value / (_DDP_BYTES * settings.sync_every)
     return found
@@ -242,6 +279,11 @@ def describe_lines(manifest: Manifest) -> list[str]:
                 else ""
             )
         )
+        if "host_bytes" in d:
+            lines.append(
+                f"memory   about {bytes_text(d['host_bytes'])} between rounds, "
+                "beside the model and its optimizer"
+            )
         lines.append(
             f"disk     {bytes_text(d['disk_bytes'])} for the newest state, "
             "and two rounds of results"

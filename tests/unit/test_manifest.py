@@ -32,13 +32,21 @@ from atoll.collectives.swarm import (
     SiteSettings,
 )
 from atoll.node import manifest as m
-from atoll.node.cli.costs import describe_lines, explain_rule
+from atoll.node.cli.costs import (
+    STATE_VECTORS,
+    describe,
+    describe_lines,
+    explain_rule,
+    host_bytes,
+    state_bytes,
+)
 from atoll.node.home.config import NodeConfig
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import tables
 from atoll.node.manifest.form import as_toml
 from atoll.node.manifest.optional_tables import LEAST_LEFT, LEAST_PEERS, liars_borne
 from atoll.node.manifest.signed import DOMAIN
+from atoll.optim.outer.rules import RULES
 from atoll.security.btard import AttemptSettings
 from atoll.security.identity import Identity
 
@@ -1079,3 +1087,28 @@ def test_settings_that_exclude_each_other_are_a_sentence(text: str, words: str) 
     with pytest.raises(ConfigError) as caught:
         m.parse_manifest(f'schema = 1\nname = "x"\n{text}', "run.toml")
     assert caught.value.message.removesuffix(" (the first of 2 faults)") == f"run.toml: {words}"
+
+
+def test_memory_and_disk_that_a_run_asks_for() -> None:
+    def sized(more: str = "") -> m.Manifest:
+        model = '[model]\nentry = "local:x"\nparameters = 1_000_000_000\n'
+        return m.parse_manifest(f'schema = 1\nname = "x"\n{model}{more}')
+
+    plain = sized('[train]\nsync_every = 100\n[exchange]\ncodec = "int8"\n')
+    found = describe(plain)
+    assert found["disk_bytes"] == 8 * 10**9
+    assert found["host_bytes"] == round(10**9 * host_bytes(plain.settings()))
+    assert any(line.startswith("memory   about 16.8 GiB between") for line in describe_lines(plain))
+    # scripts/bench/bench_memory.py, 20 million parameters: 12.09 in the node, 6.04 in the script
+    assert host_bytes(plain.settings()) == pytest.approx(18.13, rel=0.05)
+    kept = sized('[exchange]\ncodec = "int8"\nfeedback = true\n').settings()
+    assert host_bytes(kept) == host_bytes(plain.settings()) + 4
+    adam = sized('[train.outer]\noptimizer = "adam"\nlr = 0.1\n').settings()
+    assert state_bytes(adam) == 12
+    assert host_bytes(adam) == host_bytes(plain.settings()) + 4
+
+
+def test_state_vectors_are_those_of_the_rules() -> None:
+    settings = {kind: OuterSettings(kind=kind, lr=0.1) for kind in RULES}
+    for kind, rule in RULES.items():
+        assert STATE_VECTORS.get(kind, 1) == max(1, rule(settings[kind]).vectors), kind

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""One peer of `bench_memory.py`: a script with its node, and a model whose steps each touch one
+hundredth of its values. Arguments: home, run, parameters.
+
+Commands and answers are JSON lines; each command is answered with an event of its name when it is
+done.
+
+    {"do": "make"}                    the model and its optimizer, the first time, and some steps;
+        what was freed goes back to the kernel
+    {"do": "attach"}                  the model joins the run
+    {"do": "rounds", "count": 3, "peers": 2}    so many rounds, a step before each  →  how long
+        each that counted everybody kept the script, and the digest of the anchor
+    {"do": "end"}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import torch
+from _attach_model import held
+
+from atoll.node import join
+from atoll.node.home.lifecycle import read_node_file
+from atoll.node.home.paths import find_paths
+from atoll.optim import attach
+
+PIECES = 100  # tensors, one of which a step touches
+
+
+class SparseTrainer:
+    """A model of ``numel`` parameters, SGD without state, and steps that touch a hundredth."""
+
+    def __init__(self, numel: int) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.ParameterList(
+            torch.nn.Parameter(torch.randn(numel // PIECES)) for _ in range(PIECES)
+        )
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.steps = 0
+
+    def step(self) -> None:
+        """One inner step."""
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model[self.steps % PIECES].square().sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps += 1
+
+
+def say(event: str, **fields: Any) -> None:
+    """One answer."""
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+def main() -> None:
+    """Do as told."""
+    home, run, numel = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    torch.set_num_threads(1)
+    swarm = join(run, home=home, private=True)
+    node = read_node_file(find_paths(home))
+    say("ready", peer=swarm.peer, pid=os.getpid(), node_pid=node.pid if node else 0)
+    trainer, attachment = None, None
+    for line in sys.stdin:
+        told = json.loads(line)
+        if told["do"] == "make":
+            if trainer is None:
+                trainer = SparseTrainer(numel)
+                for _ in range(PIECES):
+                    trainer.step()
+            held()
+            say("make", numel=sum(each.numel() for each in trainer.model.parameters()))
+        elif told["do"] == "attach" and trainer is not None:
+            attachment = attach(trainer.model, trainer.optimizer, swarm)
+            say("attach")
+        elif told["do"] == "rounds" and trainer is not None and attachment is not None:
+            pauses = list[float]()
+            for _ in range(told["count"]):
+                trainer.step()
+                began = time.monotonic()
+                outcome = attachment.sync()
+                attachment.settle()
+                if outcome is not None and len(outcome.contributors) == told["peers"]:
+                    pauses.append(time.monotonic() - began)
+            view = swarm.anchor()
+            number, digest = view.round, view.digest
+            view.release()
+            say("rounds", pauses=pauses, round=number, digest=digest)
+        elif told["do"] == "end":
+            break
+    swarm.close()
+
+
+if __name__ == "__main__":
+    main()

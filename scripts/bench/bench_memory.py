@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""How much host memory a peer of a large model needs between rounds, and what holds it.
+
+Two peers on this machine, each a script with its node (`_memory_peer.py`), and a model whose steps
+each touch one hundredth of its values. Memory is proportional set size (PSS, from smaps), which
+counts what processes share once, by what is mapped. Programs and libraries cost the same whatever
+the model's size, so figures a parameter are differences to a small model; of the script they are
+beyond what it had before it attached.
+
+bytes_per_param   script and node between rounds: the sum of all below
+shared            of it memory that script and node share: contribution and anchor generations;
+                  it can only be swapped out
+files             of it mapped files of the peer's home, results of rounds: page cache, which the
+                  system writes back and takes when it is short of memory
+anonymous         of it memory of one process: the outer optimizer's state in the node, scratch,
+                  and what the allocator keeps of freed memory
+pause_s           how long a round kept the script, median
+same_anchor       whether both peers hold the same anchor, bit for bit (true, or nothing is printed)
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from _bench import CANNOT, FailedError, emit, progress
+from _kits import Peer, Peers
+
+SMALL = 40_000  # parameters of the model that shows what programs cost
+PATIENCE_S = 550.0
+# while somebody joins, and ten seconds longer, a node keeps a copy of the state for it (8 bytes a
+# parameter)
+SERVED_S = 12.0
+KINDS: tuple[str, ...] = ("shared", "files", "anonymous")
+
+TEXT = """\
+schema = 1
+name = "memory"
+[model]
+entry = "local:memory"
+[train]
+sync_every = 1000000
+[train.outer]
+lr = 0.9
+momentum = 0.6
+[exchange]
+codec = "{codec}"
+"""
+
+
+def mapped(pid: int, home: Path) -> dict[str, int]:
+    """Proportional set size of a process in bytes, by what is mapped; libraries are left out."""
+    found, kind = dict.fromkeys(KINDS, 0), ""
+    for line in Path(f"/proc/{pid}/smaps").read_text(encoding="utf-8").splitlines():
+        name, *rest = line.split(maxsplit=5)
+        if not name.endswith(":"):  # a mapping: addresses, rights, offset, device, inode, path
+            kind = kind_of(rest[4] if len(rest) > 4 else "", home)
+        elif name == "Pss:" and kind:
+            found[kind] += int(rest[0]) * 1024
+    return found
+
+
+def kind_of(path: str, home: Path) -> str:
+    """What a mapping of this path holds; "": a program's own code and data."""
+    if path.startswith("/memfd:atoll"):
+        return "shared"
+    if path.startswith(str(home)):
+        return "files"
+    return "anonymous" if not path or path.startswith("[") else ""
+
+
+def ask(among: list[Peer], do: str, **fields: Any) -> list[dict[str, Any]]:
+    """Have all do something at once; their answers."""
+    for peer in among:
+        peer.say(do=do, **fields)
+    return [peer.expect(do, PATIENCE_S) for peer in among]
+
+
+def measure(options: argparse.Namespace, folder: Path, numel: int) -> dict[str, Any]:
+    """One size: bytes of a peer's script (beyond the model's own) and node, and pauses."""
+    text = TEXT.format(codec=options.codec)
+    worker = Path(__file__).with_name("_memory_peer.py")
+    with Peers(folder, 2, numel, worker, manifest=text) as swarm:
+        peer = swarm.all[0]
+        script, node = peer.process.pid, peer.node_pid
+        made = ask(swarm.all, "make")[0]["numel"]
+        own = mapped(script, folder)
+        ask(swarm.all, "attach")
+        ask(swarm.all, "rounds", count=options.rounds, peers=2)
+        time.sleep(SERVED_S)
+        seen = ask(swarm.all, "rounds", count=options.rounds, peers=2)
+        ask(swarm.all, "make")  # gives back what was freed
+        in_script, in_node = mapped(script, folder), mapped(node, folder)
+    if seen[0]["round"] != seen[1]["round"] or seen[0]["digest"] != seen[1]["digest"]:
+        raise FailedError(f"the peers hold different anchors: {seen}")
+    if not (pauses := [pause for each in seen for pause in each["pauses"]]):
+        raise FailedError("no round counted both peers")
+    progress(f"{made:,} parameters: script {in_script}, before {own}; node {in_node}")
+    return {
+        "numel": made,
+        "script": {kind: in_script[kind] - own[kind] for kind in KINDS},
+        "node": in_node,
+        "pauses": pauses,
+    }
+
+
+def run(options: argparse.Namespace, folder: Path) -> int:
+    """Measure and print."""
+    small = measure(options, folder / "small", SMALL)
+    large = measure(options, folder / "large", options.params)
+    values = large["numel"] - small["numel"]
+    each = {
+        where: {
+            kind: round((large[where][kind] - small[where][kind]) / values, 2) for kind in KINDS
+        }
+        for where in ("script", "node")
+    }
+    total = {kind: round(each["script"][kind] + each["node"][kind], 2) for kind in KINDS}
+    emit(
+        "memory",
+        vars(options),
+        large["pauses"],
+        params=large["numel"],
+        bytes_per_param=round(sum(total.values()), 2),
+        **total,
+        script=each["script"],
+        node=each["node"],
+        pause_s=round(statistics.median(large["pauses"]), 3),
+        same_anchor=True,
+    )
+    return 0
+
+
+def main() -> int:
+    """Exit code: 0 measured, 1 not, 64 cannot be done here."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--params", type=int, default=20_000_000, help="of the model (default 20,000,000)"
+    )
+    parser.add_argument("--codec", default="int8", help="default int8")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="before memory is measured, twice (default 3)"
+    )
+    options = parser.parse_args()
+    if options.params < 10 * SMALL or options.rounds < 1:
+        parser.error(f"--params is at least {10 * SMALL}, --rounds at least 1")
+    if not Path("/proc/self/smaps").exists():
+        progress("cannot do it: only Linux says what is mapped (/proc/PID/smaps)")
+        return CANNOT
+    folder = Path(tempfile.mkdtemp(prefix="atoll-memory-")).resolve()
+    for name in ("small", "large"):
+        (folder / name).mkdir()
+    try:
+        return run(options, folder)
+    except (FailedError, AssertionError) as error:
+        progress(f"cannot measure: {error}")
+        return 1
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
