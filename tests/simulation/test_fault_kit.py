@@ -127,7 +127,7 @@ def test_results_as_coarse_as_contributions_rest_on_no_owner(codec: str, seed: i
     """
     swarm = SimSwarm(
         seed,
-        Options(peers=(5, 6), faults=(), rounds=16, fragments=1, plan="butterfly", codec=codec),
+        Options(peers=(5, 6), faults=(), rounds=32, fragments=1, plan="butterfly", codec=codec),
     )
     faults = EveryThird(swarm, [fault("kill").of("owner").during("reduce").lasting(0.5)] * 4)
     assert swarm.run().problem == ""  # safety, then liveness
