@@ -112,6 +112,7 @@ def test_finished_is_a_state_and_everybody_says_so(tmp_path: Path) -> None:
             ("status", "finished: all 2 rounds are committed"),
             ("ls", "finished: all 2 rounds are committed"),
             ("peers", "tiny is finished. The model: atoll export"),
+            ("pause", "tiny is finished: all its 2 rounds are committed"),
         ):
             with start(home, command) as looked:
                 out, err = looked.communicate(timeout=60)
