@@ -5,7 +5,6 @@ files played again. Each folds into a `RunPicture` under a lock, in threads of i
 from __future__ import annotations
 
 import heapq
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -295,10 +294,10 @@ def _head(file: Path) -> dict[str, Any]:
     newest = file / diary.NEWEST if file.is_dir() else file
     try:
         with diary.opened(newest) as lines:
-            found = json.loads(lines.readline(diary.MAX_LINE))
-    except (*diary.UNREADABLE, ValueError):
+            found = diary.decoded(lines.readline(diary.MAX_LINE))
+    except diary.UNREADABLE:
         found = None
-    if not isinstance(found, dict) or found.get("diary") != diary.VERSION:
+    if found is None or found.get("diary") != diary.VERSION:
         raise ConfigError(
             f"{file} is no file of events",
             why="Such a file begins with a line that says diary, run and name.",

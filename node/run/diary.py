@@ -28,6 +28,8 @@ NEWEST = "events.jsonl"
 MAX_BYTES = 8 << 20
 KEPT = 4
 MAX_LINE = 1 << 20
+MAX_AT = 32_503_680_000
+"""The year 3000: what is later, no calendar of a reader takes."""
 GZIP = b"\x1f\x8b"
 UNREADABLE = (OSError, EOFError, zlib.error)
 """What reading a file may raise, compressed ones included."""
@@ -189,15 +191,24 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=True, default=str).encode() + b"\n"
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
-    """A line as an event; None for a head, for half a line and for anything else."""
-    if len(line) > MAX_LINE:
-        return None
+def decoded(line: bytes) -> dict[str, Any] | None:
+    """A line as an object whose texts can be printed; None for anything else, one that is nested
+    deeper than a reader goes included.
+    """
     try:
         found = json.loads(line)
-    except ValueError:
+        if b"\\ud" in line.lower():  # half of a pair of surrogates is a text that no output takes
+            found = json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("event"), str):
+    return found if isinstance(found, dict) else None
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """A line as an event; None for a head, for half a line and for anything else."""
+    found = decoded(line) if len(line) <= MAX_LINE else None
+    if found is None or not isinstance(found.get("event"), str):
         return None
     at = found.get("at")
-    return found if isinstance(at, int | float) and not isinstance(at, bool) else None
+    timed = isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at <= MAX_AT
+    return found if timed else None

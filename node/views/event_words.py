@@ -29,7 +29,7 @@ class Words:
         write = _WORDS.get(kind)
         try:
             yield write(event) if write is not None else _plain(event)
-        except (KeyError, TypeError, ValueError, AttributeError):  # of another version
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):  # not ours
             yield _plain(event)
 
     def _entry(self, event: Event) -> Iterator[str]:

@@ -140,6 +140,13 @@ def test_a_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
         b'{"event": 1, "at": 1}',
         b'{"event": "e"}',
         b'{"event":"e","at":true}',
+        b'{"event":"e","at":-1}',
+        b'{"event":"e","at":1e18}',
+        b'{"event":"e","at":1e999}',
+        b'{"event":"e","at":NaN}',
+        b'{"event":"e","at":1' + 400 * b"0" + b"}",
+        b"[" * 200_000,
+        b'{"event":"e","at":1,"of":' + b"[" * 200_000,
     ],
 )
 def test_lines_that_are_no_events_are_skipped(tmp_path: Path, line: bytes) -> None:
@@ -147,6 +154,20 @@ def test_lines_that_are_no_events_are_skipped(tmp_path: Path, line: bytes) -> No
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(line + b"\n")
     assert [event["number"] for event in events(tmp_path)] == [0]
+
+
+def test_half_a_pair_of_surrogates_becomes_a_text_that_can_be_printed(tmp_path: Path) -> None:
+    filled(tmp_path, 0).close()
+    line = rb'{"event": "e", "at": 1, "whole": "\ud83d\ude00", "half\uDC00": ["\ud83d"]}'
+    with (tmp_path / "events.jsonl").open("ab") as file:
+        file.write(line + b"\n")
+    (event,) = events(tmp_path)
+    assert event == {"event": "e", "at": 1, "whole": "\U0001f600", "half?": ["?"]}
+
+
+def test_numbers_that_are_none_leave_an_event_without_words() -> None:
+    (line,) = Words().of({"at": 0, "event": "script.attached", "pid": float("inf")})
+    assert line.startswith("script.attached")
 
 
 def test_words() -> None:
