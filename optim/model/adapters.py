@@ -67,7 +67,7 @@ def _bytes_of(tensor: Tensor) -> Iterator[memoryview]:
     for at in range(0, flat.numel(), CHUNK):
         part = flat[at : at + CHUNK].cpu()
         part = part.float() if part.dtype in FLOATS else part.contiguous().view(torch.uint8)
-        yield cast("memoryview", part.contiguous().numpy().data).cast("B")
+        yield part.contiguous().numpy().data.cast("B")
 
 
 # ---- two factors

@@ -142,6 +142,16 @@ PRESETS = (
         ),
     ),
     Preset(
+        "short-muloco",
+        OuterSettings("nesterov", 0.7, 0.6),
+        short=True,
+        overlap=(),
+        source=(
+            "few rounds with Muon inside (MuLoCo, arXiv 2505.23725): best of the values tried with "
+            "4 peers, H = 10, 30 rounds; take it by name"
+        ),
+    ),
+    Preset(
         "sparse",
         OuterSettings("sgd", 1.0),
         overlap=(),

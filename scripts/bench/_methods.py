@@ -24,13 +24,15 @@ from atoll.node.local_member import LocalMember, LocalPending
 from atoll.node.manifest.gpt import GptConfig
 from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
-from atoll.optim import DiLoCo, GradientAveraging, LocalSGD
+from atoll.optim import DiLoCo, GradientAveraging, LocalSGD, attach
 from atoll.optim.gossip import NoLoCo, over_swarm
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.outer import presets
 
 PRESETS = {preset.name: preset.outer for preset in presets.PRESETS}
 SHORT = PRESETS["short"]
+MULOCO = PRESETS["short-muloco"]
+MUON_LR = 0.032
 # virtual; links are then faster than what a node needs to take part
 # (`collectives/round/patience.py`)
 STEP_S = 0.1
@@ -71,6 +73,7 @@ class Method:
     lost: float = 0.0  # share of contributions that do not arrive
     inner_lr: float = 0.0  # 0: the size's
     newcomers: bool = False  # in each round a member, in turn, begins with no inner moments
+    muon_lr: float = 0.0  # of the blocks' matrices, by Muon; 0: AdamW trains them like the rest
     reference: str = "ddp"
 
 
@@ -97,6 +100,8 @@ METHODS = {
     ),
     "diloco_lost30": Method(lost=0.3, reference="diloco"),
     "adam": Method({"outer": OuterSettings("adam", 0.02, 0.6, 0.95)}),
+    "ddp_muon": Method(muon_lr=MUON_LR),
+    "muloco": Method({"outer": MULOCO}, muon_lr=MUON_LR, reference="ddp_muon"),
     "local_sgd": Method({"method": "local_sgd"}),
     "streaming": Method({"fragments": 2}, reference="diloco"),
     "streaming_late": Method(
@@ -145,11 +150,55 @@ def method_of(name: str) -> Method:
         )
         if key in outer:
             outer[key] = value
-        elif key in ("sync_every", "peers", "lost", "inner_lr"):
+        elif key in ("sync_every", "peers", "lost", "inner_lr", "muon_lr"):
             more[key] = value
         else:
             settings[key] = value
     return replace(method, settings={**settings, "outer": OuterSettings(**outer)}, **more)
+
+
+class Both:
+    """Muon for the matrices of the blocks, AdamW for all else, stepped together (MuLoCo, arXiv
+    2505.23725).
+    """
+
+    def __init__(self, model: GPT, lr: float, rest: torch.optim.AdamW) -> None:
+        matrices = {p for p in model.blocks.parameters() if p.dim() == 2}
+        for group in rest.param_groups:
+            group["params"] = [p for p in group["params"] if p not in matrices]
+        # moves as far as AdamW would at this rate
+        muon = torch.optim.Muon(
+            [p for p in model.parameters() if p in matrices],
+            lr=lr,
+            weight_decay=0.1,
+            adjust_lr_fn="match_rms_adamw",
+        )
+        self.each: tuple[torch.optim.Optimizer, ...] = (muon, rest)
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Of both, as in one optimizer."""
+        return [group for each in self.each for group in each.param_groups]
+
+    param_groups = property(groups)
+
+    def zero_grad(self) -> None:
+        """Of both."""
+        for each in self.each:
+            each.zero_grad()
+
+    def step(self) -> None:
+        """Of both."""
+        for each in self.each:
+            each.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of both."""
+        return {str(index): each.state_dict() for index, each in enumerate(self.each)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Of both."""
+        for index, each in enumerate(self.each):
+            each.load_state_dict(state[str(index)])
 
 
 class Task:
@@ -157,8 +206,8 @@ class Task:
     arm.
     """
 
-    def __init__(self, size: Size, seed: int, peers: int) -> None:
-        self.size, self.seed, self.peers = size, seed, peers
+    def __init__(self, size: Size, seed: int, peers: int, muon_lr: float = 0.0) -> None:
+        self.size, self.seed, self.peers, self.muon_lr = size, seed, peers, muon_lr
         training, held_out = split(
             unique_paragraphs(list(import_module("pydoc_data.topics").topics.values())).encode()
         )
@@ -182,24 +231,24 @@ class Task:
         for step in range(size.synchronous):
             self.step(self.model, self.optimizer, self.streams, step)
 
-    def make(self, model: GPT) -> torch.optim.AdamW:
+    def make(self, model: GPT) -> Any:
         """The inner optimizer."""
-        return torch.optim.AdamW(
+        rest = torch.optim.AdamW(
             model.parameters(), lr=self.size.lr, betas=(0.9, 0.99), weight_decay=0.1
         )
+        return Both(model, self.muon_lr, rest) if self.muon_lr else rest
 
     def step(
         self,
         model: GPT,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Any,
         streams: list[torch.Generator],
         step: int,
     ) -> None:
         """One inner step on a batch of each stream, at the cosine's rate."""
         for group in optimizer.param_groups:
-            group["lr"] = self.size.lr * max(
-                0.01, 0.5 * (1 + math.cos(math.pi * step / self.size.steps))
-            )
+            full = group.setdefault("full_lr", group["lr"])
+            group["lr"] = full * max(0.01, 0.5 * (1 + math.cos(math.pi * step / self.size.steps)))
         optimizer.zero_grad()
         self.backward(model, streams)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -218,7 +267,7 @@ class Task:
         """What is learnt: the targets."""
         return targets
 
-    def worker(self, index: int) -> tuple[GPT, torch.optim.AdamW, torch.Generator]:
+    def worker(self, index: int) -> tuple[GPT, Any, torch.Generator]:
         """A worker's own model, optimizer and stream after the synchronous start."""
         model = copy.deepcopy(self.model)
         optimizer = self.make(model)
@@ -319,9 +368,9 @@ class Lossy:
 def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     """Train one method on one seed."""
     method, base = method_of(name), name.partition("@")[0]
-    task = Task(replace(size, lr=method.inner_lr or size.lr), seed, method.peers)
-    if base in ("ddp", "solo"):
-        return alone(task, method.peers if base == "ddp" else 1)
+    task = Task(replace(size, lr=method.inner_lr or size.lr), seed, method.peers, method.muon_lr)
+    if base in ("ddp", "ddp_muon", "solo"):
+        return alone(task, 1 if base == "solo" else method.peers)
     if base == "large_batch":
         return large_batch(task)
     if base.startswith("noloco"):
@@ -439,16 +488,20 @@ def worker(
     while len(member.members()) < method.peers:
         member.sleep(0.1)
     swarm: Any = Lossy(member, method.peers, method.lost, task.seed) if method.lost else member
-    optimizer: DiLoCo | LocalSGD | GradientAveraging
-    if settings.method == "gradient_averaging":
+    optimizer: DiLoCo | LocalSGD | GradientAveraging | Both
+    if isinstance(inner, Both):
+        optimizer = inner
+        attachment = attach(model, list(inner.each), swarm, clock=member.clock)
+    elif settings.method == "gradient_averaging":
         optimizer = GradientAveraging(
             model.parameters(), swarm=swarm, model=model, clock=member.clock
         )
+        attachment = optimizer.attachment
     else:
         kind = LocalSGD if settings.method == "local_sgd" else DiLoCo
         optimizer = kind(model.parameters(), inner, swarm=swarm, model=model, clock=member.clock)
-    attachment, started, sent, curve = (
-        optimizer.attachment,
+        attachment = optimizer.attachment
+    started, sent, curve = (
         member.clock(),
         member.traffic()[0],
         list[tuple[int, float]](),
