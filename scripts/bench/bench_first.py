@@ -20,7 +20,6 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -87,9 +86,9 @@ class TypedTerminal:
 
     def close(self) -> None:
         """End the shell."""
-        self._shell.send_signal(signal.SIGHUP)  # a shell at a terminal minds no SIGTERM
+        os.close(self.line)  # what runs in it is hung up
+        self._shell.kill()
         self._shell.wait(30)
-        os.close(self.line)
 
 
 def _own_the_terminal() -> None:
