@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 from ...collectives.errors import ConfigError
 
+MAX_BATCH = 1 << 22
+"""Samples that are shared out one by one, in seconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -32,6 +35,12 @@ def balance(machines: Sequence[Machine], batch: int) -> list[int]:
     Each sample goes to the machine that would then end first: no other way is shorter, since a
     machine's time only grows with its samples. Raises ConfigError where they do not fit.
     """
+    if batch > MAX_BATCH:
+        raise ConfigError(
+            f"a batch of {batch} samples; at most {MAX_BATCH} can be shared out",
+            key="batch",
+            hint="Count in larger units, as sequences and not tokens.",
+        )
     room = sum(batch if machine.most is None else machine.most for machine in machines)
     if batch < 1 or room < batch:
         raise ConfigError(

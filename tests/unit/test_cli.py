@@ -16,12 +16,13 @@ import pytest
 
 from atoll.collectives.codec_names import CODECS, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
-from atoll.node.cli import COMMANDS, GROUPS, cli, run
+from atoll.node.cli import COMMANDS, GROUPS, cli, run, take_any_text
 from atoll.node.cli.child import ChildCommand
 from atoll.node.cli.invites import duration_s
 from atoll.node.home.names import FIRST, SECOND, name_of
 from atoll.node.home.output import (
     Terminal,
+    as_json,
     bytes_text,
     count_text,
     error_object,
@@ -576,6 +577,19 @@ def test_a_defect_shows_no_traceback_unless_asked(
     assert "Traceback" in atoll.err
 
 
+def test_a_stream_without_utf8_takes_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, "ascii", "strict")
+    take_any_text(stream)
+    print("round 7 ▁█ – \udc80", file=stream, flush=True)
+    assert written.getvalue() == b"round 7 ?? ? ?\n"
+    take_any_text(None)
+    monkeypatch.setattr(sys, "stdout", stream)
+    text = as_json({"name": "é–\U0001f600"})
+    assert text.isascii()
+    assert json.loads(text)["name"] == "é–\U0001f600"
+
+
 @pytest.mark.parametrize(
     ("raised", "status"),
     [
@@ -882,6 +896,7 @@ def test_a_step_is_shared_among_unequal_peers(atoll: Cli) -> None:
         (["--step-ms", "9", "--peer", "20Mbit/s/20Mbit/s/soon"], "peer"),
         (["--step-ms", "9", "--share", "1"], "share"),
         (["--step-ms", "9", "--batch", "0"], "batch"),
+        (["--step-ms", "9", "--batch", "9" * 20], "batch"),
         (["--step-ms", "9", "--batch", "9", "--peer", "1MB/s/1MB/s/9/8"], "batch"),
         (["--step-ms", "9", "--peer", "1MB/s/1MB/s/9/few"], "peer"),
         (["--step-ms", "9", "--parameters", "-1"], "parameters"),
