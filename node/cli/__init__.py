@@ -36,11 +36,12 @@ A command's module is imported when the command runs, and heavy packages inside 
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from itertools import takewhile
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -300,6 +301,12 @@ def _traceback() -> None:
     traceback.print_exc(file=sys.stderr)
 
 
+def take_any_text(stream: IO[str] | None) -> None:
+    """Write ? for what the stream's encoding lacks, on a terminal without UTF-8."""
+    if isinstance(stream, io.TextIOWrapper):  # stderr is like this from the beginning
+        stream.reconfigure(errors="replace")
+
+
 def main() -> None:
     """The console script."""
     hide_invites()  # first of all: until then everybody on this machine can read it
@@ -307,6 +314,7 @@ def main() -> None:
         if getattr(sys, name) is None:  # closed by whoever started us
             # open as long as we are
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    take_any_text(sys.stdout)
     sys.exit(run(sys.argv[1:]))
 
 

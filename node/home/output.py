@@ -164,10 +164,12 @@ def painted(text: str) -> str:
 
 
 def as_json(machine: Mapping[str, Any]) -> str:
-    """One line of JSON, ``schema`` first. What a terminal would obey is written as JSON's escapes:
-    the values are the same.
+    """One line of JSON, ``schema`` first. What a terminal would obey, and what stdout's encoding
+    may lack, is written as JSON's escapes: the values are the same.
     """
-    text = json.dumps({"schema": SCHEMA, **machine}, ensure_ascii=False, default=str)
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    plain = encoding.lower().replace("-", "") != "utf8"
+    text = json.dumps({"schema": SCHEMA, **machine}, ensure_ascii=plain, default=str)
     if shown(text) == text:
         return text
     return "".join(c if shown(c) == c else json.dumps(c)[1:-1] for c in text)
