@@ -510,7 +510,8 @@ def worker(
         attachment.samples(task.size.batch)
         round_, first = divmod(step - task.size.synchronous, method.sync_every)
         if method.newcomers and not first and round_ % method.peers == member.index:
-            inner.state.clear()  # as who has just joined: the anchor is all it was given
+            for each in inner.each if isinstance(inner, Both) else (inner,):
+                each.state.clear()  # as who has just joined: the anchor is all it was given
         if isinstance(optimizer, GradientAveraging):
             optimizer.zero_grad()
             task.backward(model, [stream])

@@ -26,7 +26,7 @@ from atoll.node.local_member import LocalMember
 from atoll.node.run.evidence import MISDEALT
 from atoll.node.secure.rounds import GIVEN, SecureRounds
 from atoll.node.secure.vectors import RingLayout, threshold_of
-from atoll.node.secure.wire import AttemptMessage, Said, encode
+from atoll.node.secure.wire import AttemptMessage, AuthoredMessage, encode
 from atoll.node.session import events as ev
 from atoll.node.session.copies import Copies
 from atoll.node.session.memory_storage import MemoryStorage
@@ -414,7 +414,9 @@ def test_nobody_follows_one_member_to_an_attempt_far_ahead() -> None:
             if (masking := rounds.masking) is None:
                 continue
             binding = dataclasses.replace(masking.binding, attempt=last)
-            said = Said(binding.number(liar.name), Client(binding, identity, Memory()).keys())
+            said = AuthoredMessage(
+                binding.number(liar.name), Client(binding, identity, Memory()).keys()
+            )
             peer.session.on_message(
                 sites.table.world.now, liar.name, encode(AttemptMessage(binding.round, last, said))
             )
