@@ -280,7 +280,7 @@ from atoll.node.client import find
 find.DAEMON_GRACE_S = 0.5
 swarm = enter()
 swarm.open(make_layout([("w", (3,))]), lambda out: None).release()
-say(private=swarm._entry.dial._node.pid)
+say(private=swarm._entry.dial._node and swarm._entry.dial._node.pid)
 input()
 while not swarm.reattached:
     swarm.take_in()
