@@ -50,6 +50,7 @@ sys.path.append(str(Path(__file__).resolve().parent / "bench"))  # helpers of th
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # the harness
 
 from _bench import emit
+from kits.rounds.injection import AIMED, ALL_FAULTS
 
 if TYPE_CHECKING:
     from kits.rounds.plant import Plant
@@ -59,23 +60,6 @@ NOT_WITH_LIARS = (
     "amnesia",
     "shatter",
 )  # a lost journal is a lie more; nobody branches in such a run
-FAULTS = (
-    "crash",
-    "freeze",
-    "partition",
-    "isolate",
-    "cut",
-    "storm",
-    "amnesia",
-    "leave",
-    "shatter",
-    "death",
-    "loss",
-    "backup",
-    "disk",
-    "home",
-)
-AIMED = ("moment", "twin")  # not in "all", so that seeds that were played before are played alike
 
 
 def described() -> argparse.ArgumentParser:
@@ -95,7 +79,7 @@ def described() -> argparse.ArgumentParser:
         "--faults",
         default="all",
         help="none, or a comma-separated choice of all (default), "
-        f"{', '.join((*AIMED, *FAULTS))}; all is without {' and '.join(AIMED)}",
+        f"{', '.join((*AIMED, *ALL_FAULTS))}; all is without {' and '.join(AIMED)}",
     )
     parser.add_argument(
         "--lying",
@@ -153,8 +137,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     arguments.seeds = arguments.seeds or (20 if arguments.count else 2000)
     chosen = () if arguments.faults == "none" else tuple(arguments.faults.split(","))
     kinds = tuple(kind for kind in chosen if kind != "all")
-    arguments.kinds = (*(FAULTS if "all" in chosen else ()), *kinds)
-    unknown = set(arguments.kinds) - {*FAULTS, *AIMED}
+    arguments.kinds = (*(ALL_FAULTS if "all" in chosen else ()), *kinds)
+    unknown = set(arguments.kinds) - {*ALL_FAULTS, *AIMED}
     if (
         unknown
         or not 1 <= arguments.fewest <= arguments.largest

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.simulation import Network, ProcessDied, Weather, World
@@ -41,26 +41,11 @@ TrapAction = Literal[
 ]
 VOTE = "accepted"  # the kind of message that "whisper" keeps from all but one
 
-ALL_FAULTS: tuple[FaultKind, ...] = (
-    "crash",
-    "freeze",
-    "partition",
-    "isolate",
-    "cut",
-    "storm",
-    "amnesia",
-    "leave",
-    "shatter",
-    "death",
-    "loss",
-    "backup",
-    "disk",
-    "home",
-)
 AIMED: tuple[FaultKind, ...] = ("moment", "twin")
 """Played where they are asked for: seeds with `ALL_FAULTS` are played as they were before there
 were these.
 """
+ALL_FAULTS: tuple[FaultKind, ...] = tuple(kind for kind in get_args(FaultKind) if kind not in AIMED)
 APART: tuple[FaultKind, ...] = ("shatter", "death", "loss", "backup", "disk", "home", *AIMED)
 """Kinds that are planned by themselves, and not struck at a time of `random_plan`."""
 
