@@ -110,8 +110,14 @@ class _Peer:
 
 
 class LocalSwarm:
-    """``count`` peers named p0, p1, … (in a secure run by their keys); the first founds the run.
-    One object plays one run.
+    """A run of ``count`` peers in this process and in virtual time, for tests of a training script.
+
+        swarm = LocalSwarm(3, settings=RunSettings(sync_every=10, rounds=20), latency_s=0.05)
+        swarm.crash_at(1, 4.0, back_after_s=2.0).join_at(2, 6.0)
+        losses = swarm.run(script, step_s=0.1)      # what script(swarm) returned, by peer
+
+    Peers are named p0, p1, … (in a secure run by their keys), and the first founds the run. One
+    object plays one run, and the same ``seed`` gives the same bits.
 
     ``latency_s`` one way, with up to ``jitter_s`` more; ``bandwidth_bytes_per_s`` of each link (0:
     without limit). ``sites``: the label of each peer's place, for plans of two levels. Where

@@ -233,7 +233,22 @@ class Alone:
 
 
 class SoloSwarm:
-    """A run whose only member is this script. Implements `Swarm`; obeys torch's Stateful."""
+    """A run whose only member is this script: no node, no network, the same outer steps. Use it to
+    try settings, or to keep one script for both cases. Implements `Swarm`; obeys torch's Stateful.
+
+    >>> import torch
+    >>> from atoll.collectives.swarm import RunSettings
+    >>> from atoll.optim import SoloSwarm, attach
+    >>> model = torch.nn.Linear(4, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> sync = attach(model, optimizer, SoloSwarm(RunSettings(sync_every=5, rounds=2)))
+    >>> while not sync.done:
+    ...     optimizer.zero_grad()
+    ...     model(torch.ones(8, 4)).square().mean().backward()
+    ...     optimizer.step()
+    >>> sync.round
+    2
+    """
 
     def __init__(
         self, settings: RunSettings | None = None, *, peer: str = "solo", run_id: str = "solo"

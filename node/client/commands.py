@@ -16,9 +16,19 @@ ANSWER_S = 30.0
 
 
 class NodeClient:
-    """A connection for commands; use it with ``with``. All methods raise SwarmClosedError when the
-    node goes away, DeadlineExceededError when it does not answer within ANSWER_S, and what the node
-    refuses with."""
+    """What `atoll status`, `atoll peers` and the other commands ask this machine's node, for
+    programs. The documents are those that the commands print with ``--json``.
+
+        from atoll.node.home.paths import find_paths
+
+        with NodeClient.connect(find_paths()) as node:
+            for run in node.runs():
+                print(run["name"], len(node.peers(run["id"])), "peers")
+
+    Every method blocks until the node answers. It raises SwarmClosedError when the node goes away,
+    DeadlineExceededError when it does not answer within ANSWER_S seconds, and whatever error the
+    node refuses with.
+    """
 
     def __init__(self, link: Link) -> None:
         self._link = link

@@ -83,9 +83,17 @@ def _as_closed(error: AtollError) -> SwarmClosedError:
 
 
 class RunSwarm(SeededWork):
-    """See `collectives.swarm.Swarm`; made by `join`. Ends with ``close``, ``with``, or the process.
+    """This script's place in one run, through this machine's node. `join` makes it, and
+    `atoll.optim.attach` takes it; the methods are those of `collectives.swarm.Swarm`.
 
-    Several threads may call it. In a forked child every call raises SwarmClosedError.
+        with join() as swarm:
+            sync = attach(model, optimizer, swarm, batch_size=32)
+            loader = swarm.shard(loader)        # the samples that are leased to this member
+            ...
+
+    The connection ends with ``close``, with the ``with`` block, or with the process. If the node
+    goes away, training goes on alone until a node is back. Several threads may call the methods. In
+    a forked child (a DataLoader's worker, say) every call raises SwarmClosedError.
 
     Attributes: ``peer``, ``run_id``, ``settings`` as in Swarm; ``reattached``: how many times a new
     connection replaced a lost one; ``spent``: of this member's privacy, as `members` last heard,

@@ -31,8 +31,14 @@ HINT = "FILE.py:NAME, a function without arguments that returns a torch Dataset"
 
 @runtime_checkable
 class SiteData(Protocol):
-    """What a factory returns: samples by index, as a map-style ``torch.utils.data.Dataset`` has
-    them. A DataLoader takes it as it is.
+    """A site's samples by index, as a map-style ``torch.utils.data.Dataset`` has them. A factory in
+    a file of the site's own returns one, and a DataLoader takes it as it is. In ``site.py``:
+
+        def ours():
+            rows = torch.from_numpy(numpy.load("patients.npy"))
+            return torch.utils.data.TensorDataset(rows[:, :-1], rows[:, -1])
+
+    Then ``atoll config set data.factory /srv/site.py:ours``, and in the script `site_data()`.
     """
 
     def __len__(self) -> int:

@@ -42,7 +42,17 @@ class Decoded:
 
 @dataclass(frozen=True)
 class BerrutCode:
-    """K blocks for N workers.
+    """Coded computing of a smooth function f of K blocks by N workers, some of which may be away or
+    lie.
+
+    >>> import numpy as np
+    >>> code = BerrutCode(blocks=2, workers=16)
+    >>> data = np.array([[0.1, 0.2], [0.3, 0.4]])
+    >>> answers = {i: np.sin(code.encode(i, data)) for i in range(16)}
+    >>> answers[5] += 100                               # a lie
+    >>> decoded = code.decode(answers, liars=1)
+    >>> decoded.wrong, bool(np.abs(decoded.values - np.sin(data)).max() < 1e-2)
+    ((5,), True)
 
     Args:
         blocks: K.

@@ -29,7 +29,17 @@ RESIDUAL = 1e-8
 
 @dataclass(frozen=True)
 class GradientCode:
-    """Who computes what, and how the sum comes back. See the module.
+    """Who computes the gradients of which parts, and how their sum comes back from n - s workers.
+    `fractional_repetition` and `cyclic` make codes.
+
+    >>> import numpy as np
+    >>> code = fractional_repetition(workers=6, stragglers=2)
+    >>> code.parts(0), code.load
+    ((0, 1, 2), 0.5)
+    >>> gradients = np.arange(12.0).reshape(6, 2)       # of six parts, two elements each
+    >>> sent = {i: code.encode(i, gradients) for i in (0, 4, 5)}    # 1, 2 and 3 straggle
+    >>> code.decode(sent), gradients.sum(0)
+    (array([30., 36.]), array([30., 36.]))
 
     ``matrix`` is float64 of shape [workers, parts]; ``stragglers`` is s, how many may be missing.
     """

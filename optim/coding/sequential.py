@@ -21,7 +21,14 @@ from dataclasses import dataclass, field
 
 @dataclass
 class SelectiveRepetition:
-    """Who does what in each round, and which job is complete. Fed with who returned.
+    """Which job each worker does in each round, and which job is complete. Ask for `tasks`, then
+    say with `step` who returned.
+
+    >>> code = SelectiveRepetition(workers=4, burst=1, window=2, distinct=1)
+    >>> code.tasks()                                    # worker -> job
+    {0: 0, 1: 0, 2: 0, 3: 0}
+    >>> code.step(returned=[0, 1, 2])                   # 3 straggles: job 0 is complete without it
+    {0: frozenset({0, 1, 2})}
 
     Args:
         workers: n.

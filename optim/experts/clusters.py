@@ -20,8 +20,15 @@ BATCH = 4096  # samples whose distances are in memory at a time
 
 @dataclass(frozen=True)
 class Clusters:
-    """Where the clusters are. One person finds them and hands the file to every island: sums differ
-    in their last bits between machines, so who finds them again may cut the data elsewhere.
+    """Where the clusters of the data are, one for each expert. One person finds them and hands the
+    file to every island: sums differ in their last bits between machines, so who finds them again
+    may cut the data elsewhere.
+
+    >>> import torch
+    >>> features = torch.tensor([[0.0, 0.1], [0.1, 0.0], [5.0, 5.1], [5.1, 5.0]])
+    >>> of = find_clusters(features, 2).of(features)
+    >>> bool(of[0] == of[1]), bool(of[2] == of[3]), bool(of[0] == of[2])
+    (True, True, False)
 
     centres: float32 (count, d).
     """

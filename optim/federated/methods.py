@@ -12,7 +12,12 @@ from ...collectives.swarm import OuterSettings
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One row. ``down``, ``up``: vectors as long as the model that a member gets and sends in a
+    """A federated method, as a row of `METHODS`: what it sends, keeps and corrects.
+
+    >>> METHODS["scaffold"].up, METHODS["scaffold"].kept    # model and control variate; c_i
+    (2, 1)
+
+    ``down``, ``up``: vectors as long as the model that a member gets and sends in a
     round. ``kept``: vectors that a member keeps for itself (SCAFFOLD's c_i). ``momentum``,
     ``control``: which corrections its inner steps have (`inner`). ``proximal``: FedProx' mu
     applies. ``reduced``: two gradients a step, the second at the anchor before; ``ahead``: at a

@@ -23,9 +23,16 @@ from .graph import Spread
 
 
 class ContinuousMomentum:
-    """One peer's x and y. ``values``: x, changed in place (live parameters, as one vector).
-    ``shadow``: y, float32, a copy at first. Times are the caller's, in the unit of the rates that
-    ``spread`` was made of: inner steps, say.
+    """One peer's x and y. In a ring of 16 where each pair exchanges once in two steps:
+
+        ring = [(i, (i + 1) % 16) for i in range(16)]
+        peer = ContinuousMomentum(live, spread_of(ring, [0.5] * 16))
+        peer.moved(-lr * gradient, now=step)    # in place of optimizer.step()
+        peer.exchange(exchange, now=step)       # when the turn of a pair has come
+
+    ``values``: x, changed in place (live parameters, as one vector). ``shadow``: y, float32, a copy
+    at first. Times are the caller's, in the unit of the rates that ``spread`` was made of: inner
+    steps, say.
     """
 
     def __init__(self, values: Tensor, spread: Spread, *, now: float = 0.0) -> None:

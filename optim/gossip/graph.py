@@ -22,7 +22,13 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Spread:
-    """What the speed of gossip depends on, in the unit of time of the rates."""
+    """What the speed of gossip over a graph depends on, in the unit of time of its rates. Plain
+    gossip takes a time proportional to ``chi1``; accelerated gossip, to sqrt(chi1 chi2).
+
+    >>> ring = spread_of([(0, 1), (1, 2), (2, 3), (3, 0)], [0.5] * 4)
+    >>> round(ring.chi1, 6), round(ring.chi2, 6)
+    (1.0, 0.75)
+    """
 
     chi1: float
     chi2: float

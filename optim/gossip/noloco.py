@@ -22,8 +22,18 @@ from .exchange import Exchange
 
 
 class NoLoCo:
-    """One peer's outer optimizer. ``slow``: the peer's slow weights, float32, a copy of what it
-    was made with; what this peer evaluates, keeps and exports. ``momentum``: of the same shape.
+    """One peer's outer optimizer in a run without a shared anchor: every peer has a model of its
+    own, and each outer step averages with one other peer.
+
+        exchange = over_swarm(swarm, "noloco")
+        outer = NoLoCo(torch.nn.utils.parameters_to_vector(model.parameters()))
+        ...                                     # H inner steps
+        live = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+        outer.step(live, exchange)
+        torch.nn.utils.vector_to_parameters(live, model.parameters())
+
+    ``slow``: this peer's slow weights, float32, at first a copy of what it was made with. They are
+    what this peer evaluates, keeps and exports. ``momentum``: of the same shape.
     """
 
     def __init__(

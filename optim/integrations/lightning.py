@@ -50,6 +50,9 @@ class AtollLightningCallback(Callback):
     """Attaches the module and its one optimizer for the length of a `fit()`, and ends that when the
     run is done.
 
+        trainer = lightning.Trainer(callbacks=[AtollLightningCallback(join(), samples=len)])
+        trainer.fit(module, loader)
+
     Training starts from the run's anchor, also where Lightning resumes: from its checkpoint come
     the inner optimizer and the schedule. At the end progress is contributed (`Attachment.sync`).
     ``samples(batch)`` says how many samples a batch has; by default `batch_size`. ``attachment``:

@@ -30,6 +30,10 @@ class AtollCallback(TrainerCallback):
     """Attaches the Trainer's model and optimizer for the length of a `train()`, and ends that when
     the run is done.
 
+        trainer = Trainer(model=model, args=args, train_dataset=data,
+                          callbacks=[AtollCallback(join())])
+        trainer.train()
+
     Training starts from the run's anchor, also where Trainer resumes: from its checkpoint come the
     inner optimizer and the schedule. At the end progress is contributed (`Attachment.sync`). A step
     counts as ``per_device_train_batch_size × gradient_accumulation_steps`` samples. ``attachment``:

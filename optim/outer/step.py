@@ -38,8 +38,18 @@ def effective_outer(settings: RunSettings) -> OuterSettings:
 
 
 class OuterStep:
-    """The rule of ``settings`` on the anchor (`rules.RULES`), on a mean that is stretched first and
-    with a governor, where the settings say so.
+    """The outer step of a run, as every member computes it with the same bits: the rule of
+    ``settings`` (`rules.RULES`) on the anchor, with the mean of the contributions as its gradient.
+    Where the settings say so, the mean is stretched first, and a governor watches it.
+
+    >>> import torch
+    >>> from atoll.collectives.swarm import OuterSettings
+    >>> step = OuterStep(OuterSettings(kind="nesterov", lr=0.5, momentum=0.5))
+    >>> anchor, mean, after = torch.ones(3), torch.full((3,), 0.2), torch.empty(3)
+    >>> state = torch.zeros(step.state_numel(3))
+    >>> step.apply(anchor, mean, state, after)
+    >>> after                                   # 1 - 0.5 * (0.2 + 0.5 * 0.2)
+    tensor([0.8500, 0.8500, 0.8500])
 
     Ranges of running statistics (see `Layout`) take ``θ ← θ - g`` whatever the rule: they are
     averaged, since momentum would carry a variance past zero. A variance is held at or above zero,

@@ -18,7 +18,13 @@ MAX_BATCH = 1 << 22
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Seconds of a step with n samples: ``fixed_s + n * sample_s``; at most ``most`` samples."""
+    """How long one machine takes for a step with n samples: ``fixed_s + n * sample_s`` seconds. Its
+    memory holds at most ``most`` of them.
+
+    >>> h100, laptop = Machine(0.01), Machine(0.2, fixed_s=0.1, most=8)
+    >>> balance([h100, laptop], 100)
+    [96, 4]
+    """
 
     sample_s: float
     fixed_s: float = 0.0

@@ -34,7 +34,14 @@ class PeerConditions:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """``rtt_s``: the longest round trip between two peers. ``share``: of wall time that must be
+    """What `plan` plans for: the model's size, the peers and their links.
+
+    >>> from atoll.optim.planning import plan
+    >>> peers = [PeerConditions(f"p{i}", up=6e6, down=6e6, step_s=1.0) for i in range(4)]
+    >>> plan(Conditions(parameters=125_000_000, peers=tuple(peers))).group
+    ('p0', 'p1', 'p2', 'p3')
+
+    ``rtt_s``: the longest round trip between two peers. ``share``: of wall time that must be
     spent on training; None: as it comes. ``max_steps``: the longest round that the model's quality
     allows, in inner steps (None: by its size). ``links``: bytes/s of single links (from, to), where
     one carries less than its ends do, such as a relayed one.

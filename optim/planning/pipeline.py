@@ -34,8 +34,17 @@ Barred = Mapping[tuple[int, int], tuple[tuple[float, float], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """``stages``: the nodes of each stage, numbered from 0 through all stages; ``compute_s``: of a
-    microbatch at each node; ``links_s``: from each node to each, to send its activations."""
+    """A model's stages over nodes. Two nodes hold stage 0, one each of the stages 1 and 2, and a
+    microbatch from each of the first two visits stage 0 and one other:
+
+    >>> pipeline = Pipeline(((0, 1), (2,), (3,)), (1.0,) * 4, ((0.5,) * 4,) * 4)
+    >>> schedule = skip_schedule(pipeline, starts=[0, 1], visited=2, memory=2)
+    >>> schedule.seconds == schedule.bound_s
+    True
+
+    ``stages``: the nodes of each stage, numbered from 0 through all stages; ``compute_s``: seconds
+    of a microbatch at each node; ``links_s``: from each node to each, to send its activations.
+    """
 
     stages: tuple[tuple[int, ...], ...]
     compute_s: tuple[float, ...]

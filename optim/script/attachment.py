@@ -162,8 +162,19 @@ def _optimizers(given: Any) -> tuple[Optimizer, ...]:
 
 
 class Attachment:
-    """A model's membership in a run. Made by `attach`. Obeys torch's Stateful: put it into a
-    checkpoint beside model and optimizer.
+    """A model's membership in a run, made by `attach`. It counts the inner steps of the optimizer;
+    after every H of them it contributes what they changed, waits for the round (without overlap),
+    and puts the run's new anchor into the model.
+
+        sync = attach(model, optimizer, swarm, batch_size=32)
+        while not sync.done:
+            ...                                 # forward, backward, optimizer.step()
+            sync.log(loss=loss)                 # for `atoll status` and the page; may be left out
+        checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                      "sync": sync.state_dict()}
+
+    It obeys torch's Stateful: whoever loads all three goes on in the round at which they were
+    saved. After `detach` the model is a plain one again.
     """
 
     def __init__(

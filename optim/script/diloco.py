@@ -176,9 +176,15 @@ class DiLoCo(SwarmOptimizer):
 
         inner = torch.optim.AdamW(model.parameters(), lr=4e-4)
         opt = DiLoCo(model.parameters(), inner, swarm=swarm, model=model)
+        for x, y in loader:
+            loss = criterion(model(x), y)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()                          # every H-th one is a round, too
 
-    H and the outer values are the run's (its manifest); the outer step runs in the node, on the
-    anchor.
+    It does what `attach` does, as one torch.optim.Optimizer. H and the outer values are the run's
+    (its manifest); the outer step runs in the node, on the anchor. ``state_dict`` holds the inner
+    optimizer's state and the attachment's, so a run resumes exactly.
     """
 
     method = "diloco"

@@ -21,6 +21,11 @@ class GradientAveraging(Optimizer):
     optimizer steps on their mean.
 
         opt = GradientAveraging(model.parameters(), swarm=swarm, model=model)
+        for x, y in loader:
+            opt.zero_grad()
+            criterion(model(x), y).backward()
+            opt.attachment.samples(len(x))
+            opt.step()                          # adds; the step that fills the batch applies it
 
     The same results as one large batch, whoever brought which part of it and whoever came or went
     (hivemind.Optimizer's job, and that of DeDLOC, arXiv 2106.10207). How large the batch is, and

@@ -10,8 +10,12 @@ class LocalSGD(SwarmOptimizer):
     arXiv 1602.05629).
 
     H steps of any inner optimizer, then the sample-weighted mean of the members' parameters: the
-    outer step is SGD with learning rate 1 and without momentum. Arguments as for `DiLoCo`; the
-    run's method must be "local_sgd".
+    outer step is SGD with learning rate 1 and without momentum.
+
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        opt = LocalSGD(model.parameters(), inner, swarm=swarm, model=model)
+
+    Arguments and use are those of `DiLoCo`; the run's method must be "local_sgd".
     """
 
     method = "local_sgd"

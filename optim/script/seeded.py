@@ -39,7 +39,18 @@ KEPT = 2  # anchors: work is asked for from the newest and from the one before
 
 
 class SeededTraining:
-    """A member's part in the rounds of one run with ``[btard]``.
+    """A member's part in the rounds of one run with ``[btard]``: its work is a function of a seed,
+    so that any other member can do it again and see whether it lied.
+
+        def work(seed: int) -> None:
+            torch.manual_seed(seed)
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+            for batch in batches(seed):
+                ...                             # plain inner steps
+
+        training = SeededTraining(model, swarm, work)
+        while not training.done:
+            training.step()                     # one round
 
     ``round``: committed rounds in the model. Methods raise what the swarm raises; the model is then
     undefined. A node that is lost takes this peer's part in the run with it (SwarmClosedError): it

@@ -29,7 +29,14 @@ def _nothing() -> Costs:
 
 @dataclass(slots=True)
 class Accountant:
-    """What has been spent for ``delta``, and the epsilon that must not be passed (infinite: none).
+    """How much of its privacy a member has spent for ``delta``, and the epsilon that it must not
+    pass (infinite: none). Ask `allows` before each step, and `spend` the step when it is made.
+
+    >>> spent = Accountant(delta=1e-5, stop_at_epsilon=8.0)
+    >>> while spent.allows(rate=1.0, noise=2.0):        # of each round this member is a part
+    ...     spent.spend(rate=1.0, noise=2.0)
+    >>> spent.steps, round(spent.epsilon, 1)
+    (9, 7.6)
 
     `costs` and `steps` are all of its state. Raises ConfigError for values that promise nothing.
     """

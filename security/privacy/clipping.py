@@ -50,8 +50,13 @@ FARTHEST = 2.0  # from the quantile that a noisy share may be
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveBound:
-    """``C ← C · exp(-rate · (b - quantile))``, b being the share of the clients whose vectors were
+    """A bound C that follows a quantile of the clients' norms:
+    ``C ← C · exp(-rate · (b - quantile))``, b being the share of the clients whose vectors were
     within C. Immutable: `next` makes another.
+
+    >>> bound = AdaptiveBound(1.0, quantile=0.5)
+    >>> bound.next(within=-5.0, expected=10).bound      # nobody of ten was within: it rises
+    1.1051709180756473
 
     ``count_noise``: standard deviation of the noise on the number of those within the bound; the
     paper's is a twentieth of the clients expected.

@@ -28,7 +28,13 @@ LEAST_DEVIATION = 4.0  # of one member's noise, in steps of the grid: the gap is
 @dataclass(frozen=True, slots=True)
 class NoisePlan:
     """The noise on a sum of vectors of norm at most ``clip``, which are rounded to whole multiples
-    of ``step``.
+    of ``step``. Each member adds its part with `add_noise`:
+
+    >>> import random
+    >>> import numpy as np
+    >>> plan = NoisePlan(noise=1.0, clip=1.0, step=2**-20, numel=4, honest=3)
+    >>> values = np.zeros(4, np.int64)                  # a clipped vector, in steps
+    >>> add_noise(values, plan, random.SystemRandom())
 
     ``noise``: the multiplier that is accounted. ``honest``: how many of the summed vectors' members
     are sure to add their part. Raises ConfigError where a part would be too coarse.

@@ -50,8 +50,17 @@ STEPS = ("nnm", "bucketing", "clipping", "arc")
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
-    """value: float32 (d,). dropped: indices of rows that held NaN or infinity. weights: of all
-    rows, None for a rule by coordinate.
+    """What `aggregate` makes of contributions.
+
+    >>> import torch
+    >>> rows = torch.tensor([[1.0, 2.0], [1.2, 2.1], [0.9, 1.9], [1.1, 2.0], [1e6, -1e6]])
+    >>> aggregate(rows, "trimmed_mean", f=1).value
+    tensor([1.1000, 1.9667])
+    >>> aggregate(rows, "krum", f=1).weights            # of one row alone
+    array([0., 0., 0., 1., 0.])
+
+    value: float32 (d,). dropped: indices of rows that held NaN or infinity. weights: of all rows,
+    None for a rule by coordinate.
     """
 
     value: Tensor

@@ -14,7 +14,14 @@ from ...collectives.errors import ConfigError
 
 
 class WorkerMomentum:
-    """m <- beta m + (1 - beta) g, from m = 0, as in the paper."""
+    """A member's running mean of its gradients, which it sends in their place:
+    m <- beta m + (1 - beta) g, from m = 0, as in the paper.
+
+    >>> import torch
+    >>> momentum = WorkerMomentum(beta=0.5)
+    >>> momentum(torch.ones(2)), momentum(torch.ones(2)).clone()
+    (tensor([0.7500, 0.7500]), tensor([0.7500, 0.7500]))
+    """
 
     def __init__(self, beta: float = 0.9) -> None:
         if not 0 <= beta < 1:
