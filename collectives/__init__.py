@@ -1,11 +1,9 @@
 """The ground of atoll: seams, bytes, groups, rounds, reductions. Knows neither libp2p nor keys nor
 a network.
 
-    from atoll.collectives import (all_reduce, all_gather, average, broadcast, reduce_scatter,
-        modular_sum, barrier, check_state, repair_state,
-                                   enter)
+    from atoll.collectives import all_reduce, enter
 
-takes any swarm (docs/collectives.md). Rooms, lowest first:
+Collectives take any swarm (docs/collectives.md). Rooms, lowest first:
 
 errors         AtollError and its tree; nothing else defines a public error
 identifiers    PeerId, RunId, sizes of hashes
@@ -13,8 +11,7 @@ forced         names of files and folders on the medium
 foreign        words from outside, before a person or a log sees them
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
-seeded         work that follows from a public seed: settings of BTARD, what a node asks its script
-               for
+seeded         work that follows from a public seed: settings of BTARD
 codec_names    the codecs, and what is known of them without torch
 arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          the Swarm seam: what a training script sees; no implementation

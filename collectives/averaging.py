@@ -1,8 +1,9 @@
 """The mean over many members in steps among few: lines of a grid, or pairs. Each step is one
 operation of a group (`groups.py`).
 
-    averaged = average(swarm, tensor, op_id="step 17").wait()          # 200 members on 20 x 10: 28
-        lanes each instead of 199
+    averaged = average(swarm, tensor, op_id="step 17").wait()
+
+Of 200 members on a grid of 20 x 10 each has lanes to 28 others instead of 199.
 
 Every step takes the mean weighted by what each value stands for by then, so that groups of unequal
 size, and members that are lost, do not bend the result: on a grid a member goes on with the mean of

@@ -10,7 +10,7 @@ A user-facing error says what happened (with the values), why it probably is so,
     ├─ SecurityError              BadSignatureError, NotAdmittedError, MisbehaviourError
     ├─ GroupError                 NotEnoughPeersError
     ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError,
-        RecertifyError, RemovedError, DoubledError, StorageError
+    │                             RecertifyError, RemovedError, DoubledError, StorageError
     └─ SwarmClosedError
 """
 

@@ -10,8 +10,8 @@ For tests, yours too.
             ...
         return loss
 
-    losses = LocalSwarm(4, settings=RunSettings(sync_every=10, rounds=5),
-        latency_s=0.05).run(script, step_s=0.1)
+    swarm = LocalSwarm(4, settings=RunSettings(sync_every=10, rounds=5), latency_s=0.05)
+    losses = swarm.run(script, step_s=0.1)
 
 Sessions, log, votes, data plane and state transfer are the real ones; only processes, clocks and
 the network are simulated. Scripts run in threads, exactly one at a time: whoever waits passes the

@@ -1,11 +1,11 @@
 """int8, int8_fp16 and int4: integers with a scale a block of values.
 
-    int8        [float32 scale a block of 256][int8 values][padding to 4]
-                1.016 bytes a value
-    int8_fp16   [float32 unit][fp16 scale a block of 256, in units][int8 values][padding]
-                1.008
-    int4        [float32 unit][fp16 scale a block of 64, in units][two values a byte][padding]
-                0.531
+    int8        1.016 bytes a value
+                [float32 scale a block of 256][int8 values][padding to 4]
+    int8_fp16   1.008 bytes a value
+                [float32 unit][fp16 scale a block of 256, in units][int8 values][padding]
+    int4        0.531 bytes a value
+                [float32 unit][fp16 scale a block of 64, in units][two values a byte][padding]
 
 The unit is the largest scale of the chunk, so that fp16's narrow range does not matter. A scale
 below 2^-14 units is taken as that: what such blocks lose is far below what the chunk's largest

@@ -1,10 +1,8 @@
 """Codecs: a chunk of a float32 vector ⇄ the bytes that travel. Named, versioned by name, any
 length.
 
-    get_codec("int8")                         one codec; `codec_names` lists them, `codecs/`
-        holds them
-    Grid("fp16:40960+int8", numel, 131_072)   a vector's chunks: their codecs, and where their bytes
-        lie
+    get_codec("int8")                         # one codec, of those that `codec_names` lists
+    Grid("fp16:40960+int8", numel, 131_072)   # a vector's chunks: their codecs and bytes
 
 What decides the bits of a result (encode, decode, accumulate, mean) uses only separately rounded
 elementwise operations, in a fixed order: the same input gives the same bytes on every CPU and on a

@@ -1,8 +1,8 @@
 """stat2: a sign and one of two levels a value; and what it has in common with the sparse codecs
 (`sparse`).
 
-    stat2       for each block of 256 values: [float32 low, high][four values a byte][padding to 4]
-                0.281 bytes a value
+    stat2       0.281 bytes a value; for each block of 256 values:
+                [float32 low, high][four values a byte][padding to 4]
 
 Magnitudes above their block's mean decode to the mean of those, the others to the mean of the
 others: levels are statistics of the values and no steps of a scale, with which two bits lose too

@@ -1,8 +1,8 @@
 """sparse32 to sparse256: so many values of each 4,096, the largest, with two levels as in stat2
 (`levels`); the rest is zero.
 
-    sparse64    for each tile of 4,096 values: [float32 low, high][64 indices of 12 bits][four
-                values a byte][padding to 4] 0.0293 bytes a value
+    sparse64    0.0293 bytes a value; for each tile of 4,096 values:
+                [float32 low, high][64 indices of 12 bits][four values a byte][padding to 4]
 
 The contribution of SparseLoCo (arXiv 2508.15706). A shorter last tile keeps its share, rounded up.
 Indices ascend; two of them are three bytes, the first in the low bits. Of equal magnitudes the

@@ -35,21 +35,17 @@ def join(
 
     Args:
         invite_or_run: an invite (``atoll2:…``), or a run the node is in: its id, a unique prefix of
-            it, or its name. Left out: what
-            ``ATOLL_RUN`` or ``ATOLL_INVITE`` says (`atoll join --script` sets them), else the
-                node's only run.
+            it, or its name. Left out: what ``ATOLL_RUN`` or ``ATOLL_INVITE`` says
+            (`atoll join --script` sets them), else the node's only run.
         home: folder of the node's files; default ``ATOLL_HOME``, else the XDG folders.
         private: None: the running node if there is one, else a private node that ends with this
-            script. True: a private node.
-            False: a running node.
+            script. True: a private node. False: a running node.
         name: what other members see.
         quiet: whether only warnings are said of the run, and not a line for each round and each
-            peer that comes or goes; None: as
-            ``ATOLL_QUIET`` says. A script with logging of its own finds both under the logger
-                ``atoll``, whatever this says.
+            peer that comes or goes; None: as ``ATOLL_QUIET`` says. A script with logging of its own
+            finds both under the logger ``atoll``, whatever this says.
         begin: whether to train at once, though fewer members are there than the run is to begin
-            with (``[train] start_with``); None: as
-            ``ATOLL_BEGIN`` says, by default not.
+            with (``[train] start_with``); None: as ``ATOLL_BEGIN`` says, by default not.
         progress: told (stage, done, total) while the state is fetched; default: lines to stderr.
         command: replaces ``python -m atoll.node`` as the private node's command.
 

@@ -11,7 +11,7 @@ that announces them (SCM_RIGHTS).
 Script:  Hello → Welcome · JoinRun | FindRun → Joined
          · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
          then any of Start, Rest, Release, Contribute, Computed, Resume, Lease, Members, Tallies,
-             Report, Reduce…, Depart.
+         Report, Reduce…, Depart.
 """
 
 from __future__ import annotations

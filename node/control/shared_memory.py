@@ -64,8 +64,7 @@ class SharedBuffer:
 
     Raises:
         StorageError: there is no room. The fallback reserves all its blocks here, so that a full
-            disk is this error and not
-            a SIGBUS at the first write.
+            disk is this error and not a SIGBUS at the first write.
     """
 
     def __init__(

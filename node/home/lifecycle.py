@@ -6,15 +6,11 @@ Node side (in `python -m atoll.node`; nothing here loads trio):
     paths.ensure()
     link = ParentLink(parent_fd) if private else None
     try:
-        lock = NodeLock.acquire(paths)                 # StateError E102: another node runs with
-            this home
-        ...                                            # ControlServer started at
-                                                       paths.control_socket
-        lock.publish(NodeFile(pid=os.getpid(), socket=str(path), peer=peer, private=private,
-            parent_pid=parent_pid))
+        lock = NodeLock.acquire(paths)      # E102: another node runs with this home
+        ...                                 # start ControlServer at paths.control_socket
+        lock.publish(NodeFile(pid=os.getpid(), socket=str(path), peer=peer, ...))
         if link: link.ready(path)
-        ...                                            # private: control.parent.watch_parent(link,
-                                                       parent_pid), then shut down
+        ...                                 # a private node ends with its parent (watch_parent)
     except AtollError as error:
         if link: link.failed(error)
     finally:

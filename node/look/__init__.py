@@ -1,5 +1,5 @@
-"""A run, looked at: now, or played again. A process of its own, which reads the
-event files and asks the node as any command does. Bottom up:
+"""A run, looked at: now, or played again. A process of its own, which reads the event files and
+asks the node as any command does. Bottom up:
 
     view      what is shown: events and status documents folded into one bounded picture; pure
     allowed   what of a run may be shown: in a federated one what `validate --explain` allows

@@ -2,8 +2,7 @@
 
     data = swarm.shard(DataLoader(dataset, batch_size=32, num_workers=2))
     while not attachment.done:
-        for batch in data:                      # one pass: all members together read every sample
-            once
+        for batch in data:                      # one pass of all members over all samples
             loss = model(batch); loss.backward(); optimizer.step(); optimizer.zero_grad()
             if attachment.done:
                 break

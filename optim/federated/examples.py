@@ -26,11 +26,12 @@ GRID = 1 << 20  # steps in the clipping bound
 class PrivateExamples:
     """One site's examples, numbered from 0 to ``count`` - 1, and what steps on them have spent.
 
-        private = PrivateExamples(len(data), rate=0.01, noise=1.1, bound=1.0, delta=1e-6,
-            stop_at_epsilon=8.0)
+        private = PrivateExamples(
+            len(data), rate=0.01, noise=1.1, bound=1.0, delta=1e-6, stop_at_epsilon=8.0
+        )
         while private.allows:
-            private.step(model, [data[i] for i in private.batch()], lambda example: loss(model,
-                example))
+            batch = [data[i] for i in private.batch()]
+            private.step(model, batch, lambda example: loss(model, example))
             optimizer.step()
 
     ``rate``: an example's probability of being in a batch. ``noise``: deviation in units of

@@ -4,8 +4,7 @@ machine.
 Files, lowest first:
 
     presets   outer values that are known to work, and their sources
-    rules     one class an optimizer: Nesterov, momentum, SGD, Adam, Yogi, Adagrad, CO2; what it
-              does to a range
+    rules     one class an optimizer: Nesterov, momentum, SGD, Adam, Yogi, Adagrad, CO2
     readings  what contributors say of their norms and losses, and what follows from it
     governor  a jump of the update's norm or of the loss: momentum restarts, the rate is halved for
               some rounds

@@ -235,7 +235,6 @@ class Attachment:
         self._rest()
 
     # ---- counting
-    # ----------------------------------------------------------------------------------------------
 
     def samples(self, count: int) -> None:
         """The step under way processes ``count`` more samples (default: `attach`'s ``batch_size``,
@@ -297,7 +296,6 @@ class Attachment:
             self._sync(late, only_settle=True)
 
     # ---- rounds
-    # ----------------------------------------------------------------------------------------------
 
     def sync(self) -> Outcome | None:
         """End the round now: contribute what was trained since the last one and adopt what was
@@ -536,7 +534,6 @@ class Attachment:
                 strand.schedule.members = strand.replica.members = self._lookout.peers + 1
 
     # ---- what a script sees
-    # ---------------------------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
@@ -559,8 +556,10 @@ class Attachment:
         share of the last round. What a learning-rate schedule should follow: it keeps its pace
         whoever comes or goes, and a late joiner starts where the run is.
 
-            scheduler = LambdaLR(optimizer, lambda _: max(0.01, 1 - attachment.position /
-                total_samples))
+            def left(step):
+                return max(0.01, 1 - attachment.position / total_samples)
+
+            scheduler = LambdaLR(optimizer, left)
         """
         return min(strand.position for strand in self._strands)
 
@@ -667,7 +666,6 @@ class Attachment:
             strand.replica.base.release()
 
     # ---- checkpoints
-    # ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Where this member is: run, round and digest of its anchor, counters and what was not

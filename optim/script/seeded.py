@@ -3,12 +3,11 @@ Gorbunov et al. 2022, arXiv 2106.11257).
 
     model = Net()
 
-    def work(seed: int) -> None:            # all that is random follows from the seed: batches,
-    dropout, order
-        torch.manual_seed(seed)
+    def work(seed: int) -> None:
+        torch.manual_seed(seed)             # batches, dropout, order: all follows from the seed
+        optimizer = ...                     # made here: nothing may be left from before
         for batch in batches(seed):
-            ...                             # plain steps; an optimizer made here, so that nothing
-            is left from before
+            ...                             # plain inner steps
 
     training = SeededTraining(model, swarm, work)
     while not training.done:                # [train] rounds

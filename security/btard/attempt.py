@@ -3,16 +3,15 @@ ends it, and the step is begun again without it.
 
     stage        until all have said or sent   then
     commits      commitments to parts          send parts to their owners
-    parts        parts of one's own            clip them about their fixed point; commit to that,
-                 and to a share of the draw
+    parts        parts of one's own            clip them about their fixed point; commit to that
+                                               and to a share of the draw
     results      those commitments             send the aggregate to all; reveal the share
-    reveals      shares, aggregates            draw; project clipped residuals on the drawn
-                 directions
+    reveals      shares, aggregates            draw; project clipped residuals on the directions
     residuals    projections and norms         verify them; accuse
     checks       accusations                   the step is over; or, where something is open:
     exhibits     parts that it is about        look at them; judge
-    judgements   whom they find guilty         remove whom more than half find guilty, or the step
-                 is over
+    judgements   whom they find guilty         remove whom more than half find guilty; or the step
+                                               is over
 
 A peer that lacks something asks all for it, and then testifies that it is missing (`waiting`). No
 clock, no network: drivers give times and frames.

@@ -2,8 +2,7 @@
 faults by nftables.
 
     with Lab(4, mbit=100, rtt_ms=50) as lab:
-        lab.check()                                        # raises OffTargetError when the machine
-            cannot keep the delay
+        lab.check()             # OffTargetError: this machine cannot keep the delay
         Popen(lab.hosts[0].command(["python", ...]))       # a process on a host
         lab.hosts[1].prepare("blackhole")(); lab.hosts[1].heal()
 
@@ -12,8 +11,7 @@ Nothing is made outside of the namespaces, and these are named after the process
 laboratories of several processes do not meet, and what a killed process left behind is swept by the
 next one.
 
-    host N: eth0 ══ token bucket ══ hN :hub: routes ── (tun: delay) ── hM ══ token bucket ══ eth0
-        :host M
+    host N: eth0 ══ token bucket ══ hN :hub: routes ─ (tun: delay) ─ hM ══ token bucket ══ eth0 :M
 
 With ``internet=True`` the hosts' addresses are no private ones (11.X.N.2), so that programs take
 them for the internet's, and there are IPv6 ones, too. A host may be made a home router with hosts

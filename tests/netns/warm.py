@@ -1,8 +1,7 @@
 """Processes on hosts of a laboratory, forked from one that has imported everything: a dozen of them
 start in the time of one.
 
-    process = fork(lab.hosts[0], "netns.reach_peer")          # its main([]), with a stdin and a
-        stdout of its own
+    process = fork(lab.hosts[0], "netns.reach_peer")    # its main([]), with pipes of its own
     process.tell("…")
     process.lines.get()
     process.kill()

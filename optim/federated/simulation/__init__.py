@@ -2,8 +2,9 @@
 run (`..member`, `..server`, `..compass`) do the work; here are only the clients' data and machines,
 and the clock.
 
-    result = simulate(task, dirichlet(task.labels, 20, 0.1, seed=0), fleet(20, [1, 1.5, 2, 4, 5]),
-        Settings("scaffold", rounds=50))
+    parts = dirichlet(task.labels, 20, 0.1, seed=0)
+    devices = fleet(20, [1, 1.5, 2, 4, 5])
+    result = simulate(task, parts, devices, Settings("scaffold", rounds=50))
 
 partition    who has which samples: Dirichlet, label shards
 devices      how long a step takes, when a machine is there, whether it comes back
