@@ -75,7 +75,7 @@ class ByzantineAcceptor(Acceptor):
         self._entered_at = view.open.born
         for kept in (view.journal.echoed, view.journal.accepted):
             if kept is not None:
-                view.open.known[kept[1].hash()] = kept[1]
+                view.remember(kept[1])
 
     # ---- what the machine asks
     @property
@@ -342,7 +342,7 @@ class ByzantineAcceptor(Acceptor):
                 "a pledge that is not its sender's, or names what was not accepted", peer=who.peer
             )
         if body.ready and view.ready_fits(body.ready):
-            view.open.ready[who] = body.ready
+            view.note_ready(who, body.ready)
         if self.convener is not None:
             self.convener.on_pledge(now, pledged, body)
 
@@ -374,12 +374,10 @@ class ByzantineAcceptor(Acceptor):
         self.proposed[ballot] = signed
         if adopted:
             self._adopted.add(digest)
-        view.open.known[digest] = body.entry
+        view.remember(body.entry)
         if ballot > view.ballot:
             view.enter(now, ballot)  # honest members have pledged themselves to it
-        if not view.open.pending or view.open.pending[0] < ballot:
-            view.progress(now)
-            view.open.pending = (ballot, body.entry, who.peer)
+        view.await_bytes(now, ballot, body.entry, who.peer)
         return self.step(now)
 
     def _on_echo(self, now: float, who: Member, body: m.Echo) -> None:
@@ -423,8 +421,7 @@ class ByzantineAcceptor(Acceptor):
         if before is None:
             self._first_signed[key] = (digest, signature)
             return True
-        if who.peer not in view.caught and who != view.me:
-            view.caught.add(who.peer)
+        if view.convict(who):
             one, other = (
                 slot_payload(kind, *view.slot, ballot, hash_) for hash_ in (before[0], digest)
             )
@@ -443,8 +440,7 @@ class ByzantineAcceptor(Acceptor):
             # A proof names one slot, which a liar's entry need not be of.
             of_slot = (view.run, entry.log, entry.round, entry.base) == view.slot
             index = relabelled(plan, digests, entry) if of_slot else None
-            if index is not None and who.peer not in view.caught and who != view.me:
-                view.caught.add(who.peer)
+            if index is not None and view.convict(who):
                 payload = slot_payload("propose", *view.slot, ballot, entry.hash())
                 signature = self._first_signed["propose", who, ballot][1]
                 view.actions.relabelled(who.peer, (payload, signature), entry, plan, index)
@@ -503,7 +499,7 @@ class ByzantineAcceptor(Acceptor):
             return
         view.actions.keep(entry)
         view.journal.echo(ballot, entry)
-        view.open.known[entry.hash()] = entry
+        view.remember(entry)
         self._send_echo(ballot, entry)
 
     def _send_echo(self, ballot: int, entry: Entry) -> None:

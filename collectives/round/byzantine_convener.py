@@ -94,7 +94,7 @@ class ByzantineConvener(Convener):
         if not self.view.quorum(list(self.pledges)):
             return
         shown = [pledged for pledged, _ in self.pledges.values()]
-        highest, body = max(
+        _, body = max(
             self.pledges.values(), key=lambda pledge: (pledge[0].ballot, pledge[0].entry_hash)
         )
         if body.accepted is None:
@@ -102,7 +102,7 @@ class ByzantineConvener(Convener):
             self.phase, self.began_at = Phase.READY, now
             return
         self._reasons, self._adopting_since = (tuple(shown), body.proof), now
-        self.view.open.known[highest.entry_hash] = body.accepted.entry
+        self.view.remember(body.accepted.entry)
         self.phase, self.entry = Phase.ADOPT, body.accepted.entry
 
     def _holders(self, entry: Entry) -> list[PeerId]:
@@ -175,13 +175,11 @@ class ByzantineConvener(Convener):
     # ---- the proposal
     def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
         if len(self.voter.vouched(list(plan.contributors))) < len(plan.contributors):
-            self.view.open.reduced = (
-                None  # another's plan, over what cannot be shown: nobody would echo it
-            )
+            self.view.drop_reduced()  # another's plan, over what cannot be shown
             return
         if self._unstated(plan, digests):
             if plan != self.plan and now - self.began_at > self.view.timing.revise_s:
-                self.view.open.reduced = None  # another's plan, whose owners do not tell
+                self.view.drop_reduced()  # another's plan, whose owners do not tell
             return
         super()._propose_reduced(now, plan, digests)
 

@@ -174,7 +174,7 @@ class Convener:
             self.beyond = max(self.beyond, promise.ballot)
         if self.phase is Phase.PREPARE and promise.ballot == self.ballot:
             if promise.accepted:
-                self.view.open.known[promise.accepted.entry.hash()] = promise.accepted.entry
+                self.view.remember(promise.accepted.entry)
             self.promises[who] = promise
         self.step(now)
 

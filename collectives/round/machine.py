@@ -22,9 +22,11 @@ is specified in docs/protocol/round.md.
 7. *Take over.* Where nothing comes on, `_consider_takeover` moves to the next ballot.
 8. *Catch up.* Whoever lags asks for decided entries (`fetch`), and others answer (`_answer`).
 
-**Inputs**, all of them with ``now`` in seconds: `on_message`, `tick`, `contribute`, `on_result`,
-`on_part`, `on_report`, `on_applied`, `on_root`, `adopt_snapshot`, `resume`, `set_idle`,
-`set_unsettled`, `set_waiting`. **Outputs** are calls of `state.RoundActions`; none of them blocks,
+**Inputs**, with ``now`` in seconds where they let the round come on: `on_message`, `tick`,
+`contribute`, `withdraw`, `on_silent`, `on_result`, `on_part`, `on_report`, `on_kept`, `on_applied`,
+`on_not_applied`, `on_root`, `adopt_snapshot`, `resume`, `skip_ballot_0`, `leave`, `set_idle`,
+`set_unsettled`, `keep_unsettled`, `set_waiting`, `take_renewed`. Nobody else writes a field of the
+machine or of its open round. **Outputs** are calls of `state.RoundActions`; none of them blocks,
 and answers come back as inputs. One driver (a session's log) calls everything, so there are no
 locks. For example, a member that alone decides its log takes one round like this::
 
@@ -117,12 +119,15 @@ class RoundMachine:
         lying: int = 0,
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
+        root: bytes | None = None,
+        stateless: bool = False,
+        idle: bool = False,
     ) -> None:
         """``site``: the label by which members near each other recognise that. ``merges``: an entry
         of this log may adopt a branch. ``lying``: how many members of a configuration may be
         Byzantine. ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that
         those of a process that was started again have greater numbers. ``doors``: what lets peers
-        enter.
+        enter. ``root``, ``stateless``, ``idle``: as the attributes, from the start.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing
@@ -143,7 +148,8 @@ class RoundMachine:
 
         # ---- the own contribution and script
         self.contribution: tuple[bytes, int, Reading] | None = None
-        self.leaving = self.idle = False
+        self.leaving = False
+        self.idle = False  # no contribution will come
         # a script waits for the open round, whatever it decides: that ends what an earlier life
         # offered
         self.unsettled = False
@@ -180,6 +186,8 @@ class RoundMachine:
         groups = shape.arrivals.groups if shape.arrivals is not None else None
         self.grouping = Grouping(groups, journal.entries) if groups is not None else None
         self._open(now)
+        # others are told of an idle member in the course of the round, not by its opening
+        self.root, self.stateless, self.idle = root, stateless, idle
 
     # ---- views -----------------------------------------------------------------------------------
 
@@ -318,6 +326,13 @@ class RoundMachine:
         who votes does not know it as decided.
         """
         return any(digest == entry.hash() for _, digest in self.open.votes)
+
+    def convict(self, who: Member) -> bool:
+        """A member is proved to be Byzantine. Whether that is news, and of another one."""
+        if who.peer in self.caught or who == self.me:
+            return False
+        self.caught.add(who.peer)
+        return True
 
     # ---- how long things may take
 
@@ -539,6 +554,19 @@ class RoundMachine:
         self.acceptor.claim(now)
         self.convening.step(now)
 
+    def withdraw(self) -> None:
+        """Take the own contribution back: what already names it, goes on without it."""
+        self.contribution = None
+
+    def on_silent(self, now: float, who: Member) -> None:
+        """A member is known to contribute nothing to the open round, though it has not said so."""
+        self.open.ready[who] = m.Ready(self.base, None, 0, False)
+        self.convening.step(now)
+
+    def leave(self) -> None:
+        """Leave the configuration with the next entry."""
+        self.leaving = True
+
     def set_idle(self, now: float, idle: bool) -> None:
         """Set whether a contribution may come at all; nobody waits for an idle member."""
         self.idle = idle
@@ -553,6 +581,10 @@ class RoundMachine:
         if unsettled:
             self.progress(now)
             self._send_ready()
+
+    def keep_unsettled(self) -> None:
+        """The entry that is being applied does not tell it (`decided`): the script waits on."""
+        self.unsettled = True
 
     def set_waiting(self, waiting: bool) -> None:
         """Set whether a script waits for the end of a round in which this member, not drawn, takes
@@ -608,6 +640,10 @@ class RoundMachine:
             if none_comes
             else None
         )
+
+    def note_ready(self, who: Member, ready: m.Ready) -> None:
+        """What a member contributes, as its Promise or Pledge tells."""
+        self.open.ready[who] = ready
 
     def ready_fits(self, ready: m.Ready) -> bool:
         """Whether a Ready is of the open round."""
@@ -875,6 +911,18 @@ class RoundMachine:
             self.progress(now)
         self._bytes_arrived(now)
 
+    def on_kept(self, entry: Entry) -> None:
+        """An earlier life kept the bytes of an entry that it voted for: they are stored here."""
+        self.open.hold(entry, entry.part_digests)
+
+    def drop_plan(self) -> None:
+        """The plan in force cannot be carried out: it names what will never come."""
+        self.open.plan = None
+
+    def drop_reduced(self) -> None:
+        """Nobody would vote for an entry that proposes the newest result."""
+        self.open.reduced = None
+
     def _bytes_arrived(self, now: float) -> None:
         self.acceptor.step(now)
         self._try_apply(now)
@@ -1029,7 +1077,7 @@ class RoundMachine:
                 self._on_prepare(now, who, body.ballot)
             case m.Promise():
                 if body.ready and self.ready_fits(body.ready):
-                    self.open.ready[who] = body.ready
+                    self.note_ready(who, body.ready)
                     if body.ready.cid is not None and self.open.first_ready_at is None:
                         self.open.first_ready_at = now
                 if body.accepted is None or self.entry_fits(body.accepted.entry):
@@ -1071,14 +1119,24 @@ class RoundMachine:
         ):
             return
         self.ballot = max(self.ballot, ballot)
-        self.open.known[entry.hash()] = entry
+        self.remember(entry)
         accepted = self.journal.accepted
         if accepted and accepted[0] == ballot:
             return
+        self.await_bytes(now, ballot, entry, who.peer)
+        self.acceptor.step(now)
+
+    def remember(self, entry: Entry) -> None:
+        """An entry that the open round may decide: votes name it by its hash."""
+        self.open.known[entry.hash()] = entry
+
+    def await_bytes(self, now: float, ballot: int, entry: Entry, sender: PeerId) -> None:
+        """The convener of a ballot proposes an entry: vote for it once its bytes are here, unless
+        one of a later ballot is pending.
+        """
         if not self.open.pending or self.open.pending[0] < ballot:
             self.progress(now)
-            self.open.pending = (ballot, entry, who.peer)
-        self.acceptor.step(now)
+            self.open.pending = (ballot, entry, sender)
 
     def _perhaps_chosen(self, ballot: int, convener: Member, entry: Entry) -> bool:
         """Whether another member than this convener has voted for the entry in an earlier ballot:
@@ -1148,7 +1206,7 @@ class RoundMachine:
         """Vote: all bytes of the entry and the state before it are stored here."""
         self.actions.keep(entry)  # first the bytes, then the vote, then the answer
         self.journal.accept(ballot, entry)
-        self.open.known[entry.hash()] = entry
+        self.remember(entry)
         self.send_vote(ballot, entry)
 
     def send_vote(self, ballot: int, entry: Entry) -> None:
@@ -1189,10 +1247,16 @@ class RoundMachine:
             self._try_apply(now)
         return None
 
+    def void_votes(self) -> None:
+        """The open round is sealed: what those who are removed voted for, decides nothing."""
+        self.open.decided = self.open.pending = None
+        self.open.votes.clear()
+        self.convening.stop()
+
     def learn(self, now: float, certified: Certified) -> None:
         """A verified certificate of the open round."""
         self.open.decided = certified
-        self.open.known[certified.entry.hash()] = certified.entry
+        self.remember(certified.entry)
         self._try_apply(now)
 
     def _try_apply(self, now: float) -> None:
@@ -1223,6 +1287,10 @@ class RoundMachine:
         self._note(decided)
         self.root = None
         self._open(now, self.draw)
+
+    def on_not_applied(self) -> None:
+        """The decided entry could not be applied now: `tick` asks for it again."""
+        self.open.applying = False
 
     def on_root(self, now: float, round_: int, root: bytes) -> None:
         """Merkle root of the state before round ``round_``."""
@@ -1273,10 +1341,6 @@ class RoundMachine:
     def convene(self, now: float) -> None:
         """Let the convener go on: something that it waits for may have come."""
         self.convening.step(now)
-
-    def stop_convening(self) -> None:
-        """Convene no more in this round."""
-        self.convening.stop()
 
     def _consider_takeover(self, now: float) -> None:
         # nobody else can use ballot 0 where its owner has forgotten what it did in it
@@ -1329,6 +1393,15 @@ class RoundMachine:
         # peers can push the ballot number up; beyond LAST_BALLOT our messages would be invalid
         if ballot <= LAST_BALLOT:
             self.enter(now, ballot, aside=aside)
+
+    def skip_ballot_0(self) -> None:
+        """This member is on a branch, and ballot 0 is decided without asking for branches: promise
+        to take no part in it. Raises StorageError: then nothing has changed.
+        """
+        if self.journal.promised < 1:
+            self.journal.promise(1)
+        self.convening.stop()  # what it was told before it knows of no branch
+        self.ballot = max(1, self.ballot)
 
     def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:
         """Be in this ballot from now on."""
@@ -1486,6 +1559,11 @@ class RoundMachine:
         self.forgotten, self.renewed = 0, True
         self.open.pending = None
         self.convening.stop()
+
+    def take_renewed(self) -> bool:
+        """Whether it has gone on as another member since this was last asked."""
+        renewed, self.renewed = self.renewed, False
+        return renewed
 
     # ---- who enters the configuration ------------------------------------------------------------
 

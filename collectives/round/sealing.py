@@ -262,16 +262,14 @@ class Sealing:
         view.journal.seal(SealRecord(round_, base, removed, record.asked))
         view.drop_ahead(round_)
         if round_ == view.round:
-            view.open.decided = view.open.pending = None
-            view.open.votes.clear()
-            view.stop_convening()
+            view.void_votes()
 
     def _answer(self, round_: int, base: bytes) -> m.Sealed:
         view = self.view
         present = round_ == view.round
         accepted, tip = (view.journal.accepted, view.actions.tip()) if present else (None, None)
         if accepted is not None:
-            view.open.known[accepted[1].hash()] = accepted[1]  # its bytes may be asked for
+            view.remember(accepted[1])  # its bytes may be asked for
         body = m.Sealed(self.record.removed, m.Accepted1(*accepted) if accepted else None, tip, b"")
         return msgspec.structs.replace(
             body, signature=view.actions.sign(self._payload(round_, base, body))

@@ -149,8 +149,8 @@ class RoundView(Protocol):
         ...
 
     @property
-    def caught(self) -> set[PeerId]:
-        """Peers that are proved to be Byzantine; roles add to it."""
+    def caught(self) -> Set[PeerId]:
+        """Peers that are proved to be Byzantine."""
         ...
 
     @property
@@ -348,8 +348,28 @@ class RoundView(Protocol):
         """Let the convener go on: something that it waits for may have come."""
         ...
 
-    def stop_convening(self) -> None:
-        """Convene no more in this round."""
+    def note_ready(self, who: Member, ready: m.Ready) -> None:
+        """What a member contributes, as its Promise or Pledge tells."""
+        ...
+
+    def remember(self, entry: Entry) -> None:
+        """An entry that the open round may decide: votes name it by its hash."""
+        ...
+
+    def await_bytes(self, now: float, ballot: int, entry: Entry, sender: PeerId) -> None:
+        """The convener of a ballot proposes an entry: vote for it once its bytes are here."""
+        ...
+
+    def drop_reduced(self) -> None:
+        """Nobody would vote for an entry that proposes the newest result."""
+        ...
+
+    def void_votes(self) -> None:
+        """The open round is sealed: what those who are removed voted for, decides nothing."""
+        ...
+
+    def convict(self, who: Member) -> bool:
+        """A member is proved to be Byzantine. Whether that is news, and of another."""
         ...
 
     def on_acceptor_message(self, now: float, who: Member, body: m.Body) -> None:

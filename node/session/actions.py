@@ -277,10 +277,10 @@ class LogActions:
         assert replica is not None
         assert machine is not None
         if session.installing.under_way:
-            machine.open.applying = False
+            machine.on_not_applied()
             return None
         if machine.root is not None and machine.root != entry.base_state:
-            machine.open.applying = False
+            machine.on_not_applied()
             return session.diverged(entry, machine.root)
         data = self.results.get(entry.part_digests) if entry.contributors else None
         self._decided_at = session.clock()
@@ -297,14 +297,14 @@ class LogActions:
 
         def stepped(now: float, error: StorageError | None) -> None:
             if error is not None:
-                machine.open.applying = False  # `tick` tries again
+                machine.on_not_applied()
                 raise error
             session.applied(now, entry)
 
         try:
             self.keep(entry)
         except StorageError:
-            machine.open.applying = False
+            machine.on_not_applied()
             raise
         session.ports.offload(step, stepped)
         return None

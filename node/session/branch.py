@@ -107,9 +107,9 @@ class Branch(BesideRun):
             rng=session.rng,
             now=now,
             site=session.site,
+            root=genesis.entry.base_state,
+            idle=session.script is None,
         )
-        self.machine.root = genesis.entry.base_state
-        self.machine.idle = session.script is None
         self.open_round()
 
     def open_round(self) -> None:

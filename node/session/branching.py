@@ -443,10 +443,7 @@ class Branching:
         at, state = machine.round, self.state_of(path.digest) if path is not None else None
         if path is not None and state is None:
             return
-        if machine.journal.promised < 1:  # ballot 0 is decided without asking for branches
-            machine.journal.promise(1)
-        machine.convening.stop()  # what it was told before it knows of no branch
-        machine.ballot = max(1, machine.ballot)
+        machine.skip_ballot_0()
         if self.branch is not None:
             self.branch.end()
         self.moving = True
@@ -625,9 +622,10 @@ class Branching:
             return None
         (_, _, vector, _), self.given = self.given, None
         if self.branch is not None:
-            self.branch.machine.contribution = None
+            self.branch.machine.withdraw()
         if self.frozen is not None and self.frozen[0] == cid and self.session.machine is not None:
-            self.frozen = self.session.machine.contribution = None
+            self.frozen = None
+            self.session.machine.withdraw()
         return vector
 
     def settled(self, entry: Entry) -> tuple[bytes | None, bool] | None:
@@ -651,7 +649,8 @@ class Branching:
         for held in (self.frozen, self.given):
             if held is not None:
                 session.ports.exchange.release(held[0])
-        self.branch = self.frozen = self.given = machine.contribution = None
+        self.branch = self.frozen = self.given = None
+        machine.withdraw()
         return waits, any(c.cid == waits for c in entry.contributors)
 
     def _settle(self, entry: Entry | None) -> None:

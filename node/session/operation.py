@@ -148,8 +148,8 @@ class Operation(BesideRun):
             rng=session.rng,
             now=now,
             site=session.site,
+            root=NO_STATE,
         )
-        self.machine.root = NO_STATE
         self.peers = [member.peer for member in acceptors]
         session.ports.exchange.open_round(
             log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec, EARLY_BYTES
@@ -184,10 +184,10 @@ class Operation(BesideRun):
 
     def recall(self, entry: Entry, data: memoryview | None) -> None:
         """What an earlier life voted for, and its bytes where they are kept."""
-        self.machine.open.known[entry.hash()] = entry
+        self.machine.remember(entry)
         if data is not None and matches(entry, data):
             self.results[entry.part_digests] = data
-            self.machine.open.hold(entry, entry.part_digests)
+            self.machine.on_kept(entry)
 
     # ---- the caller
     def call(
@@ -202,7 +202,7 @@ class Operation(BesideRun):
             self.machine.set_idle(now, True)
             return
         self.session.ports.exchange.freeze(self.log, 1, cid, vector)
-        self.machine.idle = False
+        self.machine.set_idle(now, False)
         self.offered = m.Ready(self.machine.base, cid, weight, False)
         self.machine.contribute(now, cid, weight)
 
@@ -224,7 +224,7 @@ class Operation(BesideRun):
             plan is not None and any(c.cid == contribution[0] for c in plan.contributors)
         ):
             return
-        self.machine.contribution = None
+        self.machine.withdraw()
         self.machine.set_idle(now, True)
         self.session.ports.exchange.release(contribution[0])
 
@@ -273,8 +273,7 @@ class Operation(BesideRun):
         machine = self.machine
         for who in machine.config:
             if who.peer == peer and not self.done:
-                machine.open.ready[who] = m.Ready(machine.base, None, 0, False)
-                machine.convening.step(now)
+                machine.on_silent(now, who)
 
     def standing(self) -> str:
         """Why it is not decided, as far as this member knows."""

@@ -225,7 +225,7 @@ class Operations:
         """The own contribution cannot be sent (NaN, infinity)."""
         for operation in self.by_key.values():
             if operation.machine.contribution and operation.machine.contribution[0] == cid:
-                operation.machine.open.plan = None  # it names a contribution that never comes
+                operation.machine.drop_plan()  # it names a contribution that never comes
                 operation.withdraw(now)
 
     # ---- inputs

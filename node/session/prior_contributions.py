@@ -59,7 +59,7 @@ class PriorContributions:
                 del self._waiting[cid]
                 self._settle(cid, entry)
         if self._waiting:
-            machine.unsettled = True
+            machine.keep_unsettled()
 
     def forget(self, now: float) -> None:
         """The script is gone."""

@@ -171,8 +171,7 @@ class Recertifying:
         everybody who may have heard its votes lives and is asked."""
         session, machine = self.session, self.session.machine
         assert machine is not None
-        if machine.renewed:
-            machine.renewed = False
+        if machine.take_renewed():
             session.ports.emit(ev.Renewed(machine.me.incarnation))
         earlier = [who for who in machine.config if who.peer == session.me and who != machine.me]
         others = [who for who in machine.config if who.peer != session.me]

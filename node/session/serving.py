@@ -12,10 +12,9 @@ from ...collectives.codecs.codec import Grid
 from ...collectives.digest import chunk_hash, merkle_root
 from ...collectives.group import Entry, Plan
 from ...collectives.identifiers import PeerId
-from ...collectives.round import RoundView
 from .replica import state_chunk_bytes
 from .transfer import part_digests
-from .view import SessionView
+from .view import LogRound, SessionView
 
 SNAPSHOT_IDLE_S = 10.0  # a snapshot nobody has asked for this long is dropped
 SNAPSHOTS = (
@@ -77,7 +76,7 @@ class Serving:
         self._hashing: dict[bytes, set[PeerId]] = {}  # by name: who waits for its hashes
 
     # ---- recovery
-    def recall(self, machine: RoundView) -> None:
+    def recall(self, machine: LogRound) -> None:
         """After a restart: the bytes of the entry voted for in the open round."""
         for voted in (machine.journal.echoed, machine.journal.accepted):
             entry = voted[1] if voted is not None else None
@@ -88,7 +87,7 @@ class Serving:
             )
             if entry is not None and data is not None and matches(entry, data):
                 self.session.actions.results[entry.part_digests] = data
-                machine.open.hold(entry, entry.part_digests)
+                machine.on_kept(entry)
 
     # ---- results
     def find(self, name: bytes) -> tuple[Entry, memoryview] | None:

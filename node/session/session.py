@@ -67,7 +67,7 @@ from .retaining import Retaining
 from .serving import Serving
 from .tallies import newest_readings, shares_of, tallies
 from .transfer import Transfer
-from .view import SessionView
+from .view import LogRound, SessionView
 from .waiting import Waits
 
 MEMBERSHIP, ROUND = b"M", b"R"
@@ -380,13 +380,17 @@ class Session:
             replica, certified
         )  # before anybody hears of the run: nobody else could restore it
         self.replica = replica
-        self.make_machine(now, certified).root = certified.entry.base_state
+        self.make_machine(now, certified, root=certified.entry.base_state)
         self.opened(now)
         self.ports.emit(ev.StateReady(0))
         self._drain(now)
 
-    def make_machine(self, now: float, genesis: Certified) -> RoundMachine:
-        """Take part in the log that begins with ``genesis``, from where the journal ends."""
+    def make_machine(
+        self, now: float, genesis: Certified, root: bytes | None = None
+    ) -> RoundMachine:
+        """Take part in the log that begins with ``genesis``, from where the journal ends. ``root``:
+        Merkle root of the state there, where it is known.
+        """
         journal = self.ports.storage.journal()
         entry, settings = genesis.entry, self.settings
         if not journal.entries:
@@ -416,9 +420,10 @@ class Session:
             lying=settings.lying,
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
+            root=root,
+            stateless=self.replica is None,
+            idle=self.script is None or not self.admission.trains,
         )
-        self.machine.stateless = self.replica is None
-        self.machine.idle = self.script is None or not self.admission.trains
         if journal.restarted:
             self.machine.ask_first(now)
         return self.machine
@@ -438,7 +443,7 @@ class Session:
         """Leave the configuration with the next entry; keep answering until then and afterwards."""
         self._now = now
         if self.machine:
-            self.machine.leaving = True
+            self.machine.leave()
         self._drain(now)
 
     # ---- the script
@@ -534,7 +539,8 @@ class Session:
             and machine.contribution[0] == cid
             and not self.branching.active
         ):
-            machine.contribution, (_, _, flat, _) = None, self.queue.take()
+            machine.withdraw()
+            _, _, flat, _ = self.queue.take()
         if flat is not None and machine and replica:
             self.ports.offload(
                 lambda: why_refused(flat, replica.layout, machine.shape.codec),
@@ -829,7 +835,7 @@ class Session:
         self.ports.emit(ev.StateReady(self.completed))
         self._drain(now)
 
-    def resume(self, now: float, machine: RoundMachine) -> None:
+    def resume(self, now: float, machine: LogRound) -> None:
         """Its round is open: take up what came early."""
         for error in machine.resume(now):
             self.ports.emit(ev.PeerMisbehaved(PeerId(error.peer), error.message))

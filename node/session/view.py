@@ -1,4 +1,5 @@
-"""SessionView: what the parts of a session see of it, and the few things that they ask of it.
+"""SessionView: what the parts of a session see of it and of its log's round (`LogRound`), and the
+few things that they ask of both.
 
 A part owns state of its own (branches, operations, what is served, who may enter) and stands below
 `session.Session`, which makes it. It imports this protocol, never the session; a part that uses
@@ -7,14 +8,15 @@ another one is handed it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
-from ...collectives.group import Entry, Plan, Reading
+from ...collectives.errors import RemoteProtocolError
+from ...collectives.group import NO_READING, Certified, Entry, Member, Plan, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.round import RoundActions, RoundMachine, Timing
+from ...collectives.round import Convener, RoundActions, RoundView, Sealing, Timing
 from ...collectives.swarm import RunSettings
 from ..run.membership import Membership
 from . import events as ev
@@ -37,6 +39,86 @@ class LogView(RoundActions, TransferActions, Protocol):
         self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...], data: memoryview
     ) -> None:
         """Result bytes of the open round are here: voted on once they are on the medium."""
+        ...
+
+
+class LogRound(RoundView, Protocol):
+    """What parts see of the `RoundMachine` of a session's log, and what they tell it. Its state is
+    its own: a part that has news calls the method which says what happened.
+    """
+
+    # ---- what it knows beyond the open round
+    @property
+    def convening(self) -> Convener:
+        """The role that makes plans and proposals."""
+        ...
+
+    @property
+    def sealing(self) -> Sealing:
+        """The role that recertifies a round whose members are lost."""
+        ...
+
+    @property
+    def frontier(self) -> list[Certified]:
+        """Decided entries that are verified but not yet applied here, oldest first."""
+        ...
+
+    @property
+    def joiners(self) -> Mapping[Member, tuple[int, float]]:
+        """Who asks to enter: the round of the question, and when it came."""
+        ...
+
+    @property
+    def forgotten(self) -> int:
+        """The incarnation to go on under, where the journal is an old copy; 0: it is none."""
+        ...
+
+    def heard_votes_for(self, entry: Entry) -> bool:
+        """Whether this process heard a member vote for an entry of the open round."""
+        ...
+
+    # ---- the own contribution and script
+    def contribute(
+        self, now: float, cid: bytes, weight: int, reading: Reading = NO_READING
+    ) -> None:
+        """Offer a frozen contribution."""
+        ...
+
+    def withdraw(self) -> None:
+        """Take the own contribution back."""
+        ...
+
+    def set_unsettled(self, now: float, unsettled: bool) -> None:
+        """Set whether a script waits for what became of an earlier life's contribution."""
+        ...
+
+    def keep_unsettled(self) -> None:
+        """The entry that is being applied does not tell it: the script waits on."""
+        ...
+
+    # ---- what happened
+    def on_result(self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
+        """All result bytes with these part digests are stored here."""
+        ...
+
+    def on_kept(self, entry: Entry) -> None:
+        """The bytes of an entry that an earlier life voted for are stored here."""
+        ...
+
+    def on_not_applied(self) -> None:
+        """The decided entry could not be applied now: it is tried again."""
+        ...
+
+    def skip_ballot_0(self) -> None:
+        """This member is on a branch: it takes no part in ballot 0. Raises StorageError."""
+        ...
+
+    def resume(self, now: float) -> list[RemoteProtocolError]:
+        """Take up what came early; the answer is what of it broke a rule."""
+        ...
+
+    def take_renewed(self) -> bool:
+        """Whether it has gone on as another member since this was last asked."""
         ...
 
 
@@ -108,7 +190,7 @@ class SessionView(Protocol):
         ...
 
     @property
-    def machine(self) -> RoundMachine | None:
+    def machine(self) -> LogRound | None:
         """The log's round; None before its genesis is known."""
         ...
 
@@ -209,7 +291,7 @@ class SessionView(Protocol):
         ...
 
     # ---- what parts ask of it
-    def resume(self, now: float, machine: RoundMachine) -> None:
+    def resume(self, now: float, machine: LogRound) -> None:
         """Its round is open: take up what came early."""
         ...
 

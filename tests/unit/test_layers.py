@@ -205,6 +205,93 @@ def test_a_class_name_stands_for_one_class() -> None:
     assert _said_twice(classes) == []
 
 
+def _fields(path: str, name: str) -> set[str]:
+    """The attributes of a class: those that its methods set, and those of a dataclass."""
+    owner = next(
+        node
+        for node in tree(Path(path)).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    named = {
+        node.target.id
+        for node in owner.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    return named | {
+        node.attr
+        for node in ast.walk(owner)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+CHANGES = {"add", "append", "clear", "discard", "extend", "pop", "remove", "setdefault", "update"}
+
+
+def _written(code: ast.AST, fields: set[str]) -> list[tuple[int, str]]:
+    """Where a field of a round is written through a name that its parts have for it: by
+    assignment, an item of it, or a method that changes a collection.
+    """
+
+    def is_of_round(node: ast.expr) -> bool:
+        if isinstance(node, ast.Subscript):
+            return is_of_round(node.value)
+        if not isinstance(node, ast.Attribute) or node.attr not in fields:
+            return False
+        owner = node.value
+        name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+        return name in {"machine", "view", "open", "opened"}
+
+    found = list[tuple[int, str]]()
+    for node in ast.walk(code):
+        match node:
+            case (
+                ast.Attribute(ctx=ast.Store() | ast.Del())
+                | ast.Subscript(ctx=ast.Store() | ast.Del())
+            ):
+                changed: ast.expr = node
+            case ast.Call(func=ast.Attribute(value=changed, attr=attr)) if attr in CHANGES:
+                pass
+            case _:
+                continue
+        if is_of_round(changed):
+            found.append((node.lineno, ast.unparse(changed)))
+    return found
+
+
+def test_writes_through_a_view_are_found() -> None:
+    fields = {"ballot", "known", "caught"}
+    for code in (
+        "self.session.machine.ballot = 1",
+        "machine.ballot += 1",
+        "a, view.open.known = 1, {}",
+        "opened.known[b''] = entry",
+        "del view.open.known[b'']",
+        "view.caught.add(peer)",
+        "view.open.known[1].setdefault(2, 3)",
+    ):
+        assert len(_written(ast.parse(code), fields)) == 1, code
+    for code in ("machine = view.ballot", "self.ballot = 1", "view.known.get(1)", "x[view.ballot]"):
+        assert _written(ast.parse(code), fields) == [], code
+
+
+def test_only_the_machine_of_a_round_writes_its_fields() -> None:
+    """One file tells the whole life of a round's state; others tell it what happened."""
+    mine = "collectives/round/machine.py"
+    fields = _fields(mine, "RoundMachine") | _fields("collectives/round/state.py", "OpenRound")
+    assert {"ballot", "contribution", "stateless", "applying", "votes"} <= fields
+    wrong = [
+        f"{path}:{line} {what}"
+        for path in package_files()
+        if path.as_posix().startswith(("collectives/round/", "node/session/", "node/secure/"))
+        and path.as_posix() != mine
+        for line, what in _written(tree(path), fields)
+    ]
+    assert wrong == []
+
+
 def test_lines_fit_a_hundred_columns() -> None:
     """The formatter does not break strings, docstrings and comments: here the writer does."""
     wide = [
