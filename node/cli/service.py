@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -14,17 +15,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, StateError
+from ..home.ending import GRACE_S
 from ..home.interpreter import PYTHON
 from ..home.output import Terminal, current
+from ..home.own_data import is_factory
 from ..home.paths import storage_error, write_atomic
-from .consent import INVITE_VARIABLE
-from .options import DATA, GIVEN, RUN, shared_options
+from .options import DATA, DRAIN, GIVEN, RUN, shared_options
 
 if TYPE_CHECKING:
     from ..home.units import Service
 
 NOT_RUNNING = 3
-MANAGER_S = 120.0  # a node that starts on a slow disk says late that it is ready
+MANAGER_S = 4000.0
+"""A bound for hangs: a node on a slow disk says late that it is ready, and one that ends may take
+its ``node.drain_s``.
+"""
+XDG = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
 _SYSTEM = click.option(
     "--system", is_flag=True, help="A service of the machine, not of this user; needs root."
 )
@@ -53,6 +59,7 @@ def service_command() -> None:
     help="With --join: train with your own script.",
 )
 @click.option("--data", type=DATA, metavar="PATH|FILE.py:NAME", help="With --join: as atoll join.")
+@DRAIN
 @click.option("--print", "shown", is_flag=True, help="Print the file, and do nothing else.")
 @shared_options
 def install_command(
@@ -61,6 +68,7 @@ def install_command(
     user: str | None,
     script: Path | None,
     data: str | None,
+    drain: float | None,
     shown: bool,
 ) -> None:
     """Write a service and start it. Its settings are those of this home: atoll config set.
@@ -76,7 +84,8 @@ def install_command(
     if user and not system:
         raise click.UsageError("--user is for --system")
     owner = (user or os.environ.get("SUDO_USER") or getpass.getuser()) if system else ""
-    service = _service_of(terminal, run, script, data)
+    _belong_to(terminal, owner)
+    service = _service_of(terminal, run, script, data, drain)
     log = terminal.paths.log_dir / f"{service.name}.log"
     mac = sys.platform == "darwin"
     text = launchd(service, log, user=owner) if mac else systemd(service, user=owner).encode()
@@ -133,9 +142,11 @@ def remove_command(system: bool, run: str | None) -> None:
     The open round is handed over first. Keys, settings and what is known of runs stay.
     """
     terminal, manager = current(), _manager(system)
+    _belong_to(terminal, os.environ.get("SUDO_USER", "") if system else "")
     names = _installed(system)
     if run is not None:
-        names = [name for name in names if name == _name_of(terminal, run)]
+        wanted = _training(terminal, run, names)
+        names = [name for name in names if name == wanted]
     if not names:
         raise StateError(
             "there is no such service", exit_code=NOT_RUNNING, hint="atoll service status"
@@ -155,45 +166,69 @@ def remove_command(system: bool, run: str | None) -> None:
     terminal.data(f"removed: {', '.join(names)}", {"removed": names})
 
 
+def _belong_to(terminal: Terminal, owner: str) -> None:
+    """From now on the folders of this command are those of the user whose processes the service's
+    will be: sudo has given it root's. "": they are.
+    """
+    if not owner or owner == getpass.getuser():
+        return
+    try:
+        home = pwd.getpwnam(owner).pw_dir
+    except KeyError:
+        raise ConfigError(f"there is no user {owner!r} on this machine", exit_code=2) from None
+    named = {name: os.environ[name] for name in ("ATOLL_HOME",) if name in os.environ}
+    terminal.environ = {"HOME": home, **named}
+
+
 def _service_of(
-    terminal: Terminal, run: str | None, script: Path | None, data: str | None
+    terminal: Terminal, run: str | None, script: Path | None, data: str | None, drain: float | None
 ) -> Service:
     from ..home.units import NODE, Service
     from .settings import settings_of
 
-    drain_s = settings_of(terminal).config.node.drain_s
-    home = {"ATOLL_HOME": str(Path(terminal.home).expanduser().absolute())} if terminal.home else {}
-    if not home and "ATOLL_HOME" in os.environ:
-        home = {"ATOLL_HOME": str(Path(os.environ["ATOLL_HOME"]).expanduser().absolute())}
+    home = terminal.home or terminal.environ.get("ATOLL_HOME")
+    environment = (
+        {"ATOLL_HOME": str(Path(home).expanduser().absolute())}
+        if home
+        else {name: terminal.environ[name] for name in XDG if name in terminal.environ}
+    )
     command = [*PYTHON, "-m", "atoll.node.cli"]
-    folder = terminal.paths.data_dir
+    within = ["--drain", f"{drain:g}"] if drain is not None else []
     if run is None:
-        return Service(NODE, "atoll node", [*command, "up"], home, folder, drain_s, ready=True)
+        stop_s = drain or settings_of(terminal).config.node.drain_s
+        return Service(
+            NODE, "atoll node", [*command, "up", *within], environment, None, stop_s, ready=True
+        )
     from ..manifest import load_run
 
     signed = load_run(terminal.paths, run)
-    name, run_id = signed.open().name, signed.run_id
-    command += ["join", run_id, "--yes"]
+    command += ["join", signed.run_id, "--yes", *within]
     if script is not None:
-        folder = script.absolute().parent
         command += ["--script", str(script.absolute())]
-    command += ["--data", data] if data else []
-    environment = {key: value for key, value in home.items() if key != INVITE_VARIABLE}
+    if data:
+        command += ["--data", data if is_factory(data) else str(Path(data).absolute())]
     return Service(
-        _name_of(terminal, run),
-        f"atoll training of {name}",
+        _name_of(signed.run_id),
+        f"atoll training of {signed.open().name}",
         command,
         environment,
-        folder,
-        60.0,  # what `atoll join` gives a script to hand its round over
+        script.absolute().parent if script is not None else None,
+        drain or GRACE_S,
         after=NODE,
     )
 
 
-def _name_of(terminal: Terminal, run: str) -> str:
+def _name_of(run_id: str) -> str:
+    return f"atoll-run-{run_id[:8]}"
+
+
+def _training(terminal: Terminal, run: str, installed: Sequence[str]) -> str:
+    """The service of a run by its id, also of one that is forgotten since, or by its name."""
+    if (name := _name_of(run)) in installed:
+        return name
     from ..manifest import load_run
 
-    return f"atoll-run-{load_run(terminal.paths, run).run_id[:8]}"
+    return _name_of(load_run(terminal.paths, run).run_id)
 
 
 def _folder(system: bool) -> Path:
@@ -251,6 +286,8 @@ def _tell(command: Sequence[str], *, may_fail: bool = False) -> None:
             hint=(
                 "A user without a session has no systemd of its own: sudo loginctl "
                 "enable-linger USER, or --system"
+                if "connect to bus" in done.stderr
+                else "It is tried again until it is removed: atoll service remove"
             ),
             exit_code=1,
         )

@@ -9,8 +9,12 @@ identity.key      $XDG_DATA_HOME/atoll            H
 founded/          $XDG_DATA_HOME/atoll            H
 runs/, log/       $XDG_STATE_HOME/atoll           H/state
 caches            $XDG_CACHE_HOME/atoll           H/cache
-control.sock      $XDG_RUNTIME_DIR/atoll          H/run
+control.sock      $XDG_STATE_HOME/atoll/run       H/run
 ================  ==============================  =======================
+
+The socket and the lock of a home's one node are not in $XDG_RUNTIME_DIR: a service of the machine
+and a cron job have none, so they and their user's shell would each see another place, and start a
+second node with the same key.
 
 Folders are made 0700 and files 0600, whatever the user's umask is: a node sets its own
 (`only_mine`), `write_atomic` and `open_private` say it. What an earlier version left open to others
@@ -140,9 +144,8 @@ def find_paths(home: str | Path | None = None, environ: Mapping[str, str] = os.e
     data = _xdg(environ, "XDG_DATA_HOME", user / ".local/share")
     state = _xdg(environ, "XDG_STATE_HOME", user / ".local/state")
     cache = _xdg(environ, "XDG_CACHE_HOME", user / ".cache")
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    sockets = Path(runtime) / "atoll" if os.path.isabs(runtime) else state / "atoll" / "run"
-    return Paths(config / "atoll", data / "atoll", state / "atoll", cache / "atoll", sockets)
+    state /= "atoll"
+    return Paths(config / "atoll", data / "atoll", state, cache / "atoll", state / "run")
 
 
 def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:

@@ -17,19 +17,21 @@ NODE = "atoll-node"
 NEVER_AGAIN = (2, 64, 65, 66, 70, 76, 77, 78)
 """Exit statuses that another start would give again: usage, a wrong setting, a key that others
 read, a differing model."""
+ENDED = 143
+"""What `atoll join` exits with after SIGTERM."""
 _ODD = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class Service(NamedTuple):
-    """What is to run. ``after``: the unit of the node that it needs; "": none. ``ready``: it tells
-    systemd when it is.
+    """What is to run. ``folder``: where; None: in its user's home. ``after``: the unit of the node
+    that it needs; "": none. ``ready``: it tells systemd when it is.
     """
 
     name: str
     description: str
     command: Sequence[str]
     environment: Mapping[str, str]
-    folder: Path
+    folder: Path | None
     stop_s: float
     after: str = ""
     ready: bool = False
@@ -39,7 +41,8 @@ def systemd(service: Service, *, user: str = "") -> str:
     """The text of a unit. ``user``: whose processes a system unit's are; "": a user unit. Raises
     ConfigError for a word that no unit can hold.
     """
-    after = f"After={service.after}.service\nRequires={service.after}.service\n"
+    # Not Requires: systemd would stop the training whenever the node is started again.
+    after = f"After={service.after}.service\nWants={service.after}.service\n"
     environment = "".join(
         f"Environment={_quoted(f'{name}={value}')}\n" for name, value in service.environment.items()
     )
@@ -55,13 +58,16 @@ StartLimitIntervalSec=0
 [Service]
 Type={"notify" if service.ready else "simple"}
 {f"User={_plain(user)}" + chr(10) if user else ""}\
-WorkingDirectory={_plain(str(service.folder))}
+WorkingDirectory={_plain(str(service.folder)) if service.folder else "-~"}
 {environment}\
 ExecStart={" ".join(map(_word, service.command))}
 Restart=on-failure
 RestartSec=10
 RestartPreventExitStatus={" ".join(map(str, NEVER_AGAIN))}
-# SIGTERM hands the open round over; a machine that is taken away waits no longer than this.
+# SIGTERM, to the first process alone, hands the open round over: a script would die of it.
+KillMode=mixed
+SuccessExitStatus={ENDED}
+# A machine that is taken away waits no longer than this.
 TimeoutStopSec={service.stop_s + DRAIN_ROOM_S:g}
 TimeoutStartSec=180
 LimitNOFILE=65536
@@ -77,7 +83,7 @@ def launchd(service: Service, log: Path, *, user: str = "") -> bytes:
     settings = {
         "Label": f"atoll.{service.name}",
         "ProgramArguments": list(service.command),
-        "WorkingDirectory": str(service.folder),
+        **({"WorkingDirectory": str(service.folder)} if service.folder else {}),
         "EnvironmentVariables": dict(service.environment),
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import plistlib
+import pwd
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from atoll.node.cli import cli
 from atoll.node.home.units import NEVER_AGAIN, Service, launchd, systemd
 
 PROGRAM = [sys.executable, "-P", "-m", "atoll.node.cli"]
-NODE = Service("atoll-node", "atoll node", [*PROGRAM, "up"], {}, Path("/tmp"), 30.0, ready=True)
+NODE = Service("atoll-node", "atoll node", [*PROGRAM, "up"], {}, None, 30.0, ready=True)
 RUN = Service(
     "atoll-run-abcdefgh",
     'atoll training of "50 %"',
@@ -39,6 +40,8 @@ def test_the_unit_of_a_node() -> None:
         "Restart=on-failure",
         "TimeoutStopSec=45",
         "NoNewPrivileges=true",
+        "WorkingDirectory=-~",  # a fresh home has no folder of ours yet
+        "KillMode=mixed",
         "WantedBy=default.target",
     ):
         assert line in lines
@@ -48,8 +51,9 @@ def test_the_unit_of_a_node() -> None:
 
 def test_the_unit_of_a_training_needs_the_nodes_and_quotes_its_words() -> None:
     lines = systemd(RUN, user="ada").splitlines()
-    assert "Requires=atoll-node.service" in lines
+    assert "Wants=atoll-node.service" in lines
     assert "After=atoll-node.service" in lines
+    assert "WorkingDirectory=/tmp" in lines
     assert "User=ada" in lines
     assert "WantedBy=multi-user.target" in lines
     assert 'Description=atoll training of "50 %%"' in lines
@@ -87,6 +91,7 @@ def test_systemd_finds_nothing_wrong_with_them(tmp_path: Path) -> None:
 def test_the_property_list_of_launchd() -> None:
     found = plistlib.loads(launchd(RUN, Path("/tmp/x.log"), user="ada"))
     assert found["Label"] == "atoll.atoll-run-abcdefgh"
+    assert found["WorkingDirectory"] == "/tmp"
     assert found["ProgramArguments"] == list(RUN.command)
     assert found["EnvironmentVariables"] == RUN.environment
     assert found["KeepAlive"] == {"SuccessfulExit": False}
@@ -151,6 +156,9 @@ def test_a_runs_training_is_a_service_beside_the_nodes(told: Path, tmp_path: Pat
     _, out = call("service", "install", "--join", "tide", "--script", "train.py", "--print")
     assert f"join {run_id} --yes --script {tmp_path / 'train.py'}\n" in out
     assert f"WorkingDirectory={tmp_path}\n" in out
+    _, out = call("service", "install", "--join", "tide", "--data", "train.py", "--print")
+    assert f" --yes --data {tmp_path / 'train.py'}\n" in out
+    assert "WorkingDirectory=-~\n" in out
     assert not told.exists()
     call("service", "install")
     call("service", "install", "--join", "tide", "--script", "train.py")
@@ -160,6 +168,43 @@ def test_a_runs_training_is_a_service_beside_the_nodes(told: Path, tmp_path: Pat
     call("service", "remove")  # the training before the node that it needs
     stopped = [line for line in told.read_text().splitlines() if "disable" in line]
     assert [line.split()[-1] for line in stopped] == [f"{name}.service", "atoll-node.service"]
+    call("service", "install", "--join", "tide")
+    call("rm", "tide", "--yes")
+    _, out = call("service", "remove", "--join", run_id, "--json")
+    assert json.loads(out)["removed"] == [name]
+
+
+def test_a_service_of_the_machine_is_its_users(
+    told: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under sudo HOME is root's: settings, runs and folders are those of who typed it."""
+    home = tmp_path / "ada"
+    (home / ".config" / "atoll").mkdir(parents=True)
+    (home / ".config" / "atoll" / "config.toml").write_text("[node]\ndrain_s = 5\n")
+    record = pwd.struct_passwd(("ada", "x", 4711, 4711, "", str(home), "/bin/sh"))
+    monkeypatch.setattr(pwd, "getpwnam", {"ada": record}.__getitem__)
+    monkeypatch.setenv("SUDO_USER", "ada")
+    monkeypatch.setenv("XDG_STATE_HOME", "/root/somewhere")
+    monkeypatch.delenv("ATOLL_HOME")
+    _, out = call("service", "install", "--system", "--print")
+    lines = out.splitlines()
+    assert "User=ada" in lines
+    assert "TimeoutStopSec=20" in lines
+    assert not any(line.startswith("Environment=") for line in lines)
+    assert not told.exists()
+    with pytest.raises(ConfigError, match="no user 'bob'"):
+        call("service", "install", "--system", "--user", "bob", "--print")
+
+
+def test_the_folders_that_a_users_shell_names_are_the_services(
+    told: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATOLL_HOME")
+    monkeypatch.setenv("XDG_STATE_HOME", "/large/state")
+    _, out = call("service", "install", "--drain", "12", "--print")
+    assert "Environment=XDG_STATE_HOME=/large/state\n" in out
+    assert " up --drain 12\n" in out
+    assert "TimeoutStopSec=27\n" in out
 
 
 def test_without_a_supervisor_it_says_so(told: Path, monkeypatch: pytest.MonkeyPatch) -> None:
