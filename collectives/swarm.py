@@ -63,9 +63,18 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reads what it needs of the rest.
     """
 
-    kind: Literal["nesterov", "momentum", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = (
-        "nesterov"
-    )
+    kind: Literal[
+        "nesterov",
+        "momentum",
+        "sgd",
+        "adam",
+        "yogi",
+        "adagrad",
+        "co2",
+        "adamw",
+        "delayed_nesterov",
+        "heloco",
+    ] = "nesterov"
     lr: float = 0.7  # published DiLoCo value (arXiv 2311.08105); 0.9 below about 50 rounds
     momentum: float = 0.9  # published value; 0.6 below about 50 rounds, where 0.9 diverges
     beta2: float = (
@@ -80,6 +89,9 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stretch: bool = (
         False  # make the mean as long as its contributions are on average, however many they are
     )
+    every: int = 4  # of delayed_nesterov: steps between two of momentum
+    spread: float = 0.0  # of delayed_nesterov: the share of momentum that the steps between take
+    agreement: float = 0.5  # of heloco: the cosine with momentum from which nothing is corrected
 
 
 class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

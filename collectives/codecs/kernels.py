@@ -76,6 +76,11 @@ def square_sum(x: Tensor, scratch: Tensor) -> float:
     scratch[:count].copy_(x)
     scratch[count:].zero_()
     scratch.mul_(scratch)
+    return tree_sum(scratch)
+
+
+def tree_sum(scratch: Tensor) -> float:
+    """The sum of 2^k float64 values, as a tree; it overwrites them."""
     width = scratch.shape[0]
     while width > 1:
         width //= 2

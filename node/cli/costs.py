@@ -24,7 +24,7 @@ from ..manifest.optional_tables import liars_borne
 from ..views.documents import lying_text, rule_text
 
 _FLOAT_BYTES = 4
-STATE_VECTORS = {"adam": 2, "yogi": 2, "adamw": 2}
+STATE_VECTORS = {"adam": 2, "yogi": 2, "adamw": 2, "delayed_nesterov": 2}
 """Vectors as long as the anchor that an outer optimizer keeps, where it is not one. (The rules
 themselves load torch, for which nobody who reads a manifest waits.)"""
 _GENERATIONS = 2  # of the anchor: the newest, and the one that the next is written over

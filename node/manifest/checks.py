@@ -12,6 +12,12 @@ from .manifest import Manifest
 from .refusals import Refusal, refuse
 from .tables import ExchangeTable, NoQuorumTable, TrainTable
 
+OF_ONE_OPTIMIZER = {
+    "every": "delayed_nesterov",
+    "spread": "delayed_nesterov",
+    "agreement": "heloco",
+}
+
 
 def check_places(table: dict[str, Any], name: str) -> None:
     """Settings of a machine that somebody has written into a run's manifest."""
@@ -80,15 +86,23 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             ),
             hint='Leave it out, or method = "diloco".',
         )
+    plain = type(outer)()
+    for key, optimizer in OF_ONE_OPTIMIZER.items():
+        if getattr(outer, key) != getattr(plain, key) and outer.optimizer != optimizer:
+            raise ConfigError(
+                f"{name}: $.train.outer.{key} is given, and {outer.optimizer} has no such number",
+                key=f"$.train.outer.{key}",
+                hint=f'Leave it out, or optimizer = "{optimizer}".',
+            )
     if no_quorum.policy == "branch" and (
-        outer.optimizer in ("adam", "yogi", "co2", "adamw") or outer.governor
+        outer.optimizer in ("adam", "yogi", "co2", "adamw", "delayed_nesterov") or outer.governor
     ):
         raise ConfigError(
             f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',
             key="$.train.outer.optimizer",
             why="What a branch hands over is the anchor and one momentum vector.",
             hint=(
-                'Use optimizer = "nesterov", "sgd" or "adagrad" without a '
+                'Use optimizer = "nesterov", "heloco", "sgd" or "adagrad" without a '
                 'governor, or policy = "pause".'
             ),
         )

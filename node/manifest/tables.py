@@ -90,7 +90,17 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[train.outer]``: applied to the anchor, in the node, the same on all members."""
 
-    optimizer: Literal["nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw"] = "nesterov"
+    optimizer: Literal[
+        "nesterov",
+        "sgd",
+        "adam",
+        "yogi",
+        "adagrad",
+        "co2",
+        "adamw",
+        "delayed_nesterov",
+        "heloco",
+    ] = "nesterov"
     lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = (
         0.7  # DiLoCo's published value (arXiv 2311.08105)
     )
@@ -105,6 +115,11 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stretch: bool = (
         False  # make the mean as long as its contributions are on average, however many they are
     )
+    # of delayed_nesterov: steps between two of momentum, and the share of it that those take
+    every: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)] = 4
+    spread: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
+    # of heloco: the cosine with momentum from which nothing is corrected
+    agreement: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
@@ -118,6 +133,9 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.clip,
             self.governor,
             self.stretch,
+            self.every,
+            self.spread,
+            self.agreement,
         )
 
 

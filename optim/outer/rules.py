@@ -311,6 +311,107 @@ class AdamW:
         new.sub_(a)
 
 
+class DelayedNesterov:
+    """Between every N-th step ``θ ← θ - lr·(c·μ·m + g/N)``; at it ``m ← μ·m + B/N``, B the sum of
+    the N last g, and ``θ ← θ - lr·((1 - cN + c)·μ·m + g/N)`` (arXiv 2401.09135), for rounds of
+    single arrivals: momentum on each would be momentum on what is stale.
+
+    N is ``every``, cN is ``spread``: 0, the published value, takes the momentum at every N-th step
+    only, 1 a part of it at each. N steps on g are one Nesterov step on their mean.
+    """
+
+    vectors, momenta, whole = 2, 2, True
+    numbers = 1  # steps since the last of momentum
+
+    def __init__(self, settings: OuterSettings) -> None:
+        self._every, part = settings.every, settings.spread / settings.every
+        self._mu, self._share = as_float32(settings.momentum), as_float32(1 / settings.every)
+        self._between = as_float32(part * settings.momentum)
+        self._at_last = as_float32((1 - settings.spread + part) * settings.momentum)
+
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
+        """See Rule; ``state`` ends with this tensor's number."""
+        (momentum, buffer, numbers), (update, share) = state, scratch
+        count = int(numbers.item()) + 1
+        torch.mul(g, self._share, out=share)
+        buffer.add_(share)
+        if count >= self._every:
+            momentum.mul_(self._mu)
+            momentum.add_(buffer)
+            buffer.zero_()
+            count = 0
+        torch.mul(momentum, self._at_last if count == 0 else self._between, out=update)
+        torch.add(share, update, out=update)
+        update.mul_(lr)
+        torch.sub(old, update, out=new)
+        numbers.fill_(count)
+
+
+class Heloco:
+    """HeLoCo (arXiv 2606.00271): each tensor's g is turned to agree with its momentum first, then
+    ``m ← μ·m + (1-μ)·ĝ``; ``θ ← θ - lr·(ĝ + μ·m)``.
+
+    With c the cosine of g and m: from ``agreement`` on, ĝ = g; below 0 a part of what goes against
+    m is taken out, ``min(-c·f, 1)`` of it; between, g is turned towards m, by ``(1-c)·f/2`` of the
+    way, and stays as long as it is. f = ‖g‖ / (‖g‖ + ‖m‖). (The paper's strengths 1, 1 and 1/2; it
+    leaves them to be tuned.) A tensor without momentum, or without g, is left as it is.
+    """
+
+    vectors, momenta, whole, numbers = 1, 1, True, 0
+
+    def __init__(self, settings: OuterSettings) -> None:
+        self._mu, self._one_mu = as_float32(settings.momentum), as_float32(1 - settings.momentum)
+        self._agreement = settings.agreement
+
+    def step(
+        self,
+        old: Tensor,
+        g: Tensor,
+        state: Sequence[Tensor],
+        new: Tensor,
+        lr: float,
+        scratch: Sequence[Tensor],
+    ) -> None:
+        """See Rule; ``state`` ends with no numbers."""
+        momentum, (corrected, update) = state[0], scratch
+        self._correct(g, momentum, corrected, update)
+        momentum.mul_(self._mu)
+        torch.mul(corrected, self._one_mu, out=update)
+        momentum.add_(update)
+        torch.mul(momentum, self._mu, out=update)
+        update.add_(corrected)
+        update.mul_(lr)
+        torch.sub(old, update, out=new)
+
+    def _correct(self, g: Tensor, m: Tensor, out: Tensor, scratch: Tensor) -> None:
+        out.copy_(g)
+        long, usual = norm(g), norm(m)
+        if not (long > TINY and usual > TINY and math.isfinite(long * usual)):
+            return
+        cosine = min(max(dot(g, m) / (long * usual), -1.0), 1.0)
+        if cosine >= self._agreement:
+            return
+        trust = long / (long + usual)
+        if cosine < 0:
+            torch.mul(m, as_float32(min(-cosine * trust, 1.0) * cosine * long / usual), out=scratch)
+            out.sub_(scratch)
+            return
+        turn = (1 - cosine) * trust / 2
+        out.mul_(as_float32(1 - turn))
+        torch.mul(m, as_float32(turn * long / usual), out=scratch)
+        out.add_(scratch)
+        if (length := norm(out)) > TINY:
+            out.mul_(as_float32(long / length))
+
+
 def _mean(before: float, value: float) -> float:
     return EMA * before + (1 - EMA) * value if before else value
 
@@ -323,7 +424,21 @@ def norm(x: Tensor) -> float:
     return math.sqrt(kernels.square_sum(x, scratch))
 
 
-RULES: dict[str, type[Sgd | Nesterov | Adam | Yogi | Adagrad | Co2 | AdamW]] = {
+def dot(x: Tensor, y: Tensor) -> float:
+    """The inner product of two float32 vectors, with the same bits on every machine."""
+    scratch = torch.zeros(
+        1 << max(0, x.numel() - 1).bit_length(), dtype=torch.float64, device="cpu"
+    )
+    products = scratch[: x.numel()]
+    products.copy_(x)
+    products.mul_(y.double())  # exact: 24 bits by 24
+    return kernels.tree_sum(scratch)
+
+
+RULES: dict[
+    str,
+    type[Sgd | Nesterov | Adam | Yogi | Adagrad | Co2 | AdamW | DelayedNesterov | Heloco],
+] = {
     "sgd": Sgd,
     "nesterov": Nesterov,
     "momentum": Momentum,
@@ -332,5 +447,7 @@ RULES: dict[str, type[Sgd | Nesterov | Adam | Yogi | Adagrad | Co2 | AdamW]] = {
     "adagrad": Adagrad,
     "co2": Co2,
     "adamw": AdamW,
+    "delayed_nesterov": DelayedNesterov,
+    "heloco": Heloco,
 }
 """By `OuterSettings.kind`. A name stands for one rule for ever: a changed one gets a new name."""

@@ -280,7 +280,7 @@ class OuterStep:
 
 def check_outer(settings: OuterSettings) -> None:
     """Raise ConfigError for values outside lr > 0, 0 <= momentum < 1, 0 <= beta2 < 1, epsilon > 0,
-    clip > 0.
+    clip > 0, every >= 1, 0 <= spread <= 1, 0 <= agreement <= 1.
     """
     positive = {"lr": settings.lr, "epsilon": settings.epsilon, "clip": settings.clip}
     for name, value in positive.items():
@@ -295,6 +295,13 @@ def check_outer(settings: OuterSettings) -> None:
         raise ConfigError(
             f"outer weight_decay {settings.weight_decay} is not a number >= 0",
             key="$.train.outer.weight_decay",
+        )
+    for name, value in {"spread": settings.spread, "agreement": settings.agreement}.items():
+        if not 0 <= value <= 1:
+            raise ConfigError(f"outer {name} {value} is not in [0, 1]", key=f"$.train.outer.{name}")
+    if settings.every < 1:
+        raise ConfigError(
+            f"outer every {settings.every} is not a number of steps", key="$.train.outer.every"
         )
     if settings.kind not in RULES:
         raise ConfigError(

@@ -65,7 +65,7 @@ def test_a_swarm_trains_a_model_and_all_end_with_the_same_anchor() -> None:
     assert swarm.now >= 6 * 4 * 0.25  # every round is one of steps
 
 
-@pytest.mark.parametrize("kind", ["adam", "co2"])
+@pytest.mark.parametrize("kind", ["adam", "co2", "delayed_nesterov", "heloco"])
 def test_an_outer_optimizer_with_more_state_reaches_those_who_come_late_or_back(kind: str) -> None:
     """Two vectors, or numbers a tensor: the state is transferred, hashed and restored whole."""
     outer = OuterSettings(kind=kind, lr=0.05, momentum=0.5, governor=True)  # type: ignore[arg-type]

@@ -30,6 +30,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "late, adopted after two steps": {"overlap": "late", "delay": 2},
     "eager": {"overlap": "eager"},
     "co2": {"overlap": "late", "outer": OuterSettings(kind="co2", lr=0.9, momentum=0.3)},
+    "delayed Nesterov": {"outer": OuterSettings("delayed_nesterov", 0.7, 0.5, every=2)},
+    "heloco": {"overlap": "late", "outer": OuterSettings("heloco", 0.7, 0.5)},
     "streaming": {"fragments": 3},
     "streaming, delayed and mixed": {"fragments": 3, "overlap": "late", "delay": 1, "mixing": 0.5},
     "int4 with feedback": {"codec": "int4", "feedback": True},
