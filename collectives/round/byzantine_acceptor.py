@@ -252,6 +252,7 @@ class ByzantineAcceptor(Acceptor):
             )
         if who not in self.claims or self.claims[who].number < claim.number:
             self.claims[who] = claim
+            self.view.heard_leave(who, claim.leave)
         if claim.cid is not None and claim.weight and claim.cid not in self.offered:
             earlier = [cid for cid, (of, _) in self.offered.items() if of == who]
             for cid in earlier[: max(0, len(earlier) - OFFERS + 1)]:

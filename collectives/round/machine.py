@@ -142,6 +142,7 @@ class RoundMachine:
         self.joiners: dict[
             Member, tuple[int, float]
         ] = {}  # who asks to enter: at which round, when
+        self.leavers = set[Member]()  # who has announced that it leaves: it is not lost
         # the newest incarnation that a peer was heard under since it was suspected
         self._spoke: dict[PeerId, int] = {}
         self.voted = 0  # the newest round in which others were heard to vote
@@ -650,10 +651,16 @@ class RoundMachine:
         return ready.base == self.base and (ready.cid is None or ready.weight >= 1)
 
     def _send_ready(self) -> None:
-        """Tell the convener what this member contributes."""
+        """Tell the convener what this member contributes; all, where it leaves, so that nobody
+        takes it for lost.
+        """
         ready = self.my_ready()
         if ready and self.is_member and not self.open.decided:
-            self.tell(self.convener_of(self.ballot).peer, ready)
+            convener = self.convener_of(self.ballot).peer
+            self.tell(convener, ready)
+            for peer in self.others if self.leaving else ():
+                if peer != convener:
+                    self.tell(peer, ready)
 
     def _repeat_ready(self, now: float) -> None:
         """Tell the convener again. Where a plan needs more contributions than are known here, or
@@ -697,6 +704,7 @@ class RoundMachine:
             if self.idle:
                 self._send_ready()
         opened.ready[who] = ready
+        self.heard_leave(who, ready.leave)
         self.convening.on_ready(who)
         if ready.ballot > self.ballot and who == self.convener_of(self.ballot):
             return self.next_ballot(now)  # it has given its ballot up: nobody need find that out
@@ -1065,6 +1073,13 @@ class RoundMachine:
                 self.blamed.owners.strike(owner, self.round)
         return False
 
+    def heard_leave(self, who: Member, leaves: bool) -> None:
+        """A member has announced that it leaves, or that it does not."""
+        if leaves:
+            self.leavers.add(who)
+        else:
+            self.leavers.discard(who)
+
     # ---- 5. acceptors promise and vote -----------------------------------------------------------
     # Where members may lie, `lying.ByzantineAcceptor` takes the messages; it uses the same votes.
 
@@ -1318,6 +1333,7 @@ class RoundMachine:
         )
         self.unsettled = False
         self.actions.decided(certified, counted)
+        self.leavers &= set(certified.entry.next_config)
         if certified.entry.contributors:
             # counted or not, the contribution's round is over: the script re-bases what was not
             # counted. Where only the configuration changed, it stands on the same anchor and is

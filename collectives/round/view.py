@@ -143,6 +143,10 @@ class RoundView(Protocol):
         """Whether this member is about to leave."""
         ...
 
+    def heard_leave(self, who: Member, leaves: bool) -> None:
+        """A member has announced that it leaves, or that it does not."""
+        ...
+
     @property
     def round_s(self) -> float | None:
         """How long rounds took of late, in seconds; None: not known yet."""

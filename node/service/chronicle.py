@@ -241,6 +241,7 @@ class Chronicle:
             "reach": self.run.reach,
             "members": list(event.config),
             "lost": list(event.lost),
+            **({"left": list(event.left)} if event.left else {}),
             "counted": event.counted,
             "elapsed_s": round(event.elapsed_s, 4),
             "at": time.time(),

@@ -55,7 +55,8 @@ class RoundCommitted:
 
     ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or
     not. ``parts``: who added up what. ``losses``: what contributors say of theirs, in a run that
-    records it.
+    records it. ``left``: who is no member any more, as it had announced to this one; ``lost``: who
+    is none, and had announced nothing.
     """
 
     round: int
@@ -63,6 +64,7 @@ class RoundCommitted:
     contributors: tuple[Share, ...]
     config: tuple[PeerId, ...]
     lost: tuple[PeerId, ...]
+    left: tuple[PeerId, ...]
     cid: bytes | None
     counted: bool
     entry_hash: bytes

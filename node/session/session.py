@@ -945,7 +945,9 @@ class Session:
         }
         after = tuple(member.peer for member in entry.next_config)
         shares = shares_of(entry.contributors, self.actions.weights.get(entry.part_digests, ()))
-        lost = tuple(sorted(before - set(after)))
+        gone = before - set(after)
+        left = gone & {member.peer for member in machine.leavers}
+        left |= gone & {self.me} if machine.leaving else set()
         elapsed = machine.round_s or 0.0
         round_ = self.rounds(entry.round)
         parts = (
@@ -962,7 +964,8 @@ class Session:
                 entry.round,
                 shares,
                 after,
-                lost,
+                tuple(sorted(gone - left)),
+                tuple(sorted(left)),
                 cid,
                 counted,
                 entry.hash(),

@@ -39,8 +39,13 @@ class Words:
             self._members = now
             for peer in sorted(now - before) if before is not None else ():
                 yield f"{short_peer(peer)} is a member, of {len(now)} now"
-            for peer in sorted(before - now) if before is not None else ():
-                yield f"{short_peer(peer)} is no member any more; {len(now)} are"
+            left = event.get("left")
+            gone = before - now if before is not None else set[str]()
+            for peer in sorted(gone):
+                if isinstance(left, list) and peer in left:
+                    yield f"{short_peer(peer)} has left; {len(now)} are members"
+                else:
+                    yield f"{short_peer(peer)} is no member any more; {len(now)} are"
         lost = event.get("lost")
         for peer in lost if isinstance(lost, list) else ():
             yield f"{short_peer(str(peer))} was lost in the round; it was decided without it"

@@ -664,6 +664,34 @@ def test_a_member_that_is_evicted_while_nobody_trains_learns_it_from_its_own_que
     table.end()
 
 
+def test_who_leaves_is_told_as_left_by_all_and_who_dies_as_lost() -> None:
+    """Also where the process that leaves ends before an entry lets it go."""
+    table = Table(5)
+    first, second, leaver, hasty, dying = table.all_in()
+    leaver.do(lambda session, now: session.leave(now))
+    table.until(lambda: not leaver.inside)
+    assert leaver.rounds()[-1].left == (leaver.name,)
+
+    def heard() -> bool:
+        return all(hasty.name in {m.peer for m in p.machine.leavers} for p in (first, second))
+
+    table.network.partition({dying.name: 1})
+    hasty.do(lambda session, now: session.leave(now))
+    table.until(heard)
+    hasty.kill()
+    dying.kill()
+    table.wait(3.0)
+    for peer in (first, second):
+        peer.contribute(f"last {peer.name}")
+    table.until(lambda: all(len(peer.rounds()[-1].config) == 2 for peer in (first, second)))
+    for peer in (first, second):
+        events = peer.rounds()
+        assert {who for event in events for who in event.left} == {leaver.name, hasty.name}
+        assert {who for event in events for who in event.lost} == {dying.name}
+        assert not peer.machine.leavers
+    table.end()
+
+
 def test_a_founder_that_lost_its_disk_is_not_counted_on_as_the_member_it_was() -> None:
     """Where branches may be adopted, its vote and the convener's would be a quorum, and everybody
     else evicted: for ever, as it cannot vote.

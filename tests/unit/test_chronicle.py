@@ -57,7 +57,7 @@ def noting(test: Callable[[Run, Chronicle], None]) -> None:
 
 def committed(entry: int, parts: tuple[Part, ...] = (), *who: Share) -> ev.RoundCommitted:
     return ev.RoundCommitted(
-        entry, entry, who, (ME, OTHER), (), b"cid", bool(who), bytes(32), 1.5, parts
+        entry, entry, who, (ME, OTHER), (), (), b"cid", bool(who), bytes(32), 1.5, parts
     )
 
 

@@ -189,6 +189,9 @@ def test_words() -> None:
     assert came.endswith("is a member, of 2 now")
     assert went.endswith("is no member any more; 2 are")
     assert "was lost in the round" in lost
+    after = {**entry, "members": PEERS[1:2], "lost": [], "left": [PEERS[2]]}
+    (left,) = words.of(after)
+    assert left.endswith("has left; 1 are members")
     assert told == "round 7: 2 contributed, 12 samples, 1.2 s, 2.0 KiB sent so far"
     (odd,) = words.of({"at": 0, "event": "run.trouble", "code": "E501"})  # another version's
     assert odd == 'run.trouble {"code": "E501"}'

@@ -72,6 +72,7 @@ class _CallsCommitted(branching_module.Branching):
                 (),
                 peers,
                 (),
+                (),
                 None,
                 False,
                 entry.hash(),
