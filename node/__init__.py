@@ -21,7 +21,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     simulation/        the whole swarm in virtual time
     views/, look/      documents and events as text; a run in one picture, for a terminal and a page
     recipes/, demo/, cli/   built-in training, the demonstration, the command line
-    local, local_member   LocalSwarm: whole swarms in virtual time, for users' own tests
+    local              LocalSwarm: whole swarms in virtual time, for users' own tests
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""A node in virtual time, under `atoll.node.local`: the real session and the real data plane on a
-network that fails as told.
+"""Whole swarms in virtual time: the real session and the real data plane on a network that fails as
+told.
 
-process   one life of a node: Session and Exchange on a World and a Network
-stage     blocking scripts in virtual time, one running at a time
+process       one life of a node: Session and Exchange on a World and a Network
+stage         blocking scripts in virtual time, one running at a time
+local_member  the Swarm that such a script sees
+local_swarm   LocalSwarm: all peers of a run (scripts import it from `atoll.node.local`)
 """

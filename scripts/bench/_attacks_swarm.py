@@ -20,7 +20,7 @@ from torch import Tensor
 
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import DiLoCo
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.outer import presets

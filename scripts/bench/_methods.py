@@ -20,10 +20,10 @@ from atoll.collectives.codec_names import round_bytes_per_value
 from atoll.collectives.layout import cut
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember, LocalPending
 from atoll.node.manifest.gpt import GptConfig
 from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
+from atoll.node.simulation.local_member import LocalMember, LocalPending
 from atoll.optim import DiLoCo, GradientAveraging, LocalSGD, attach
 from atoll.optim.gossip import NoLoCo, over_swarm
 from atoll.optim.model.flat import FlatVector

@@ -16,7 +16,7 @@ from atoll.collectives.arrivals import ArrivalSettings, Fading
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
 from atoll.optim.federated.arrivals import buffered_factor, faded, fixed_weight, mixed
 from atoll.optim.model.flat import FlatVector

@@ -18,7 +18,7 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 
 P = [PeerId(f"p{index}") for index in range(10)]
 

@@ -18,8 +18,8 @@ from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
 from atoll.node.session import events as ev
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import Attachment, attach
 from atoll.optim.rounds.events import ProgressDropped
 

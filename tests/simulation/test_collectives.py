@@ -18,8 +18,8 @@ from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import LimitSettings, Outcome, RunSettings, Share
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
 from atoll.node.session.naming import config_key, operation_key
+from atoll.node.simulation.local_member import LocalMember
 
 MAX_OPERATIONS = LimitSettings().operations
 SETTINGS = RunSettings(codec="fp32")

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import Attachment, attach
 from atoll.optim.data.shard import Shard
 

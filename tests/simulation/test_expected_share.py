@@ -12,7 +12,7 @@ from torch import nn
 
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
 from atoll.optim.rounds.schedule import expected_share
 

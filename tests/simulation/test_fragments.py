@@ -15,8 +15,8 @@ from atoll.collectives.errors import ConfigError, LocalProtocolError, ModelMisma
 from atoll.collectives.layout import Layout, cut, make_layout
 from atoll.collectives.swarm import FragmentSwarm, Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
 from atoll.node.session.fragments import Fragments, fragment_log
+from atoll.node.simulation.local_member import LocalMember
 
 LAYOUT = make_layout([("a", (4,)), ("b", (4,)), ("c", (2, 2))])
 P = 3

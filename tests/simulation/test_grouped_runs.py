@@ -18,7 +18,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
 
 D, LEAST, LR = 5, 10, 0.02

@@ -17,7 +17,7 @@ from atoll.collectives.layout import make_layout
 from atoll.collectives.round import Timing
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Swarm
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
 
 LAYOUT = make_layout([("w", (5, 40))])

@@ -17,7 +17,7 @@ from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.outer.governor import Governed
 

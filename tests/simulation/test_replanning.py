@@ -14,7 +14,7 @@ from torch import nn
 
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import Attachment, attach
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.planning import again

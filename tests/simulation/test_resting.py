@@ -11,8 +11,8 @@ import torch
 from atoll.collectives import api
 from atoll.collectives.round import Timing
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
 from atoll.node.session.session import RESTING_PULLS, Session
+from atoll.node.simulation.local_member import LocalMember
 
 PULL_S = Timing().pull_s
 

@@ -22,7 +22,6 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SampleSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
 from atoll.node.run.evidence import MISDEALT
 from atoll.node.secure.rounds import GIVEN, SecureRounds
 from atoll.node.secure.vectors import RingLayout, threshold_of
@@ -30,6 +29,7 @@ from atoll.node.secure.wire import AttemptMessage, AuthoredMessage, encode
 from atoll.node.session import events as ev
 from atoll.node.session.copies import Copies
 from atoll.node.session.memory_storage import MemoryStorage
+from atoll.node.simulation.local_member import LocalMember
 from atoll.security.masking import Client, Memory
 from atoll.security.privacy.budget import epsilon_after, most_rounds
 

@@ -37,8 +37,8 @@ from atoll.collectives.swarm import (
 )
 from atoll.node.client.shelf import FileShelf
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
 from atoll.node.session.events import PeerMisbehaved
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.federated.member import InnerSteps, first_control
 from atoll.optim.federated.methods import SUMS

@@ -19,10 +19,10 @@ from atoll.collectives.round import Journal, MemoryJournal
 from atoll.collectives.swarm import Share, Swarm
 from atoll.node.client import join
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.node.session.ports import Storage
 from atoll.node.session.replica import PlainSlots
+from atoll.node.simulation.local_member import LocalMember
 from atoll.node.storage import RunFiles
 from atoll.node.storage.journal import FileJournal
 from atoll.optim import SoloSwarm

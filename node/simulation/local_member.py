@@ -11,22 +11,22 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from ..collectives import telemetry
-from ..collectives.api import Handle, all_reduce
-from ..collectives.codecs.codec import Grid
-from ..collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
-from ..collectives.identifiers import PeerId, RunId
-from ..collectives.layout import Layout, cut
-from ..collectives.plain import placed
-from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Shelf, Tally, sample_count
-from ..optim.data.shard import Shard
-from ..optim.outer import effective_outer, reading_of
-from ..optim.solo import AnchorLease
-from .session import events as ev
-from .session.replica import ModelReplica, PlainSlots
-from .session.session import Session
-from .simulation.process import NodeProcess, Place
-from .simulation.stage import Actor
+from ...collectives import telemetry
+from ...collectives.api import Handle, all_reduce
+from ...collectives.codecs.codec import Grid
+from ...collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
+from ...collectives.identifiers import PeerId, RunId
+from ...collectives.layout import Layout, cut
+from ...collectives.plain import placed
+from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Shelf, Tally, sample_count
+from ...optim.data.shard import Shard
+from ...optim.outer import effective_outer, reading_of
+from ...optim.solo import AnchorLease
+from ..session import events as ev
+from ..session.replica import ModelReplica, PlainSlots
+from ..session.session import Session
+from .process import NodeProcess, Place
+from .stage import Actor
 
 LEAVE_S = 120.0
 ADMISSION_S = 10.0  # how long a script waits to be a member before it trains anyway, as at a node
