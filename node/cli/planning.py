@@ -189,12 +189,15 @@ def _given(
     from ...collectives.group import MAX_MEMBERS
     from ...optim.planning import PeerConditions
 
+    if (many := len(rows) or count) > MAX_MEMBERS:
+        raise ConfigError(
+            f"{many:,} peers: a run has at most {MAX_MEMBERS} members",
+            key="peers",
+            hint=f"At most --peers {MAX_MEMBERS}; more machines are several runs.",
+        )
     if not rows:
         rates = _rate(up, "up"), _rate(down, "down")
-        alike = [
-            PeerConditions(f"p{index}", *rates, step_s)
-            for index in range(min(count, MAX_MEMBERS + 1))
-        ]
+        alike = [PeerConditions(f"p{index}", *rates, step_s) for index in range(count)]
         return alike, [None] * len(alike)
     found: list[PeerConditions] = []
     most: list[int | None] = []

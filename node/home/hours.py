@@ -35,14 +35,15 @@ def hours_of(text: str, key: str) -> Hours | None:
         return None
     found = _TEXT.fullmatch(text)
     numbers = [int(part or 0) for part in found.groups()] if found else []
-    if numbers and numbers[0] <= 24 and numbers[2] <= 24 and max(numbers[1], numbers[3]) < 60:
+    if numbers and max(numbers[1], numbers[3]) < 60:
         first, stop = 60 * numbers[0] + numbers[1], 60 * numbers[2] + numbers[3]
-        if max(first, stop) <= DAY and first % DAY != stop % DAY:
-            return Hours(first % DAY, stop % DAY)
+        if first < DAY and stop <= DAY and first != stop % DAY:
+            return Hours(first, stop % DAY)
     raise ConfigError(
         f"{key} is {text!r}, not hours of the day",
         key=f"$.{key}",
         code="E413",
-        why="They have a beginning and an end, which differ, by this machine's clock.",
+        why="They have a beginning, from 0 to 23:59, and another end, up to 24, by this "
+        "machine's clock.",
         hint="Write it like this: 22-06, or 9:30-17",
     )

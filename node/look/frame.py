@@ -16,8 +16,9 @@ from ...collectives.foreign import escaped
 from ..home.output import bytes_text, count_text, span_text
 from ..views.live import sparkline
 
-LEAST_WIDTH, LEAST_HEIGHT = 44, 10
+LEAST_WIDTH, LEAST_HEIGHT = 12, 10
 NAME, PATH, RTT, STATE = 17, 9, 7, 9  # columns of a member, before its strip of rounds
+LEAST_STRIP = 6  # rounds; for fewer than these, path and round trip are left out, then the state
 LINES_AT_LEAST = 4
 Paint = Callable[..., str]
 """``paint(text, fg=…, bold=…, dim=…)``: the text, coloured where that is wanted."""
@@ -39,7 +40,8 @@ def frame(found: Mapping[str, Any], width: int, height: int, paint: Paint = plai
     rows: Sequence[Sequence[Any]] = found["lines"]["rows"]
     for at, _, text in rows[-left:] if left > 0 else ():
         when = time.strftime("%H:%M:%S", time.localtime(at))
-        lines.append(f"{paint(when, dim=True)} {_cut(escaped(text, 400), width - 9)}")
+        beside = width - len(when) - 1
+        lines.append(f"{paint(when, dim=True)} {_cut(escaped(text, 400), beside)}")
     return lines[: height - 1]
 
 
@@ -77,9 +79,9 @@ def _head(found: Mapping[str, Any], width: int, paint: Paint) -> list[str]:
     for losses in list(found["losses"].values())[:1]:
         values = [value for value in losses["losses"] if value is not None]
         if values:
-            room = width - 12
-            shown = _thinned(values, room)
-            lines.append(f"loss {values[-1]:6.4g} {paint(sparkline(shown), fg='magenta')}")
+            last = f"loss {values[-1]:6.4g} "
+            shown = _thinned(values, max(1, width - len(last)))
+            lines.append(_cut(last, width - 1) + paint(sparkline(shown), fg="magenta"))
     lines += [
         _cut(
             "mean " + "  ".join(f"{key} {value:.4g}" for key, value in found["mean"].items()), width
@@ -91,8 +93,14 @@ def _head(found: Mapping[str, Any], width: int, paint: Paint) -> list[str]:
 
 def _members(found: Mapping[str, Any], width: int, room: int, paint: Paint) -> list[str]:
     """A line each, with its newest rounds; those that do not fit are counted."""
-    strip = max(0, width - NAME - PATH - RTT - STATE)
-    head = f"{'MEMBER':{NAME}}{'PATH':{PATH}}{'RTT':{RTT}}{'STATE':{STATE}}ROUNDS"
+    wide = width >= NAME + PATH + RTT + STATE + LEAST_STRIP
+    stated = width >= NAME // 2 + STATE + LEAST_STRIP
+    named = min(NAME, width - LEAST_STRIP - (STATE if stated else 0))
+    strip = width - named - (PATH + RTT if wide else 0) - (STATE if stated else 0)
+    head = f"{'MEMBER':{named}}"
+    head += f"{'PATH':{PATH}}{'RTT':{RTT}}" if wide else ""
+    head += f"{'STATE':{STATE}}" if stated else ""
+    head += "ROUNDS"
     lines = [paint(_cut(head, width), bold=True)]
     rows = [row for row in found["peers"] if row["member"]]
     gone = [row for row in found["peers"] if not row["member"] and row["rounds"]]
@@ -103,10 +111,12 @@ def _members(found: Mapping[str, Any], width: int, room: int, paint: Paint) -> l
         path = "here" if row["you"] else row["path"] or "–"
         rtt = f"{row['rtt_ms']:.0f} ms" if row["rtt_ms"] is not None else "–"
         state = paint(_fit(row["state"], STATE), fg=colour) if colour else _fit(row["state"], STATE)
-        cells = _fit(name, NAME) + _fit(path, PATH) + _fit(rtt, RTT) + state
+        cells = _fit(name, named)
+        cells += _fit(path, PATH) + _fit(rtt, RTT) if wide else ""
+        cells += state if stated else ""
         lines.append(cells + _strip(found["rounds"], row["number"], strip, paint))
     if len(rows) > room:
-        lines.append(paint(f"and {len(rows) - room + 1} more", dim=True))
+        lines.append(paint(_cut(f"and {len(rows) - room + 1} more", width), dim=True))
     return lines
 
 

@@ -20,9 +20,11 @@ from typing import Any
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...collectives.errors import ConfigError
 from ...collectives.foreign import escaped
@@ -68,26 +70,40 @@ class PageServer:
             path: ((folder / name).read_bytes(), kind) for path, (name, kind) in FILES.items()
         }
 
-    def application(self) -> Starlette:
+    def application(self) -> ASGIApp:
         """For any ASGI server."""
-        routes = [Route(path, self._guarded(self._file, secret=False)) for path in FILES]
+        routes = [Route(path, self._file) for path in FILES]
         routes += [
-            Route("/api/run", self._guarded(self._run)),
-            Route("/api/what-if", self._guarded(self._what_if)),
+            Route("/api/run", self._secret(self._run)),
+            Route("/api/what-if", self._secret(self._what_if)),
         ]
-        return Starlette(routes=routes)
+        return self._guarded(Starlette(routes=routes))
 
-    def _guarded(self, handler: Handler, *, secret: bool = True) -> Handler:
+    def _guarded(self, inner: ASGIApp) -> ASGIApp:
+        """Every answer, also that there is no such page or method, after the Host is checked and
+        with `HEADERS`.
+        """
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            async def send_guarded(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    MutableHeaders(scope=message).update(HEADERS)
+                await send(message)
+
+            ours = Request(scope).headers.get("host", "") in self._hosts
+            answer = inner if ours else Response("this is another host's name", 421)
+            await answer(scope, receive, send_guarded)
+
+        return guarded
+
+    def _secret(self, handler: Handler) -> Handler:
+        """Only for whoever has the token."""
+
         async def handle(request: Request) -> Response:
             given = request.headers.get("x-atoll-token", "").encode()
-            if request.headers.get("host", "") not in self._hosts:
-                answer = Response("this is another host's name", 421)
-            elif secret and not hmac.compare_digest(given, self._token.encode()):
-                answer = Response("the address lacks its token", 403)
-            else:
-                answer = await handler(request)
-            answer.headers.update(HEADERS)
-            return answer
+            if not hmac.compare_digest(given, self._token.encode()):
+                return Response("the address lacks its token", 403)
+            return await handler(request)
 
         return handle
 
@@ -98,7 +114,7 @@ class PageServer:
     async def _run(self, request: Request) -> Response:
         """The document; with ``changes``, once it has others, or after `WAIT_S`."""
         asked = {key: _count(request, key) for key in ("changes", "rounds", "lines", "losses")}
-        self._source.look()
+        await asyncio.to_thread(self._source.look)
         for _ in range(round(WAIT_S / LOOK_S)):
             if self._source.view.changes != asked["changes"] or self.ending:
                 break

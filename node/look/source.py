@@ -27,6 +27,7 @@ FILE_S, UNWATCHED_FILE_S = 0.5, 2.0
 NO_NODE, NOT_IN_IT = "no node is up here", "the node here is not in it"
 NOT_RUNNING = "E003"
 FIRST_S = 15.0  # for the first answer: a node that is there has one at once, unless it is stopped
+AGAIN_S = 2.0  # likewise where nobody had looked for a while
 WATCHED_S = 15.0
 """For so long after the last look the node is still asked; with nobody looking, nothing is."""
 
@@ -64,7 +65,7 @@ class PictureSource(Protocol):
         ...
 
     def look(self) -> None:
-        """Somebody looks."""
+        """Somebody looks. May wait until the picture is as new as for those who look on."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -133,9 +134,14 @@ class Live(_Threads):
         return time.time()
 
     def look(self) -> None:
-        """The node is asked for some seconds more."""
+        """The node is asked for some seconds more. Where nobody had looked, what it said then is
+        old: wait for its next answer.
+        """
+        if not self._watched():
+            self._answered.clear()
         self._seen = time.monotonic()
         self._looked.set()
+        self._answered.wait(AGAIN_S)
 
     def __enter__(self) -> Self:
         self._start(self._follow)
@@ -151,7 +157,9 @@ class Live(_Threads):
     def _follow(self) -> None:
         def wait() -> None:
             self._caught_up.set()
-            self._pause(FILE_S if self._watched() else UNWATCHED_FILE_S)
+            if not self._watched():
+                self._looked.wait(UNWATCHED_FILE_S - FILE_S)
+            self._pause(FILE_S)
 
         for event in diary.follow(self._paths.run_dir(self._run_id), 0.0, wait):
             with self.lock:
@@ -162,9 +170,9 @@ class Live(_Threads):
     def _ask(self) -> None:
         peers_at, members = -PEERS_S, list[str]()
         while True:
+            self._looked.clear()
             if not self._watched():
                 self._close()
-                self._looked.clear()
                 while not self._looked.wait(1.0):
                     self._pause(0)
             try:

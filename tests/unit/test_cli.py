@@ -891,6 +891,7 @@ def test_a_step_is_shared_among_unequal_peers(atoll: Cli) -> None:
         ([], "step"),
         (["--step-ms", "0"], "step"),
         (["--step-ms", "9", "--peers", "0"], "peers"),
+        (["--step-ms", "9", "--peers", "257"], "peers"),
         (["--step-ms", "9", "--up", "fast"], "up"),
         (["--step-ms", "9", "--peer", "20Mbit/s"], "peer"),
         (["--step-ms", "9", "--peer", "20Mbit/s/20Mbit/s/soon"], "peer"),
@@ -905,3 +906,11 @@ def test_a_step_is_shared_among_unequal_peers(atoll: Cli) -> None:
 def test_what_cannot_be_planned_is_a_coded_error(atoll: Cli, options: list[str], key: str) -> None:
     error = atoll.json("plan", "run.toml", *options, status=78)["error"]
     assert (error["code"], error["key"].removeprefix("$.")) == ("E400", key)
+
+
+@pytest.mark.parametrize("number", [257, 100_000_000, 10**30])
+def test_a_plan_of_more_peers_than_a_run_has_says_how_many(atoll: Cli, number: int) -> None:
+    given = ("--step-ms", "9", "--parameters", "1000", "--peers", str(number))
+    error = atoll.json("plan", "run.toml", *given, status=78)["error"]
+    assert error["message"] == f"{number:,} peers: a run has at most 256 members"
+    assert error["hints"] == ["At most --peers 256; more machines are several runs."]

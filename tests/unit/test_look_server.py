@@ -19,13 +19,13 @@ from atoll.node.look.server import FILES, PageServer  # noqa: E402
 HOST = "127.0.0.1:8000"
 
 
-def asked(tmp_path: Path, path: str, **headers: str) -> Any:
+def asked(tmp_path: Path, path: str, method: str = "GET", **headers: str) -> Any:
     import asyncio
 
     async def one() -> Any:
         transport = httpx.ASGITransport(app=page.application())
         async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}") as client:
-            return await client.get(path, headers=headers)
+            return await client.request(method, path, headers=headers)
 
     with Replay([write(tmp_path / "events.jsonl", made_up(12))]) as source:
         page = PageServer(source, "secret", frozenset({HOST}))
@@ -56,6 +56,20 @@ def test_without_the_token_nothing_is_told(tmp_path: Path, path: str, token: str
 def test_another_hosts_name_leads_nowhere(tmp_path: Path, path: str, host: str) -> None:
     found = asked(tmp_path, path, host=host, **{"x-atoll-token": "secret"})
     assert found.status_code == 421
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("POST", "/", 405), ("PUT", "/api/run", 405), ("GET", "/api", 404)],
+)
+def test_what_is_not_there_is_guarded_as_well(
+    tmp_path: Path, method: str, path: str, status: int
+) -> None:
+    found = asked(tmp_path, path, method)
+    assert found.status_code == status
+    assert found.headers["content-security-policy"].startswith("default-src 'none';")
+    assert found.headers["cache-control"] == "no-store"
+    assert asked(tmp_path, path, method, host="evil.example").status_code == 421
 
 
 @pytest.mark.parametrize("path", [*FILES, "/api/run"])

@@ -4,9 +4,11 @@ that a terminal draws of it.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ import msgspec
 import pytest
 from hostile_words import HOSTILE, harmful
 from look_kit import NUMEL, ROUND_S, RUN, SAMPLES, SENT, STEPS, WAIT_S, made_up, peer_id, write
+from reference_node import PEER, Node, ReferenceService
+from rich.cells import cell_len
 
 from atoll.collectives.errors import ConfigError
 from atoll.node.cli import run
@@ -21,11 +25,12 @@ from atoll.node.cli.looking import watch
 from atoll.node.home.names import name_of
 from atoll.node.home.output import Terminal
 from atoll.node.home.paths import find_paths
+from atoll.node.look import source as source_file
 from atoll.node.look import view as view_file
 from atoll.node.look.allowed import Allowed
 from atoll.node.look.document import document
 from atoll.node.look.frame import frame
-from atoll.node.look.source import Replay, in_words
+from atoll.node.look.source import Live, Replay, in_words
 from atoll.node.look.view import About, RunPicture
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run import diary
@@ -199,6 +204,43 @@ def test_a_verdict_stands_until_it_is_withdrawn() -> None:
     assert [peer["path"] for peer in seen(view)["peers"]] == ["", "punched", ""]
 
 
+class Told(ReferenceService):
+    """A node in one run, of whose status a round is told."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__()
+        self.run_id, self.round = run_id, 1
+
+    async def peers(self, run: str) -> list[dict[str, Any]]:
+        return [{"peer": PEER, "you": True}]
+
+    async def status(self) -> dict[str, Any]:
+        return {"runs": [{"run_id": self.run_id, "round": self.round, "members": [PEER]}]}
+
+
+def test_who_looks_after_a_while_sees_what_is_so_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_file, "AGAIN_S", 60.0)
+    monkeypatch.setattr(source_file, "STATUS_S", 0.01)
+    manifest = parse_manifest('schema = 1\nname = "seen"\n[model]\nentry = "local:x"\n')
+    signed = sign_manifest(manifest, Identity.generate())
+    node = Node(tmp_path, lambda: Told(signed.run_id))
+    save_run(node.paths, signed)
+    try:
+        with Live(node.paths, signed) as source:
+            assert source.view.status["round"] == 1
+            for number in range(2, 6):
+                source._seen -= 1e6  # as if nobody had looked for so long
+                while source._client is not None:
+                    time.sleep(0.001)
+                node.do(functools.partial(setattr, node.service, "round", number))
+                source.look()
+                assert source.view.status["round"] == number
+    finally:
+        node.stop()
+
+
 # ── on a terminal
 
 
@@ -215,9 +257,21 @@ def test_a_frame_has_the_lines_that_fit_and_says_who_contributed() -> None:
     assert rows[name_of(peer_id(0))].endswith("■" * 12)
     assert f"round 12  2 of 2 members  {ROUND_S:.0f} s a round  training 90%" in lines
     for width, height in ((44, 10), (200, 60), (1, 1)):
-        drawn = frame(found, width, height)
-        assert len(drawn) <= max(10, height)
-        assert max(map(len, drawn)) <= max(44, width)
+        assert len(frame(found, width, height)) <= max(10, height)
+
+
+@pytest.mark.parametrize("members", [3, 40])
+def test_no_line_of_a_frame_is_wider_than_its_terminal(members: int) -> None:
+    view = folded(30, members, killed=20)
+    view.take({"at": 9e5, "event": "run.trouble", "code": "E501", "message": "長い" * 40})
+    view.about.name, view.about.rounds = "長い名前" * 9, 60
+    found = seen(view)
+    for width in range(12, 120):
+        assert max(cell_len(line) for line in frame(found, width, 40)) <= width, width
+    narrow = frame(found, 20, 24)
+    assert [line.split() for line in narrow if line.startswith("MEMBER")] == [["MEMBER", "ROUNDS"]]
+    (mine,) = (line for line in narrow if line.startswith(name_of(peer_id(0))[:8]))
+    assert mine.endswith("■" * 6)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE.keys())
