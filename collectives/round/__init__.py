@@ -10,6 +10,7 @@ signed        what is signed where members may lie
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
 patience      how long a reduction may take, from measured rates
 gathering     when a round that does not wait for everybody has what it waits for
+dynamic_steps DyLU: how many inner steps each member makes, by what the log says
 grouping      FedCompass: groups whose contributions are a round, by what the log says
 sampling      who takes part in a round of a run that asks some of its members only
 routes        the trees of a plan, who holds one up, who disputes a sum

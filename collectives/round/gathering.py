@@ -9,8 +9,11 @@ knows; the convener's judgement makes the plan, the others' tells them whether i
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
-from ..arrivals import ArrivalSettings
+from ..arrivals import ArrivalSettings, GraceWindow
+
+LONGEST_WINDOW_S = 60.0  # whatever a member says that a step takes it
 
 
 def is_ripe(
@@ -26,3 +29,12 @@ def is_ripe(
         periods = max(1, math.ceil((first_at - born) / arrivals.period_s))
         return now >= born + periods * arrivals.period_s
     return there >= (arrivals.count or 1) or not awaited
+
+
+def window_s(window: GraceWindow, step_s: Iterable[float | None]) -> float:
+    """How long a round that has its count is held open for others. ``step_s``: what those that are
+    there say an inner step takes them; without a word of anybody, not at all."""
+    if window.seconds is not None:
+        return window.seconds
+    said = [seconds for seconds in step_s if seconds is not None]
+    return min([*said, LONGEST_WINDOW_S]) if said and min(said) > 0 else 0.0

@@ -72,8 +72,9 @@ from .blame import Blame
 from .byzantine_convener import byzantine_roles
 from .certificate import check_log, vote_payload
 from .convener import Convener
+from .dynamic_steps import OwnSteps
 from .entering import OPEN, Doors, crowded
-from .gathering import is_ripe
+from .gathering import is_ripe, window_s
 from .grouping import Grouping
 from .journal import Journal
 from .merging import adopts, tip_entry
@@ -186,6 +187,8 @@ class RoundMachine:
 
         groups = shape.arrivals.groups if shape.arrivals is not None else None
         self.grouping = Grouping(groups, journal.entries) if groups is not None else None
+        dynamic = shape.arrivals.dynamic if shape.arrivals is not None else None
+        self.own_steps = OwnSteps(dynamic, journal.entries) if dynamic is not None else None
         self._open(now)
         # others are told of an idle member in the course of the round, not by its opening
         self.root, self.stateless, self.idle = root, stateless, idle
@@ -500,6 +503,8 @@ class RoundMachine:
         self.draw = self._drawn(before)
         if self.grouping is not None:
             self.grouping.follow(now)
+        if self.own_steps is not None:
+            self.own_steps.follow()
         self.ballot = max(0, self.journal.promised)
         if self.lying:
             self.acceptor, self.convening = byzantine_roles(self)
@@ -594,6 +599,15 @@ class RoundMachine:
         self.draw.waiting = waiting
         if waiting:
             self._send_ready()
+
+    @property
+    def steps(self) -> int:
+        """How many inner steps this member's script makes now, where each member has its number; 0
+        where none has, or where it is late for its group."""
+        peer = self.me.peer
+        if self.grouping is not None:
+            return self.grouping.steps(peer)
+        return 0 if self.own_steps is None else self.own_steps.steps(peer)
 
     @property
     def takes_part(self) -> bool:
@@ -783,14 +797,25 @@ class RoundMachine:
             return
         if opened.first_ready_at is None:
             opened.first_ready_at = now
-        if is_ripe(
+        awaited = len(self._awaited(mine))
+        if not is_ripe(
             arrivals,
             now,
             born=opened.born,
             first_at=opened.first_ready_at,
             there=len(there),
-            awaited=len(self._awaited(mine)),
+            awaited=awaited,
         ):
+            opened.enough_at = None  # somebody of them may have died
+            return
+        opened.enough_at = now if opened.enough_at is None else opened.enough_at
+        if arrivals.window is None or not awaited:
+            opened.ripe_at = now
+            return
+        said = [offer.reading.lag for offer in self.offered() if offer.member in there]
+        if mine and self.contribution is not None:
+            said.append(self.contribution[2].lag)
+        if now - opened.enough_at >= window_s(arrivals.window, said):
             opened.ripe_at = now
 
     def _look_at_groups(self, grouping: Grouping, there: Set[Member], now: float) -> None:

@@ -217,6 +217,7 @@ class OpenRound:
         # only
         None
     )
+    enough_at: float | None = None  # since when there are so many, where it waits for some more
     due: Set[PeerId] = frozenset()  # whose contributions those are, where members come in groups
     plan: Plan | None = None
     plan_sender: PeerId | None = None

@@ -202,6 +202,7 @@ def check_adapters(manifest: Manifest, name: str) -> None:
         settings.method == "diloco" and settings.outer.kind == "sgd"
     )
     federated = manifest.mode == "federated"
+    late = "$.federated.method" if federated else "$.exchange.arrivals"
     one = "A round has one base, on which all members train the same factor."
     moved = "It would move the factor that rests, too: members would differ in both again."
     refused: list[Refusal] = [
@@ -213,7 +214,12 @@ def check_adapters(manifest: Manifest, name: str) -> None:
         ),
         (settings.overlap != "none", "$.train.overlap", one, 'overlap = "none"'),
         (settings.fragments > 1, "$.exchange.fragments", one, "fragments = 1"),
-        (settings.arrivals is not None, "$.federated.method", one, 'method = "fedavg"'),
+        (
+            settings.arrivals is not None,
+            late,
+            one,
+            'method = "fedavg"' if federated else "Leave it out.",
+        ),
         (
             has_feedback(settings),
             "$.exchange.codec" if not settings.feedback else "$.exchange.feedback",

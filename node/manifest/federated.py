@@ -31,6 +31,7 @@ def check_federated(manifest: Manifest, name: str) -> None:
                     why="Its table would be ignored, and you might rely on it.",
                     hint='mode = "federated", at the top',
                 )
+        refuse(arrival_refusals(manifest), manifest, name, "[exchange.arrivals]")
         return
     strange = unread(federated)
     train = manifest.train
@@ -53,6 +54,12 @@ def check_federated(manifest: Manifest, name: str) -> None:
             "$.train.outer",
             "The federated method is the outer step.",
             "Leave [train.outer] out, and set lr and the like under [federated].",
+        ),
+        (
+            manifest.exchange.arrivals is not None,
+            "$.exchange.arrivals",
+            "The federated method says for whom a round waits.",
+            'Leave it out, or method = "fedbuff", "fedcompass" or another such one.',
         ),
         (
             train.method != "diloco",

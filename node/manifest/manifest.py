@@ -9,7 +9,13 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from ...collectives.arrivals import ArrivalSettings, Fading, Groups
+from ...collectives.arrivals import (
+    ArrivalSettings,
+    DynamicSteps,
+    Fading,
+    GraceWindow,
+    Groups,
+)
 from ...collectives.codec_names import MASKED_CODEC
 from ...collectives.group import TopologyKind, least_members
 from ...collectives.identifiers import RunId
@@ -21,6 +27,7 @@ from .limits import LimitsTable
 from .optional_tables import BtardTable, FederatedTable, PrivacyTable, SecureTable
 from .tables import (
     AdaptersTable,
+    ArrivalsTable,
     AuditTable,
     CheckpointTable,
     DataTable,
@@ -236,9 +243,10 @@ def exact_codecs(table: FederatedTable) -> dict[str, str]:
 
 def arrivals_of(manifest: Manifest) -> ArrivalSettings | None:
     """For whom a round waits; None: for all that can contribute."""
-    table = manifest.federated
+    table, least = manifest.federated, manifest.train.sync_every or 1  # refused where not given
     if manifest.mode != "federated":
-        return None
+        arrivals = manifest.exchange.arrivals
+        return None if arrivals is None else _asynchronous(arrivals, least)
     match table.method:
         case "fedasync":
             return ArrivalSettings(count=1, fading=fading_of(table))
@@ -247,13 +255,23 @@ def arrivals_of(manifest: Manifest) -> ArrivalSettings | None:
         case "fedfix":
             return ArrivalSettings(period_s=table.period_s)
         case "fedcompass":
-            least = manifest.train.sync_every or 1  # refused where it is not given
             groups = Groups(least, math.ceil(table.longest * least), least, table.slack)
             return ArrivalSettings(fading=fading_of(table), groups=groups)
         case _:
             return None
 
 
-def fading_of(table: FederatedTable) -> Fading:
+def _asynchronous(table: ArrivalsTable, steps: int) -> ArrivalSettings:
+    """Asynchronous DiLoCo with turns of so many inner steps."""
+    fading = fading_of(table)
+    if table.wait == "groups":
+        most = math.ceil(table.longest * steps)
+        return ArrivalSettings(fading=fading, groups=Groups(steps, most, steps, table.slack))
+    window = GraceWindow(None if table.grace == "step" else table.grace)
+    dynamic = DynamicSteps(steps, min(table.least, steps)) if table.dylu else None
+    return ArrivalSettings(table.quorum, fading=fading, window=window, dynamic=dynamic)
+
+
+def fading_of(table: FederatedTable | ArrivalsTable) -> Fading:
     """How far contributions move the anchor, of a method that has such numbers."""
     return Fading(table.alpha, table.staleness, table.staleness_a, table.staleness_b)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from .manifest import Manifest, arrivals_of, sample_of, site_of
 from .optional_tables import READS, FederatedTable
 from .refusals import Refusal
+from .tables import ArrivalsTable
 
 
 def unread(table: FederatedTable) -> list[str]:
@@ -30,9 +31,11 @@ def counting(table: FederatedTable) -> list[str]:
 
 def rounds_text(manifest: Manifest, turn: str) -> str:
     """When there is a round, for people; ``turn``: how long one is."""
-    table = manifest.federated
+    table, arrivals = manifest.federated, manifest.exchange.arrivals
     if arrivals_of(manifest) is None:
         return f"every {turn}"
+    if manifest.mode != "federated" and arrivals is not None:
+        return _asynchronous_text(arrivals, turn)
     when = {
         "fedasync": "at every arrival",
         "fedbuff": f"of {table.buffer} arrivals",
@@ -43,14 +46,25 @@ def rounds_text(manifest: Manifest, turn: str) -> str:
     return f"{when[table.method]}, a site's turn being {turn}{longer}"
 
 
+def _asynchronous_text(table: ArrivalsTable, turn: str) -> str:
+    if table.wait == "groups":
+        longer = f"{turn} to {table.longest:g} times as many"
+        return f"of groups that arrive together, a member's turn being {longer}"
+    grace = {"step": ", held open for one inner step", 0.0: ""}.get(
+        table.grace, f", held open for {table.grace} s"
+    )
+    own = "; slower members make fewer steps" if table.dylu else ""
+    return f"of {table.quorum} or more arrivals{grace}, a member's turn being {turn}{own}"
+
+
 def arrival_refusals(manifest: Manifest) -> list[Refusal]:
     """What a run does not go with whose rounds do not wait for everybody."""
     from ...optim.model.feedback import has_feedback
 
     if arrivals_of(manifest) is None:
         return []
-    table, name = manifest.federated, manifest.federated.method
-    plain = f"Members of {name} make plain steps."
+    federated = manifest.mode == "federated"
+    waits = 'method = "fedavg"' if federated else "leave [exchange.arrivals] out"
     scaled = "Members scale what they contribute by what it is worth."
     return [
         (
@@ -59,36 +73,12 @@ def arrival_refusals(manifest: Manifest) -> list[Refusal]:
             "A turn is so many steps, whatever the others do.",
             "sync_every = 100",
         ),
-        (
-            table.sample is not None,
-            "$.federated.sample",
-            "Whoever has come is in the round.",
-            "Leave it out.",
-        ),
-        (
-            table.staleness == "constant" and table.staleness_a is not None,
-            "$.federated.staleness_a",
-            "Contributions that count the same however stale they are have no such number.",
-            'Leave it out, or staleness = "polynomial".',
-        ),
-        (
-            table.staleness != "hinge" and table.staleness_b != type(table)().staleness_b,
-            "$.federated.staleness_b",
-            "It says from how many rounds behind a contribution counts less, of the hinge.",
-            'Leave it out, or staleness = "hinge".',
-        ),
-        (bool(table.own), "$.federated.personal", plain, "Leave it out."),
-        (
-            manifest.secure is not None,
-            "$.secure",
-            "Masks come off the sum of all that began a round together, and here nobody does.",
-            'Leave [secure] out, or method = "fedavg".',
-        ),
+        *(_of_sites(manifest) if federated else _of_diloco(manifest)),
         (
             manifest.robust.rule != "mean",
             "$.robust.rule",
             f"{scaled} A rule compares contributions of one scale.",
-            'Leave [robust] out, or method = "fedavg".',
+            f"Leave [robust] out, or {waits}.",
         ),
         (
             manifest.quorum.lying > 0,
@@ -125,6 +115,104 @@ def arrival_refusals(manifest: Manifest) -> list[Refusal]:
             "$.exchange.feedback",
             f"{scaled} What the codec lost of one would be carried into another of another scale.",
             'Leave it out, with codec = "int8" or a finer one.',
+        ),
+    ]
+
+
+def _fading_refusals(table: FederatedTable | ArrivalsTable, at: str) -> list[Refusal]:
+    return [
+        (
+            table.staleness == "constant" and table.staleness_a is not None,
+            f"{at}.staleness_a",
+            "Contributions that count the same however stale they are have no such number.",
+            'Leave it out, or staleness = "polynomial".',
+        ),
+        (
+            table.staleness != "hinge" and table.staleness_b != type(table)().staleness_b,
+            f"{at}.staleness_b",
+            "It says from how many rounds behind a contribution counts less, of the hinge.",
+            'Leave it out, or staleness = "hinge".',
+        ),
+    ]
+
+
+def _of_sites(manifest: Manifest) -> list[Refusal]:
+    """Of federated runs that do not wait."""
+    table = manifest.federated
+    return [
+        (
+            table.sample is not None,
+            "$.federated.sample",
+            "Whoever has come is in the round.",
+            "Leave it out.",
+        ),
+        *_fading_refusals(table, "$.federated"),
+        (
+            bool(table.own),
+            "$.federated.personal",
+            f"Members of {table.method} make plain steps.",
+            "Leave it out.",
+        ),
+        (
+            manifest.secure is not None,
+            "$.secure",
+            "Masks come off the sum of all that began a round together, and here nobody does.",
+            'Leave [secure] out, or method = "fedavg".',
+        ),
+    ]
+
+
+def _of_diloco(manifest: Manifest) -> list[Refusal]:
+    """Of asynchronous DiLoCo."""
+    train, table = manifest.train, manifest.exchange.arrivals
+    assert table is not None
+    at, plain = "$.exchange.arrivals", type(table)()
+    groups = table.wait == "groups"
+    idle = ("quorum", "grace", "dylu", "least") if groups else ("longest", "slack")
+    given = [key for key in idle if getattr(table, key) != getattr(plain, key)]
+    return [
+        (
+            bool(given),
+            f"{at}.{given[0] if given else ''}",
+            "It is of rounds of a quorum." if groups else "It is of groups that arrive together.",
+            f'Leave it out, or wait = "{"quorum" if groups else "groups"}".',
+        ),
+        (
+            not groups and not table.dylu and table.least != plain.least,
+            f"{at}.least",
+            "All members make as many steps.",
+            "dylu = true",
+        ),
+        (
+            table.least > (train.sync_every or table.least),
+            f"{at}.least",
+            f"A turn of the fastest member has {train.sync_every} steps.",
+            "Give at most sync_every.",
+        ),
+        *_fading_refusals(table, at),
+        (
+            train.method != "diloco",
+            "$.train.method",
+            "What is added up are changes of the anchors that members began at.",
+            'method = "diloco"',
+        ),
+        (
+            train.overlap != "none",
+            "$.train.overlap",
+            "A member's work of one turn would be in two contributions.",
+            "Leave it out: a member waits for one exchange at most.",
+        ),
+        (
+            train.local_after > 0,
+            "$.train.local_after",
+            "A turn is as long as the manifest says from the first on.",
+            "Leave it out.",
+        ),
+        (
+            manifest.robust.momentum > 0,
+            "$.robust.momentum",
+            "A running mean of contributions to different anchors is of none of them.",
+            "Leave it out.",
         ),
     ]
 

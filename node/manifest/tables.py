@@ -175,6 +175,32 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
+class ArrivalsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[exchange.arrivals]``: asynchronous DiLoCo, whose rounds do not wait for everybody
+    (`docs/unequal.md`). Members make turns of their own, and give each to the next round.
+
+    ``wait``: a round is made of a ``quorum`` of contributions, held open for more for ``grace``
+    seconds, or for one inner step of the fastest that waits (``step``); or of groups that arrive
+    together (FedCompass), after turns of ``sync_every`` up to ``longest`` times as many steps, held
+    open for ``slack`` times as long as they should take. ``dylu``: with a quorum, a turn is of
+    ``sync_every`` steps for the fastest member, of fewer for a slower one, at least ``least``.
+    ``alpha``, ``staleness`` and its numbers: what a contribution counts that is rounds behind, as
+    of ``[federated]``.
+    """
+
+    wait: Literal["quorum", "groups"] = "quorum"
+    quorum: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)] = 1
+    grace: Annotated[float, msgspec.Meta(ge=0, le=86_400)] | Literal["step"] = 0.0
+    dylu: bool = False
+    least: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    longest: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 5.0
+    slack: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.5
+    alpha: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    staleness_a: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    staleness_b: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 4
+
+
 class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[exchange]``: how contributions travel. ``codecs``: other codecs for tensors whose names
     match a shell pattern.
@@ -211,6 +237,7 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = (
         None  # None: from measured rates
     )
+    arrivals: ArrivalsTable | None = None  # None: a round waits for all that can contribute
 
 
 class AdaptersTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

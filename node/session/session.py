@@ -287,13 +287,10 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """How many inner steps this member's script makes now, where members come in groups
+        """How many inner steps this member's script makes now, where each member has its number
         (`AnchorView.steps`).
         """
-        machine = self.machine
-        if machine is None or machine.grouping is None:
-            return 0
-        return machine.grouping.steps(self.me)
+        return 0 if self.machine is None else self.machine.steps
 
     def clock(self) -> float:
         """The time of the input being handled."""

@@ -1,11 +1,12 @@
-"""A replica of a federated run whose rounds do not wait for everybody: FedAsync (arXiv 1903.03934),
-FedBuff (2106.06639) and FedFix (2206.10189).
+"""A replica of a run whose rounds do not wait for everybody: FedAsync (arXiv 1903.03934), FedBuff
+(2106.06639), FedFix (2206.10189), and asynchronous DiLoCo (2401.09135, 2604.21428).
 
-A turn is ``sync_every`` inner steps from an anchor, whichever anchors are decided meanwhile. What
-came of it, anchor - parameters, is scaled by what it is worth in the round that it is offered for
-(`federated.arrivals`, as in simulations), and offered until a round counts it; each time anew,
-since it gets staler. Then the next turn begins, at the newest anchor. So a member is in no round
-twice, and its contribution in one at most.
+A turn is ``sync_every`` inner steps, or as many as the log gives this member (DyLU), from an
+anchor, whichever anchors are decided meanwhile. What came of it, anchor - parameters, is scaled
+by what it is worth in the round that it is offered for (`federated.arrivals`, as in simulations),
+and offered until a round counts it; each time anew, since it gets staler. Then the next turn
+begins, at the newest anchor. So a member is in no round twice, and its contribution in one at
+most.
 """
 
 from __future__ import annotations
@@ -52,6 +53,28 @@ class ArrivingReplica(Replica):
             0.0,
         )  # the turn; how long its steps took, once it is offered
         self._factor = 1.0
+        self._made, self._stepped_at = (
+            0,
+            self._began,
+        )  # steps since the turn began, or since a late contribution was offered
+        arrivals = self._arrivals
+        self._mixed = (
+            arrivals.fading is not None and arrivals.groups is None and arrivals.window is None
+        )
+        self._timed = (  # whether it says with each contribution how long a step takes it
+            arrivals.groups is not None
+            or arrivals.dynamic is not None
+            or (arrivals.window is not None and arrivals.window.seconds is None)
+        )
+
+    def stepped(self, samples: int) -> None:
+        """See Replica."""
+        self._made, self._stepped_at = self._made + 1, self._clock()
+
+    def enter(self) -> None:
+        """See Replica."""
+        super().enter()
+        self._ordered(self.base)
 
     def turn(
         self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
@@ -85,6 +108,8 @@ class ArrivingReplica(Replica):
         """
         newest = self._newest_round()
         self._took_s = self._took_s or max(self._clock() - self._began, 1e-9)
+        if self._timed and self._made:
+            self.lag = (self._stepped_at - self._began) / self._made
         self._factor = self._weighed(newest - self.base.round)
         return newest
 
@@ -105,7 +130,7 @@ class ArrivingReplica(Replica):
             newest.release()
 
     def _write(self, out: Tensor) -> None:
-        if self._arrivals.fading is None or self._arrivals.groups is not None:
+        if not self._mixed:
             super()._write(out)
         else:
             newest = self.swarm.anchor()
@@ -139,3 +164,14 @@ class ArrivingReplica(Replica):
     def _take(self, new: AnchorView) -> None:
         super()._take(new)
         self._began, self._took_s = self._clock(), 0.0
+        self._ordered(new)
+
+    def _ordered(self, new: AnchorView) -> None:
+        """A turn from this anchor."""
+        if self._arrivals.dynamic is not None:
+            self.steps = new.steps or None
+        if self._timed:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._began, self._made = self._clock(), 0

@@ -41,24 +41,11 @@ class GroupedReplica(ArrivingReplica):
         if self._arrivals.groups is None or self._arrivals.fading is None:
             raise ConfigError("members of this run come in no groups", key="arrivals")
         self._groups, self._fading = self._arrivals.groups, self._arrivals.fading
-        self._made, self._stepped_at = (
-            0,
-            self._began,
-        )  # steps since the turn began, or since a late contribution was offered
 
     @property
     def settled(self) -> bool:
         """See Replica: who does not wait hears of the round at its next step."""
         return self.frozen is not None and self.frozen.pending.done()
-
-    def stepped(self, samples: int) -> None:
-        """See Replica."""
-        self._made, self._stepped_at = self._made + 1, self._clock()
-
-    def enter(self) -> None:
-        """See Replica."""
-        super().enter()
-        self._ordered(self.base)
 
     def turn(
         self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
@@ -79,8 +66,6 @@ class GroupedReplica(ArrivingReplica):
         return replace(look, waited_s=0.0) if late else look
 
     def _weighed(self, behind: int) -> float:
-        if self._made:
-            self.lag = (self._stepped_at - self._began) / self._made
         return faded(self._fading, behind) / max(1, len(self._run.members()))
 
     def _remember(self, frozen: OfferedContribution) -> None:
@@ -101,13 +86,6 @@ class GroupedReplica(ArrivingReplica):
             self._restore(frozen)
         super()._adopt(frozen, counted, new)
 
-    def _take(self, new: AnchorView) -> None:
-        super()._take(new)
-        self._ordered(new)
-
     def _ordered(self, new: AnchorView) -> None:
         self.steps = new.steps or self._groups.first
         self._begin()
-
-    def _begin(self) -> None:
-        self._began, self._made = self._clock(), 0

@@ -5,15 +5,13 @@ round, on which anchor, and with what weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import pytest
 import torch
-from arriving_kit import Seen
+from arriving_kit import LR, SPEEDS, B, D, K, N, Seen, play, rounds_of
 from torch import Tensor, nn
 
 from atoll.collectives.arrivals import ArrivalSettings, Fading
-from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
@@ -21,9 +19,6 @@ from atoll.optim import attach
 from atoll.optim.federated.arrivals import buffered_factor, faded, fixed_weight, mixed
 from atoll.optim.model.flat import FlatVector
 
-N, D, K, LR = 4, 5, 6, 0.1
-B = torch.randn(N, D, generator=torch.Generator().manual_seed(3)) * 3
-SPEEDS = (0.1, 0.13, 0.29, 0.41)  # seconds a step
 PERIOD = 1.0
 MIXING = [
     ArrivalSettings(count=1, fading=fading)
@@ -43,44 +38,6 @@ def settings(rounds: int, arrivals: ArrivalSettings, **more: object) -> RunSetti
         arrivals=arrivals,
         **more,
     )  # type: ignore[arg-type]
-
-
-def play(swarm: LocalSwarm, speeds: Sequence[float] = SPEEDS, patience: int = N) -> dict[int, Seen]:
-    """Every site trains on (w - b_i)²/2 to the end of the run, from when all are members."""
-    seen = dict[int, Seen]()
-
-    def script(member: LocalMember) -> None:
-        found, model = (
-            seen.setdefault(member.index, Seen()),
-            nn.ParameterDict({"w": nn.Parameter(torch.zeros(D))}),
-        )
-        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-        member.open(make_layout([("w", (D,))]), lambda flat: flat.zero_()).release()
-        while len(member.members()) < patience:
-            member.sleep(0.05)
-        attachment = attach(
-            model, optimizer, member, clock=member.clock, on_round=found.outcomes.append
-        )
-        while not attachment.done:
-            optimizer.zero_grad()
-            ((model["w"] - B[member.index]) ** 2 / 2).sum().backward()
-            optimizer.step()
-        with attachment.evaluate_anchor() as view:
-            found.anchor, found.round = model["w"].detach().clone(), view.round
-        found.dropped, found.steps = attachment.stats["samples_dropped"], attachment.stats["steps"]
-
-    swarm.run(script, step_s=speeds)
-    return seen
-
-
-def rounds_of(seen: dict[int, Seen]) -> dict[int, set[int]]:
-    """Who is in each round; all that saw it must say the same."""
-    given = dict[int, set[int]]()
-    for found in seen.values():
-        for outcome in filter(lambda each: each.contributors, found.outcomes):
-            who = {int(share.peer[1:]) for share in outcome.contributors}
-            assert given.setdefault(outcome.round, who) == who
-    return given
 
 
 def turn(anchor: Tensor, site: int) -> Tensor:

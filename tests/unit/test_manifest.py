@@ -14,7 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.arrivals import ArrivalSettings, Fading, Groups
+from atoll.collectives.arrivals import (
+    ArrivalSettings,
+    DynamicSteps,
+    Fading,
+    GraceWindow,
+    Groups,
+)
 from atoll.collectives.codec_names import CODECS
 from atoll.collectives.errors import (
     BadSignatureError,
@@ -662,6 +668,95 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
     ],
 )
 def test_a_federated_run_that_would_not_be_what_it_says(text: str, key: str) -> None:
+    refuses(text, key)
+
+
+ASYNCHRONOUS = "exchange = { arrivals = {} }\n"
+
+
+def test_asynchronous_diloco_waits_for_a_quorum_or_for_groups() -> None:
+    def manifest(text: str) -> m.Manifest:
+        return m.parse_manifest(
+            f'schema = 1\nname = "x"\ntrain = {{ sync_every = 40 }}\nexchange = {{ {text} }}'
+        )
+
+    plain = manifest("arrivals = {}")
+    assert plain.settings().arrivals == ArrivalSettings(
+        1, fading=Fading(1.0), window=GraceWindow(0.0)
+    )
+    assert (plain.settings().reducer, plain.settings().site) == ("mean", None)
+    assert manifest("").settings().arrivals is None
+    quorum = manifest(
+        'arrivals = { quorum = 2, grace = "step", dylu = true, least = 4, staleness = "constant" }'
+    )
+    assert quorum.settings().arrivals == ArrivalSettings(
+        2, fading=Fading(1.0, "constant"), window=GraceWindow(None), dynamic=DynamicSteps(40, 4)
+    )
+    groups = manifest('arrivals = { wait = "groups", longest = 2.5, slack = 2.0, alpha = 0.8 }')
+    assert groups.settings().arrivals == ArrivalSettings(
+        fading=Fading(0.8), groups=Groups(40, 100, 40, 2.0)
+    )
+    assert (groups.settings().reducer, groups.settings().outer.kind) == ("sum", "nesterov")
+    for found in (plain, quorum, groups):
+        assert m.decode_manifest(found.encode()) == found
+        assert m.parse_manifest(as_toml(found)) == found
+        assert any("arrivals" in line or "groups" in line for line in describe_lines(found))
+    line = next(line for line in describe_lines(quorum) if line.startswith("rounds"))
+    assert "of 2 or more arrivals, held open for one inner step" in line
+    assert "held open for 2.5 s" in "\n".join(
+        describe_lines(manifest("arrivals = { grace = 2.5 }"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("exchange = { arrivals = { quorum = 0 } }", "$.exchange.arrivals.quorum"),
+        ("exchange = { arrivals = { grace = 'turn' } }", "$.exchange.arrivals.grace"),
+        ("exchange = { arrivals = { grace = -1.0 } }", "$.exchange.arrivals.grace"),
+        ("exchange = { arrivals = { least = 3 } }", "$.exchange.arrivals.least"),
+        ("exchange = { arrivals = { dylu = true, least = 101 } }", "$.exchange.arrivals.least"),
+        ("exchange = { arrivals = { longest = 3.0 } }", "$.exchange.arrivals.longest"),
+        (
+            "exchange = { arrivals = { wait = 'groups', quorum = 3 } }",
+            "$.exchange.arrivals.quorum",
+        ),
+        ("exchange = { arrivals = { staleness_b = 2 } }", "$.exchange.arrivals.staleness_b"),
+        (
+            "exchange = { arrivals = { staleness = 'constant', staleness_a = 0.5 } }",
+            "$.exchange.arrivals.staleness_a",
+        ),
+        (f"{ASYNCHRONOUS}mode = 'federated'", "$.exchange.arrivals"),
+        (f"{ASYNCHRONOUS}train = {{ round_s = 60 }}", "$.train.sync_every"),
+        (f"{ASYNCHRONOUS}train = {{ overlap = 'late' }}", "$.train.overlap"),
+        (f"{ASYNCHRONOUS}train = {{ method = 'local_sgd' }}", "$.train.method"),
+        (f"{ASYNCHRONOUS}train = {{ local_after = 3 }}", "$.train.local_after"),
+        (f"{ASYNCHRONOUS}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
+        (f"{ASYNCHRONOUS}robust = {{ momentum = 0.9 }}", "$.robust.momentum"),
+        (f"{ASYNCHRONOUS}quorum = {{ lying = 1 }}", "$.quorum.lying"),
+        (f"{ASYNCHRONOUS}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
+        (
+            f"{ASYNCHRONOUS}join = {{ policy = 'open', probation = 3 }}",
+            "$.join.probation",
+        ),
+        ("exchange = { arrivals = {}, fragments = 2 }", "$.exchange.fragments"),
+        ("exchange = { arrivals = {}, codec = 'stat2' }", "$.exchange.feedback"),
+        (
+            f"{ASYNCHRONOUS}model = {{ entry = 'local:x' }}\ntrain = {{ outer = {{ optimizer = 'sgd' }} }}"
+            "\nadapters = { mode = 'alternate' }",
+            "$.exchange.arrivals",
+        ),
+        ("train = { outer = { every = 3 } }", "$.train.outer.every"),
+        ("train = { outer = { optimizer = 'heloco', spread = 0.5 } }", "$.train.outer.spread"),
+        ("train = { outer = { agreement = 0.2 } }", "$.train.outer.agreement"),
+        (
+            "train = { outer = { optimizer = 'delayed_nesterov' } }\n"
+            "no_quorum = { policy = 'branch' }",
+            "$.train.outer.optimizer",
+        ),
+    ],
+)
+def test_asynchronous_diloco_that_cannot_be(text: str, key: str) -> None:
     refuses(text, key)
 
 
