@@ -633,6 +633,11 @@ class Swarm(Protocol):
         """
         ...
 
+    @property
+    def exportable(self) -> bool:
+        """Whether a node keeps the run, so that `atoll export` takes its model from there."""
+        ...
+
     def buffer(self, numel: int) -> Tensor:
         """A tensor, float32 (numel,), zero at first, that the node can read where it lies: means,
         sums and maxima of it are neither copied nor encoded in this process. Do not write to it

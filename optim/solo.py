@@ -348,6 +348,11 @@ class SoloSwarm:
         return 0
 
     @property
+    def exportable(self) -> bool:
+        """See `Swarm`: no node has it."""
+        return False
+
+    @property
     def paused(self) -> str:
         """See `Swarm`: never."""
         return ""

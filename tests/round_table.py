@@ -158,6 +158,7 @@ class TableSwarm:
 
     closing = 0
     paused = ""
+    exportable = False
 
     def contribute(
         self,

@@ -21,6 +21,7 @@ from ..manifest import Manifest
 from ..manifest.federated import PLAIN_LANES, privacy_lines
 from ..manifest.methods import counting, rounds_text
 from ..manifest.optional_tables import liars_borne
+from ..manifest.tables import AdaptersTable
 from ..views.documents import lying_text, rule_text
 
 _FLOAT_BYTES = 4
@@ -88,6 +89,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "worker_momentum": manifest.robust.momentum,
         "lying": manifest.quorum.lying,
         "bans": manifest.quorum.bans,
+        "adapters": msgspec.to_builtins(manifest.adapters),
         "secure": msgspec.to_builtins(settings.secure),
         "btard": msgspec.to_builtins(settings.btard),
         "privacy": msgspec.to_builtins(settings.privacy),
@@ -151,6 +153,20 @@ def _data_text(described: dict[str, Any]) -> str:
         if described["data"] == "local"
         else described["data"]
     )
+
+
+def _adapters_text(adapters: AdaptersTable) -> str:
+    """Which factors train, and how members see that they have the same model beneath."""
+    trains = {
+        "plain": "both factors train",
+        "alternate": "A and B train by turns of rounds",
+        "ffa": "B trains, A stays as it was drawn",
+    }[adapters.mode]
+    compared = {
+        "values": "names, shapes and values of what is frozen",
+        "shapes": "names and shapes of what is frozen, not its values",
+    }[adapters.base]
+    return f"{adapters.mode}: {trains}; members compare by a digest {compared}"
 
 
 def _steps_text(manifest: Manifest) -> str:
@@ -233,6 +249,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
         + (f", {d['rounds']} in all" if d["rounds"] else ", without end")
         + (f"; the first waits for {d['start_with']} members" if d["start_with"] else ""),
     ]
+    if manifest.adapters != AdaptersTable():
+        lines.append(f"adapters {_adapters_text(manifest.adapters)}")
     if d["rule"] != "mean":
         lines.append(f"rule     {rule_text(d['rule'])}")
         if d["worker_momentum"]:

@@ -241,6 +241,11 @@ class RunSwarm(SeededWork):
         return self._paused
 
     @property
+    def exportable(self) -> bool:
+        """See Swarm: yes."""
+        return True
+
+    @property
     def trouble(self) -> str:
         """Why there is no node now, or nothing."""
         return self._gone.message if self._gone is not None else ""

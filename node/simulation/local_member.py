@@ -290,6 +290,11 @@ class LocalMember:
         return self.fragment_closing(0)
 
     @property
+    def exportable(self) -> bool:
+        """See Swarm: the run ends with this process."""
+        return False
+
+    @property
     def paused(self) -> str:
         """See Swarm: never."""
         return ""

@@ -38,6 +38,7 @@ class _SwarmHead(msgspec.Struct):
     peer: PeerId
     run_id: RunId
     settings: RunSettings
+    exportable: bool
 
 
 class RankView:
@@ -119,11 +120,15 @@ class RankSwarm:
         self._swarm = swarm
         head = ranks.tell(
             lambda: _SwarmHead(
-                self._at_rank_0.peer, self._at_rank_0.run_id, self._at_rank_0.settings
+                self._at_rank_0.peer,
+                self._at_rank_0.run_id,
+                self._at_rank_0.settings,
+                self._at_rank_0.exportable,
             ),
             _SwarmHead,
         )
         self.peer, self.run_id, self.settings = head.peer, head.run_id, head.settings
+        self.exportable = head.exportable
         self._model: nn.Module | None = None
         self._slices: Slices | None = None
         self._newest: tuple[tuple[int, int, float, int], Tensor] | None = None

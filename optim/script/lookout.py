@@ -111,10 +111,12 @@ class Lookout:
         run = self.swarm.run_id[:8]
         logger.warning(
             "run %s is finished: all its %s rounds are committed, and later steps are not counted. "
-            "The model: atoll export %s DIR; a new run from it: atoll new RUN.toml --from DIR",
+            "The model: %s",
             run,
             self.swarm.settings.rounds,
-            run,
+            f"atoll export {run} DIR; a new run from it: atoll new RUN.toml --from DIR"
+            if self.swarm.exportable
+            else "it is in yours inside `with attachment.evaluate_anchor():`",
         )
 
     def tell_round(self, outcome: Outcome, samples: int) -> None:

@@ -211,6 +211,25 @@ def test_training_settings_that_mean_nothing_together(text: str, key: str) -> No
     refuses(text, key)
 
 
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("mode = 'ffa'", "ffa: B trains, A stays as it was drawn"),
+        ("mode = 'alternate'", "alternate: A and B train by turns of rounds"),
+        ("base = 'shapes'", "plain: both factors train"),
+    ],
+)
+def test_who_joins_reads_how_adapters_train_and_what_is_compared(table: str, words: str) -> None:
+    text = f"schema = 1\nname = 'x'\nmodel = {{ entry = 'local:x' }}\nadapters = {{ {table} }}\n"
+    told = m.parse_manifest(text + "train = { outer = { optimizer = 'sgd' } }\n")
+    (line,) = (line for line in describe_lines(told) if line.startswith("adapters"))
+    base = describe(told)["adapters"]["base"]
+    compared = {"values": "names, shapes and values", "shapes": "names and shapes"}[base]
+    assert line.startswith(f"adapters {words}; members compare by a digest {compared} of what is")
+    plain = m.parse_manifest("schema = 1\nname = 'x'\nmodel = { entry = 'local:x' }\n")
+    assert not any(line.startswith("adapters") for line in describe_lines(plain))
+
+
 PEERS = [Identity(bytes([index]) * 32).peer for index in range(5)]
 SEEDS = f"model = {{ entry = 'local:x' }}\nbtard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS} }}\n"
 

@@ -541,12 +541,15 @@ def test_rounds_by_time() -> None:
     assert attachment.stats["samples_counted"] == 5
 
 
-def test_done_and_detach() -> None:
+def test_done_and_detach(caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     optimizer = adamw(model)
     attachment = attach(model, optimizer, SoloSwarm(RunSettings(sync_every=H, rounds=2)))
     train(model, optimizer, range(2 * H), 0)
     assert attachment.done
+    (finished,) = (line for line in caplog.messages if "is finished" in line)
+    assert finished.endswith("it is in yours inside `with attachment.evaluate_anchor():`")
+    assert "atoll export" not in finished, "no node has this run"
     after = flat(model)
     train(model, optimizer, range(H), 0)
     assert attachment.sync() is None
