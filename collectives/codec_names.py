@@ -32,6 +32,13 @@ RESULTS = dict.fromkeys(_LEVELS, "int4") | BOTH
 """The codec in which the mean over contributions travels, where that is another. Such a run carries
 what encoding loses into the next contribution, whether its manifest asks for it or not."""
 
+ROUND_ERROR = {"fp32": 0.0, "bf16": 0.00235, "int8": 0.0099, "int4": 0.1525}
+"""Codecs that a wished error chooses from, finest first, and what a round loses with each: the norm
+of the error over that of the mean, of normal values, from encoding contributions and their mean.
+Coarser ones lose so much that members carry it into the next round: whoever wants one names it."""
+
+LARGEST_ERROR = ROUND_ERROR["int4"]
+
 CODECS = tuple(BYTES_PER_VALUE)
 """Those a run can have."""
 

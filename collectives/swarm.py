@@ -25,7 +25,7 @@ from typing import (
 import msgspec
 
 from .arrivals import ArrivalSettings
-from .codec_names import CODECS, MASKED_CODEC
+from .codec_names import CODECS, LARGEST_ERROR, MASKED_CODEC
 from .errors import ConfigError
 from .foreign import PLAIN, WORDS
 from .group import Config, Count, Member, TopologyKind
@@ -270,6 +270,9 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         # matches
         # decides
     ] = {}
+    error: Annotated[float, msgspec.Meta(gt=0, le=LARGEST_ERROR)] | None = (
+        None  # of a round, that picks the codec of each tensor that ``codecs`` does not name
+    )
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
     # what becomes of them: the weighted mean, or a robust rule (`atoll.security.rule_names`)
     reducer: str = "mean"

@@ -1,6 +1,7 @@
 """Formats of encoded values, one file a family. Lowest first; nothing here is imported for you,
-`mixtures` needs no torch:
+`accuracy` and `mixtures` need no torch:
 
+accuracy    which codecs make a wished error
 mixtures    which elements of a flat vector have which codec, as text
 wire        Codec, Wire: the seam, and typed views of encoded bytes
 kernels     the arithmetic: pure torch, `out=`, the same bits everywhere

@@ -18,6 +18,7 @@ from ..codec_names import CODECS, DEFAULT_CHUNK_ELEMENTS, MASKED_CODEC, RESULTS
 from ..errors import ConfigError
 from ..group import MAX_CODEC_NAME
 from ..layout import Layout, TensorSpec
+from .accuracy import chosen
 
 Range = tuple[str, int, int]
 """codec, first element, last element + 1"""
@@ -37,11 +38,28 @@ def codec_of(name: str, default: str, patterns: Mapping[str, str]) -> str:
     )
 
 
-def mixture_of(layout: Layout, default: str, patterns: Mapping[str, str]) -> str:
+def codecs_of(
+    layout: Layout, default: str, patterns: Mapping[str, str], error: float | None = None
+) -> list[str]:
+    """The codec of each tensor. With a wished ``error`` those that no pattern names have what
+    `accuracy.chosen` says, in place of ``default``.
+    """
+    named = [codec_of(spec.name, "", patterns) for spec in layout.tensors]
+    if error is None:
+        return [codec or default for codec in named]
+    free = [spec.numel for spec, codec in zip(layout.tensors, named, strict=True) if not codec]
+    choice = chosen(error, free)
+    return [codec or next(choice) for codec in named]
+
+
+def mixture_of(
+    layout: Layout, default: str, patterns: Mapping[str, str], error: float | None = None
+) -> str:
     """The text for a layout. Raises ConfigError when its tensors change codec too often for one."""
     runs: list[tuple[str, int]] = []
-    for spec in layout.tensors:
-        codec = codec_of(spec.name, default, patterns)
+    for spec, codec in zip(
+        layout.tensors, codecs_of(layout, default, patterns, error), strict=True
+    ):
         if runs and runs[-1][0] == codec:
             runs[-1] = (codec, runs[-1][1] + spec.numel)
         elif spec.numel:
@@ -66,10 +84,14 @@ def has_partial_sums(text: str) -> bool:
 
 
 def arranged(
-    specs: Iterable[TensorSpec], default: str, patterns: Mapping[str, str]
+    specs: Iterable[TensorSpec],
+    default: str,
+    patterns: Mapping[str, str],
+    error: float | None = None,
 ) -> list[TensorSpec]:
     """Tensors in an order in which those of one role and codec are neighbours, offsets to match;
-    otherwise as they came. Raises ConfigError for a codec that is none."""
+    otherwise as they came. With a wished ``error``, those to be encoded coarsely first: matrices
+    before vectors, small ones before large ones. Raises ConfigError for a codec that is none."""
     known = (*CODECS, MASKED_CODEC)
     if unknown := [codec for codec in (default, *patterns.values()) if codec not in known]:
         raise ConfigError(
@@ -77,13 +99,16 @@ def arranged(
             key="$.exchange.codec",
             hint=f"Choose one of: {', '.join(CODECS)}",
         )
-    ordered = sorted(
-        specs,
-        key=lambda spec: (
-            spec.role != "parameter",
-            known.index(codec_of(spec.name, default, patterns)),
-        ),
-    )
+
+    def place(spec: TensorSpec) -> tuple[int, ...]:
+        other, named = spec.role != "parameter", codec_of(spec.name, "", patterns)
+        if error is None:
+            return other, known.index(named or default)
+        if named:
+            return other, 1, known.index(named)
+        return other, 0, len(spec.shape) < 2, spec.numel
+
+    ordered = sorted(specs, key=place)
     offset, found = 0, list[TensorSpec]()
     for spec in ordered:
         found.append(TensorSpec(spec.name, spec.shape, offset, spec.role))

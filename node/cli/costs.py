@@ -14,6 +14,7 @@ from ...collectives.codec_names import (
     RESULTS,
     round_bytes_per_value,
 )
+from ...collectives.codecs.accuracy import bytes_per_value, coarse_share, ladder
 from ...collectives.swarm import RunSettings
 from ...optim.federated.methods import SUMS
 from ..home.output import bytes_text, count_text, span_text
@@ -49,7 +50,8 @@ def host_bytes(settings: RunSettings) -> float:
     generation of the anchor, the contribution, the results mapped last, and what the script carries
     from round to round. `scripts/bench/bench_memory.py` measures it.
     """
-    encoded = [settings.codec, *settings.codecs.values()]
+    default = settings.codec if settings.error is None else ladder(settings.error).fine
+    encoded = [default, *settings.codecs.values()]
     vectors = _GENERATIONS - 1  # the state has the other
     vectors += 1  # the contribution
     vectors += settings.feedback or not RESULTS.keys().isdisjoint(encoded)
@@ -84,6 +86,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         "mode": manifest.mode,
         "federated": msgspec.to_builtins(manifest.federated) if federated else None,
         "codec": "masked" if settings.secure else "fp32" if settings.btard else settings.codec,
+        "error": settings.error,
         "codecs": settings.codecs,
         "rule": manifest.robust.reducer,
         "worker_momentum": manifest.robust.momentum,
@@ -105,6 +108,8 @@ def describe(manifest: Manifest) -> dict[str, Any]:
             MASKED_BYTES + 4 * (settings.secure.buckets - 1)
             if settings.secure
             else round_bytes_per_value(found["codec"])
+            if settings.error is None
+            else bytes_per_value(settings.error)
         )
         value += (
             round_bytes_per_value("fp32") if SUMS[0] in settings.codecs else 0
@@ -198,6 +203,16 @@ def _sample_text(sample: float) -> str:
     )
 
 
+def _codec_text(described: dict[str, Any]) -> str:
+    """The codec of what no pattern names; with a wished error, those that it picks."""
+    error = described["error"]
+    if error is None:
+        return described["codec"]
+    (fine, coarse), share = ladder(error), coarse_share(error)
+    picked = fine if coarse is None or share < 5e-4 else f"{fine}, {coarse} for {share:.1%}"
+    return f"{picked}: {error:g} of a round may be lost"
+
+
 def explain_rule(manifest: Manifest) -> list[str]:
     """What the values of [robust] mean, for people; empty where contributions are averaged."""
     robust, sentences = manifest.robust, list[str]()
@@ -282,7 +297,7 @@ def describe_lines(manifest: Manifest) -> list[str]:
                 f"{'':7}  who organises bans no member alone: {2 * d['lying'] + 1} members do"
             )
     codecs = ", ".join(
-        [d["codec"], *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())]
+        [_codec_text(d), *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())]
     )
     if d["parameters"]:
         wire = (

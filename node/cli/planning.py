@@ -113,6 +113,7 @@ def plan_command(
 
     Nothing is changed: paste what it prints into RUN.toml. RATE: 20Mbit/s, 2.5MB/s.
     """
+    from ...collectives.codecs.accuracy import ladder
     from ...optim.planning import Choice, Conditions, estimate, plan, price
     from ..manifest import load_manifest
 
@@ -140,9 +141,8 @@ def plan_command(
     now = choice = None
     if run.train.sync_every is not None:
         train, exchange = run.train, run.exchange
-        choice = Choice(
-            run.train.sync_every, exchange.codec, train.overlap, train.delay, exchange.fragments
-        )
+        codec = exchange.codec if exchange.error is None else ladder(exchange.error).fine
+        choice = Choice(run.train.sync_every, codec, train.overlap, train.delay, exchange.fragments)
         now = estimate(conditions, choice)
     settings = decided.settings()
     if run.train.method == "diloco":

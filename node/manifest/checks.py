@@ -4,6 +4,7 @@ ConfigError with the key and a way out.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...collectives.codec_names import RESULTS
@@ -171,6 +172,7 @@ def check_exchange(exchange: ExchangeTable, name: str) -> None:
             ),
             hint='plan = "butterfly", or codec = "int4"',
         )
+    check_error(exchange, coarse, name)
     if exchange.check and exchange.plan != "two-level":
         raise ConfigError(
             f'{name}: $.exchange.check cannot be combined with plan = "{exchange.plan}"',
@@ -187,6 +189,40 @@ def check_exchange(exchange: ExchangeTable, name: str) -> None:
             key="$.exchange.feedback_kept",
             hint="feedback = true",
         )
+
+
+def check_error(exchange: ExchangeTable, coarse: Sequence[str], name: str) -> None:
+    """What a wished error does not go with. ``coarse``: codecs whose results have another."""
+    if exchange.error is None:
+        return
+    refused: list[Refusal] = [
+        (
+            exchange.codec != type(exchange)().codec,
+            "$.exchange.codec",
+            "The wished error picks the codecs.",
+            "Leave codec out; tensors that need another: [exchange.codecs]",
+        ),
+        (
+            bool(coarse),
+            "$.exchange.error",
+            f"{' and '.join(coarse)} under [exchange.codecs] lose more than a round may.",
+            'Name "int4" or a finer codec there.',
+        ),
+        (
+            exchange.plan != "butterfly",
+            "$.exchange.plan",
+            "Partial sums are encoded again on their way, and lose more each time.",
+            'plan = "butterfly"',
+        ),
+    ]
+    for wrong, key, why, hint in refused:
+        if wrong:
+            raise ConfigError(
+                f"{name}: {key} cannot be combined with $.exchange.error = {exchange.error:g}",
+                key=key,
+                why=why,
+                hint=hint,
+            )
 
 
 def check_adapters(manifest: Manifest, name: str) -> None:

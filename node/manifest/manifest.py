@@ -190,6 +190,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
     return {
         "codec": exchange.codec,
         "codecs": {**exchange.codecs, **exact_codecs(manifest.federated)},
+        "error": exchange.error,
         "reducer": "sum"
         if arrivals is not None and (arrivals.period_s or arrivals.groups)
         else manifest.robust.reducer,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from ...collectives.codec_names import LARGEST_ERROR
 from ...collectives.foreign import LINES, PLAIN, WORDS
 from ...collectives.group import MAX_MEMBERS
 from ...collectives.layout import MAX_FRAGMENTS
@@ -226,6 +227,8 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ],
         msgspec.Meta(max_length=64),
     ] = {}
+    # of a round, relative to the mean: picks the codec of each tensor that `codecs` does not name
+    error: Annotated[float, msgspec.Meta(gt=0, le=LARGEST_ERROR)] | None = None
     # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
     feedback: bool = False
     feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = (

@@ -369,7 +369,7 @@ class Session:
             me=Member(self.me, journal.incarnation),
             replica=replica,
             chunk_elements=self.chunk_elements or chunk_elements(settings.codec, layout.numel),
-            codec=mixture_of(layout, settings.codec, settings.codecs),
+            codec=mixture_of(layout, settings.codec, settings.codecs, settings.error),
             reducer=settings.reducer,
             sign=self.ports.sign,
         )

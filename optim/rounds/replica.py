@@ -24,7 +24,8 @@ from torch import Tensor
 from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
-from ..model.feedback import Feedback, has_feedback
+from ..model.accuracy import realised_error
+from ..model.feedback import Feedback, contribution_grid, has_feedback
 from ..model.flat import FlatTensor, FlatVector, RangeSource
 from ..model.momentum import ContributionMomentum
 from ..model.pseudograd import write_pseudo_gradient
@@ -116,6 +117,13 @@ class Replica:
         )
         beta = self.settings.worker_momentum
         self.momentum = ContributionMomentum(flat.parameters, beta) if beta else None
+        self._grid = (
+            contribution_grid(flat.layout, self.settings)
+            if self.settings.error is not None
+            else None
+        )
+        # what a round of contributions like the newest loses, where the run wishes an error
+        self.realised: float | None = None
         self.loss: float | None = None  # mean of the inner steps that are contributed next
         self.lag: float | None = None  # how many inner steps rounds take here
         self.members = 1
@@ -268,7 +276,7 @@ class Replica:
         started, samples, base = self._clock(), self.unsent, self._offered_on()
         pending = self.swarm.contribute(
             samples=samples if self.drawn else 0,
-            write=self._write,
+            write=self._fill,
             base=base,
             loss=self.loss,
             lag=self.lag,
@@ -292,6 +300,11 @@ class Replica:
     def _offered_on(self) -> int:
         """The round of the anchor that a contribution is for: on any other it is refused."""
         return self.base.round
+
+    def _fill(self, out: Tensor) -> None:
+        self._write(out)
+        if self._grid is not None and self.drawn:
+            self.realised = realised_error(self._grid, out)
 
     def _write(self, out: Tensor) -> None:
         write_pseudo_gradient(self.flat, self.base, out)

@@ -63,6 +63,7 @@ logger = logging.getLogger("atoll")
 
 # after a failed attempt to re-enter that took t seconds, train at least 10 t before the next
 RETRY_FACTOR = 10.0
+MUCH_MORE = 1.5  # times the wished error: worth a word
 REST_S = 1.0  # how often a script that rests asks whether it may go on
 
 
@@ -212,6 +213,7 @@ class Attachment:
         self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
         self._stateless = set[int]()
         self._retry_at = 0.0
+        self._told_error = False  # that rounds lose more than is wished
         self._resuming: PendingLoad | None = None
         enter(swarm, self._flat, self._strands)
         self._adapters.turn(self.round)
@@ -508,6 +510,7 @@ class Attachment:
                     "step": self._totals.steps,
                     "samples": self._totals.samples_counted,
                     **({"dropped": dropped} if (dropped := self._totals.samples_dropped) else {}),
+                    **self._realised_error(),
                 },
                 undecided=undecided,
             )
@@ -516,6 +519,24 @@ class Attachment:
             return
         for strand in self._strands:
             strand.schedule.members = strand.replica.members = self._lookout.peers + 1
+
+    def _realised_error(self) -> dict[str, float]:
+        """What rounds lose by encoding, of the fragment that loses most; said once where it is far
+        more than the run wishes.
+        """
+        found = [e for strand in self._strands if (e := strand.replica.realised) is not None]
+        wished = self.swarm.settings.error
+        if not found or wished is None:
+            return {}
+        if max(found) > MUCH_MORE * wished and not self._told_error:
+            self._told_error = True
+            logger.warning(
+                "a round loses %.2g of the mean by encoding, the run wishes %.2g: values here are "
+                "less alike than normal ones; a run with a smaller [exchange] error loses less",
+                max(found),
+                wished,
+            )
+        return {"encoding_error": max(found)}
 
     def _count_members_again(self) -> None:
         """Before the first round, at steps 1, 2, 4, 8, …: members may have attached before they
