@@ -86,6 +86,7 @@ class ReferenceRun:
         self.session: ReferenceSession | None = None
         self.waiting: dict[bytes, ReferenceSession] = {}
         self.hold = False
+        self.reads = False  # whether somebody reads contributions after their outcomes
         self.spent: Spent | None = None
         self.begun = True  # else its script is kept from training
         self.paused = ""  # why its script is not to train
@@ -216,6 +217,10 @@ class ReferenceSession:
             return
         self.run.waiting[cid] = self
         self.run.frozen = cid, self.contribution.tensor(), samples
+
+    def unread(self, fragment: int = 0) -> bool:
+        """Whether the node reads nothing of it."""
+        return self.run.frozen is None and not self.run.reads
 
     def resume(self, cid: bytes, fragment: int = 0) -> None:
         self.run.waiting[cid] = self

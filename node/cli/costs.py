@@ -47,13 +47,14 @@ def state_bytes(settings: RunSettings) -> int:
 def host_bytes(settings: RunSettings) -> float:
     """Bytes of a parameter that script and node of a plain run hold between rounds, beside
     the model, its optimizer and what programs cost whatever the model: the state and one more
-    generation of the anchor, the contribution, the results mapped last, and what the script carries
-    from round to round. `scripts/bench/bench_memory.py` measures it.
+    generation of the anchor, the results mapped last, and what the script carries from round to
+    round. `scripts/bench/bench_memory.py` measures it.
     """
     default = settings.codec if settings.error is None else ladder(settings.error).fine
     encoded = [default, *settings.codecs.values()]
     vectors = _GENERATIONS - 1  # the state has the other
-    vectors += 1  # the contribution
+    # a contribution's memory goes back to the system, unless there is one at every step
+    vectors += settings.method == "gradient_averaging"
     vectors += settings.feedback or not RESULTS.keys().isdisjoint(encoded)
     vectors += 2 if settings.worker_momentum else 0
     vectors += _SNAPSHOTS[settings.overlap]

@@ -4,6 +4,7 @@ only where tensors are touched.
 * eager        getting the interpreter soon while others compute in Python
 * link         one connection: requests, answers, descriptors, pushes
 * find         the running node of a home, or a private one
+* reclaiming   memory of decided contributions goes back to the system
 * memory       the mappings of an opened run, and the views of its anchor
 * shared       tensors that the node reads where they lie: `Swarm.buffer`
 * shelf        where a script keeps what is its own in a run

@@ -24,6 +24,7 @@ from ..control.shared_memory import (
     received,
 )
 from .eager import eager
+from .reclaiming import Reclaiming
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,6 +112,7 @@ class Attached:
         self.link = link
         self.memory = memory
         self.reductions = ReductionMemory()
+        self.reclaiming = Reclaiming(memory.contribution, memory.bounds)
         self.dropped = deque[str]()  # single operations on a deque are atomic
 
 

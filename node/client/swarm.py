@@ -354,7 +354,7 @@ class RunSwarm(SeededWork):
                     hint="wait() for it, or try again when it is done()",
                 )
             self._flush_report(at)
-            vector = at.memory.contribution.tensor()[slice(*at.memory.bounds[fragment])]
+            vector = at.reclaiming.lend(fragment)
             write(vector)
             assert self._layout is not None
             reading = reading_of(
@@ -590,6 +590,22 @@ class RunSwarm(SeededWork):
             at.link.poll()
             if at.link.lost is not None:
                 self._lose(at, at.link.lost)
+            elif self.settings.method != "gradient_averaging":  # it contributes at every step
+                self._reclaim(at)
+
+    def _reclaim(self, at: Attached) -> None:
+        """Give memory of decided contributions back, unless another thread writes one now."""
+        if self._lock.acquire(blocking=False):
+            try:
+                at.reclaiming.step(time.monotonic(), at.link, self._has_outcome)
+            except SwarmClosedError:
+                pass  # lost just now: the memory goes with the connection
+            finally:
+                self._lock.release()
+
+    def _has_outcome(self, fragment: int) -> bool:
+        ticket = self._tickets.get(fragment)
+        return ticket is None or ticket.resolved()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
         """Wait for ``ready()``, for the time to pass, or for the node to be lost."""

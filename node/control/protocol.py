@@ -29,7 +29,7 @@ from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames
 from .shared_memory import SLOTS
 
-OLDEST, VERSION = 1, 2
+OLDEST, VERSION = 1, 3
 """What this side speaks. Where the other side is older, both speak its version. A new request
 raises VERSION and has a row in SINCE; a new field has a default."""
 REDUCE_FDS = 1
@@ -273,6 +273,15 @@ class Resume(msgspec.Struct, frozen=True, tag="resume"):
     fragment: Fragment = 0
 
 
+class Reclaim(msgspec.Struct, frozen=True, tag="reclaim"):
+    """The script needs its last contribution to a fragment no more and would give the memory back
+    to the system: is it read here?
+    """
+
+    id: Id
+    fragment: Fragment = 0
+
+
 class Members(msgspec.Struct, frozen=True, tag="members"):
     """→ MemberList."""
 
@@ -395,6 +404,7 @@ Request = (
     | Computed
     | BeginInterval
     | Resume
+    | Reclaim
     | Members
     | Tallies
     | Start
@@ -408,7 +418,7 @@ Request = (
     | ReduceCancel
     | ReduceClose
 )
-SINCE: dict[type, int] = {BeginRun: 2, Pause: 2, Start: 2, Rest: 2}
+SINCE: dict[type, int] = {BeginRun: 2, Pause: 2, Start: 2, Rest: 2, Reclaim: 3}
 """The first version that has a request, where that is not the oldest."""
 
 # ── replies
@@ -439,6 +449,13 @@ class Begun(msgspec.Struct, frozen=True, tag="begun"):
 
     id: Id
     wanted: bool
+
+
+class Unread(msgspec.Struct, frozen=True, tag="unread"):
+    """``unread``: whether the node reads nothing of the fragment's range any more."""
+
+    id: Id
+    unread: bool
 
 
 class Document(msgspec.Struct, frozen=True, tag="document"):
@@ -603,6 +620,7 @@ Reply = (
     Welcome
     | Done
     | Begun
+    | Unread
     | Document
     | Joined
     | Opened

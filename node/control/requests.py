@@ -59,6 +59,7 @@ class ConnectionRequests:
             p.Computed: self._computed,
             p.BeginInterval: self._begin,
             p.Resume: self._resume,
+            p.Reclaim: self._reclaim,
             p.Members: self._members,
             p.Tallies: self._tallies,
             p.Start: self._start,
@@ -297,6 +298,10 @@ class ConnectionRequests:
     async def _resume(self, request: p.Resume) -> None:
         self._of(request.fragment).resume(request.cid, request.fragment)
         self._done(request.id)
+
+    async def _reclaim(self, request: p.Reclaim) -> None:
+        unread = self._of(request.fragment).unread(request.fragment)
+        self._post(p.Unread(request.id, unread), ())
 
     async def _members(self, request: p.Members) -> None:
         script = self._attached()

@@ -168,6 +168,12 @@ class ScriptSession(Protocol):
         """
         ...
 
+    def unread(self, fragment: int = 0) -> bool:
+        """Whether nothing here reads what the script wrote into a fragment's range of the
+        contribution.
+        """
+        ...
+
     def resume(self, cid: bytes, fragment: int = 0) -> None:
         """Say (`ScriptEvents.decided`) what became of a contribution to a fragment, of an earlier
         session, perhaps of an earlier node.

@@ -22,7 +22,8 @@ import mmap
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType, ref
 
 import msgspec
 from blake3 import blake3
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 MAX_LEASES = 2  # the anchor a script measures its progress against, and the one it is moving to
 SLOTS = MAX_LEASES + 2  # ... the current generation, and one to write the next into
 FLOAT_BYTES = 4
+MEMFD = hasattr(os, "memfd_create")
 _ZEROS = bytes(1 << 20)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
@@ -74,7 +76,7 @@ class SharedBuffer:
         if nbytes <= 0:
             raise LocalProtocolError(f"shared memory of {nbytes} bytes")
         self.nbytes = nbytes
-        memfd = hasattr(os, "memfd_create") if use_memfd is None else use_memfd
+        memfd = MEMFD if use_memfd is None else use_memfd
         try:
             self.fd, self._reader_fd = _memfd(nbytes) if memfd else _unlinked_file(nbytes, folder)
         except OSError as error:
@@ -102,6 +104,10 @@ class SharedBuffer:
         import torch  # heavy: only where tensors are touched
 
         return torch.frombuffer(self._mapping(), dtype=torch.float32)
+
+    def lend(self, start: int, stop: int) -> tuple[Tensor, ReferenceType[Any]]:
+        """See `lent`. Raises LocalProtocolError after `close`."""
+        return lent(self._mapping(), start, stop)
 
     def clear(self) -> None:
         """Give the memory back to the system until somebody touches it again: then it is zero. Does
@@ -206,6 +212,33 @@ class WritableFloats:
         import torch  # heavy: only where tensors are touched
 
         return torch.frombuffer(self._memory, dtype=torch.float32)
+
+    def lend(self, start: int, stop: int) -> tuple[Tensor, ReferenceType[Any]]:
+        """See `lent`."""
+        return lent(self._memory, start, stop)
+
+    def clear(self, start: int, stop: int) -> None:
+        """Give the whole pages of elements [start, stop) back to the system: they are zero when
+        somebody touches them again. Does nothing where that cannot be had.
+        """
+        first = -(-start * FLOAT_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = stop * FLOAT_BYTES
+        if stop < self.numel:
+            last -= last % mmap.PAGESIZE
+        if MEMFD and first < last and hasattr(mmap, "MADV_REMOVE"):
+            with contextlib.suppress(OSError):
+                self._memory.madvise(mmap.MADV_REMOVE, first, last - first)
+
+
+def lent(memory: mmap.mmap, start: int, stop: int) -> tuple[Tensor, ReferenceType[Any]]:
+    """Elements [start, stop) of shared memory, float32, and a reference that is dead once nobody in
+    this process holds the tensor, or a view of it, any more.
+    """
+    import numpy as np  # as torch: not before tensors are touched
+    import torch
+
+    array = np.frombuffer(memory, dtype=np.float32, count=stop - start, offset=start * FLOAT_BYTES)
+    return torch.from_numpy(array), ref(array)
 
 
 class ReadOnlyFloats:

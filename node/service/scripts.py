@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
+from weakref import ReferenceType
 
 import trio
 
@@ -73,6 +76,8 @@ class AttachedScript:
             accumulate(part.numel for part in parts)
         )  # where each fragment ends in the flat vector
         self._frozen: dict[int, tuple[bytes, float]] = {}  # by fragment
+        # by fragment: what rounds, engine and workers were given of the contribution
+        self._lent = defaultdict[int, list[ReferenceType[Any]]](list)
         self._reductions = Reductions(run, events)
         self._reported_traffic = run.traffic()
         self._ended = ended
@@ -118,7 +123,8 @@ class AttachedScript:
         if fragment in self._frozen:
             raise LocalProtocolError("one contribution is frozen already")
         now, stop = trio.current_time(), self._stops[fragment]
-        vector = self.contribution.tensor()[stop - self.anchors[fragment].numel : stop]
+        vector, read = self.contribution.lend(stop - self.anchors[fragment].numel, stop)
+        self._lent[fragment] = [each for each in self._lent[fragment] if each()] + [read]
         self._frozen[fragment] = (cid, now)
         try:
             self.whole.sessions[fragment].contribute(now, cid, samples, vector, base, reading)
@@ -129,6 +135,10 @@ class AttachedScript:
             raise
         self.run.idle.over()
         self.run.wake()
+
+    def unread(self, fragment: int = 0) -> bool:
+        """Whether all have let go of what the script wrote."""
+        return fragment not in self._frozen and all(each() is None for each in self._lent[fragment])
 
     def computed(self, number: int, part: int = 0) -> None:
         """Take what the script computed by seed."""

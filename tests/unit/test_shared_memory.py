@@ -237,3 +237,25 @@ def test_slots_that_nobody_needs_give_their_memory_back() -> None:
     assert held() == [0, 2]
     assert (float(slots.tensor(2)[0]), float(slots.tensor(0)[-1])) == (5.0, 6.0)
     slots.close()
+
+
+def test_what_was_lent_is_held_by_every_view_of_it() -> None:
+    """So a node knows whether its engine, or a worker, can still read a contribution."""
+    buffer = SharedBuffer(4 * 1000)
+    floats = WritableFloats(os.dup(buffer.fd), 1000)
+    for memory in (buffer, floats):
+        tensor, held = memory.lend(100, 300)
+        tensor.fill_(2.0)
+        for view in (
+            tensor[5:],
+            tensor.detach(),
+            tensor.split(64)[3],
+            tensor.numpy().data.cast("B")[8:],
+        ):
+            del tensor
+            assert held() is not None
+            tensor = view
+        del tensor, view
+        assert held() is None
+        assert buffer.tensor()[100:300].eq(2.0).all()
+    buffer.close()

@@ -1,0 +1,74 @@
+"""The memory of decided contributions goes back to the system between rounds: four bytes a
+parameter.
+
+A contribution's memory is one fragment's range of the buffer that script and node share. It is
+
+* **held** once `lend` gave it out to be written,
+* **settled** once its outcome is known and the script has let go of it (error feedback reads it
+  after the outcome), which nobody has to say: the tensor is gone,
+* **asked**: the node says whether it reads it still (its engine may, for a peer that lags behind),
+* **returned** to the system, if it does not; else asked again later.
+
+The next `lend` makes it held, whatever it was. The caller sees to it that `lend` and `step` are
+not under way at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from weakref import ReferenceType
+
+from ...collectives.errors import VersionMismatchError
+from ..control import protocol as p
+from ..control.shared_memory import FLOAT_BYTES, WritableFloats
+from .link import Link, PendingAnswer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LEAST_BYTES = 1 << 20  # of a fragment: what is less is not worth a request
+AGAIN_S = 0.5  # when the node still reads
+
+
+@dataclass(slots=True)
+class _Loan:
+    tensor: ReferenceType[Any]  # dead once the script holds no view of it
+    asked: PendingAnswer | None = None
+    not_before_s: float = 0.0
+
+
+class Reclaiming:
+    """Of one connection's contribution buffer. ``bounds``: the range of each fragment."""
+
+    def __init__(self, floats: WritableFloats, bounds: Sequence[tuple[int, int]]) -> None:
+        self._floats, self._bounds = floats, bounds
+        self._loans: dict[int, _Loan] = {}  # by fragment: not returned
+
+    def lend(self, fragment: int) -> Tensor:
+        """Where the next contribution is written: float32, the fragment's range."""
+        start, stop = self._bounds[fragment]
+        tensor, reference = self._floats.lend(start, stop)
+        self._loans.pop(fragment, None)
+        if (stop - start) * FLOAT_BYTES >= LEAST_BYTES:
+            self._loans[fragment] = _Loan(reference)
+        return tensor
+
+    def step(self, now: float, link: Link, decided: Callable[[int], bool]) -> None:
+        """Go on with what can. ``decided``: whether the outcome of a fragment's newest contribution
+        is known. Raises SwarmClosedError.
+        """
+        for fragment, loan in list(self._loans.items()):
+            if loan.asked is None:
+                if loan.tensor() is None and now >= loan.not_before_s and decided(fragment):
+                    try:
+                        loan.asked = link.submit(lambda id_, at=fragment: p.Reclaim(id_, at))
+                    except VersionMismatchError:  # an older node cannot say: the memory stays
+                        del self._loans[fragment]
+            elif loan.asked.done:
+                answer, loan.asked = loan.asked.answer, None
+                loan.not_before_s = now + AGAIN_S
+                if isinstance(answer, p.Unread) and answer.unread:
+                    del self._loans[fragment]
+                    self._floats.clear(*self._bounds[fragment])
