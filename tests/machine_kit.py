@@ -11,6 +11,7 @@ Nothing that it writes reaches the files of this machine, and no service of this
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -22,10 +23,14 @@ TOOLS = {
     "systemd-nspawn": "systemd-container",
     "unshare": "util-linux",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
     "systemctl": "systemd",
     "loginctl": "systemd",
 }
-LOGIN = Path("/usr/share/pam-configs/systemd"), "libpam-systemd dbus-user-session"
+LOGIN, LOGIN_PACKAGES = (
+    Path("/usr/share/pam-configs/systemd"),
+    ("libpam-systemd", "dbus-user-session"),
+)
 PATIENCE_S = 60.0  # a bound for hangs
 LOOK_S = 0.05
 
@@ -38,13 +43,26 @@ for folder in $3; do while [ "$folder" != / ]; do
     [ ! -d "$1/root$folder" ] || chmod a+x "$1/root$folder"; folder=${folder%/*}; folder=${folder:-/}
 done; done
 root=$1/root network=$2; shift 3
-exec systemd-nspawn --quiet --register=no --keep-unit --console=pipe --hostname=machine \\
-    --directory="$root" --network-namespace-path="/run/netns/$network" "$@" --boot
+status=133  # so it says that the machine boots again
+while [ "$status" -eq 133 ]; do status=0; setpriv --pdeathsig KILL systemd-nspawn --quiet \\
+    --register=no --keep-unit --console=pipe --hostname=machine --directory="$root" \\
+    --network-namespace-path="/run/netns/$network" "$@" --boot || status=$?
+done
+exit "$status"
 """
 
 
 class MachineError(Exception):
     """A machine did not start, or a command on it failed."""
+
+
+def missing() -> str:
+    """Why no machine can be had here, and what to do about it; "" when one can."""
+    lacking = [tool for tool in TOOLS if shutil.which(tool) is None]
+    packages = {TOOLS[tool] for tool in lacking} | (set() if LOGIN.exists() else {*LOGIN_PACKAGES})
+    if packages:
+        return f"apt-get install {' '.join(sorted(packages))}"
+    return ""
 
 
 class Machine:
@@ -58,7 +76,7 @@ class Machine:
         folder.mkdir(exist_ok=True)
         self._console = folder.with_suffix(".console")
         with self._console.open("wb") as console:
-            self._nspawn = subprocess.Popen(
+            self._shell = subprocess.Popen(
                 [
                     *("unshare", "--mount", "--propagation", "private", "sh", "-c", _START, "sh"),
                     *(str(folder), network, shown),
@@ -84,24 +102,22 @@ class Machine:
 
     def close(self) -> None:
         """Pull its plug. Idempotent."""
-        self._nspawn.kill()
-        self._nspawn.wait()
+        self._shell.kill()
+        self._shell.wait()
 
     def off(self) -> None:
         """Wait until it has powered itself off."""
-        self._nspawn.wait(PATIENCE_S)
+        self._shell.wait(PATIENCE_S)
 
     def booted(self, after: int = 0) -> None:
         """Wait until its boot is over, one with another process 1 than ``after``."""
 
         def up() -> bool:
-            if self._nspawn.poll() is not None:
-                raise MachineError(f"it ended with {self._nspawn.returncode}: {self.console()}")
-            children = Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children")
-            pids = [int(pid) for pid in children.read_text().split()]
-            if not pids or pids[0] == after:
+            if self._shell.poll() is not None:
+                raise MachineError(f"it ended with {self._shell.returncode}: {self.console()}")
+            self.leader = _child(_child(self._shell.pid))
+            if self.leader in (0, after):
                 return False
-            self.leader = pids[0]
             found = self.call("systemctl", "is-system-running")
             return found.stdout.strip() in ("running", "degraded")
 
@@ -120,26 +136,21 @@ class Machine:
             "the user's own systemd did not start",
         )
 
-    def call(self, *argv: str, user: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command on it, as root or as this user with a session."""
-        command = ["nsenter", "--target", str(self.leader), "--all"]
+    def command(self, *argv: str, user: str = "") -> list[str]:
+        """The command line that runs ``argv`` on it, as root or as this user with a session."""
+        before = ["nsenter", "--target", str(self.leader), "--all"]
         environment = ["HOME=/root"]
         if user:
-            command += ["runuser", "-u", user, "--"]
+            before += ["runuser", "-u", user, "--"]
             environment = [f"HOME=/home/{user}", f"XDG_RUNTIME_DIR=/run/user/{self.users[user]}"]
         path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+        environment += [f"PATH={path}", "CI=1", "LANG=C.UTF-8"]
+        return [*before, "env", "-i", "--chdir=/", *environment, *argv]
+
+    def call(self, *argv: str, user: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command on it."""
         return subprocess.run(
-            [
-                *command,
-                "env",
-                "-i",
-                "--chdir=/",
-                f"PATH={path}",
-                "CI=1",
-                "LANG=C.UTF-8",
-                *environment,
-                *argv,
-            ],
+            self.command(*argv, user=user),
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
@@ -156,6 +167,10 @@ class Machine:
             )
         return done.stdout
 
+    def file(self, path: str) -> Path:
+        """A file or folder of it, for this process."""
+        return Path(f"/proc/{self.leader}/root{path}")
+
     def wait(self, what: Callable[[], bool], why: str) -> None:
         """Until something is so."""
         end = time.monotonic() + PATIENCE_S
@@ -167,3 +182,11 @@ class Machine:
     def console(self) -> str:
         """The end of what it wrote while it booted and ended."""
         return self._console.read_text(errors="replace")[-3000:]
+
+
+def _child(pid: int) -> int:
+    """The one child of a process; 0: it has none yet."""
+    try:
+        return int((Path(f"/proc/{pid}/task/{pid}/children").read_text().split() or ["0"])[0])
+    except OSError:
+        return 0
