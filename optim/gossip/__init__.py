@@ -6,6 +6,7 @@ a test it is whatever the test says. docs/gossip.md says when this is worth it, 
 
 exchange   what an exchange is, and the swarm's
 graph      how fast gossip spreads over a graph, and which rates are best
+halos      two-level groups: outer steps within a group often, over all rarely
 noloco     NoLoCo: inner steps, then an outer momentum step on the mean of a pair
 acid       A²CiD²: momentum between exchanges, for graphs over which gossip is slow
 dadao      DADAO: gradients and gossip at their own rates, for strongly convex problems
@@ -13,8 +14,9 @@ dadao      DADAO: gradients and gossip at their own rates, for strongly convex p
 
 from .acid import ContinuousMomentum
 from .dadao import Dadao, dadao
-from .exchange import Exchange, over_swarm
+from .exchange import Exchange, over_group, over_swarm
 from .graph import Spread, gossip_rates, spread_of
+from .halos import TwoLevel
 from .noloco import NoLoCo
 
 __all__ = [
@@ -23,8 +25,10 @@ __all__ = [
     "Exchange",
     "NoLoCo",
     "Spread",
+    "TwoLevel",
     "dadao",
     "gossip_rates",
+    "over_group",
     "over_swarm",
     "spread_of",
 ]

@@ -1,4 +1,4 @@
-"""What gossip asks of a network: the mean of one tensor with some other peer's."""
+"""What gossip asks of a network: the mean of one tensor with some other peer's, or a group's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from ...collectives.api import call_of
 from ...collectives.averaging import average
+from ...collectives.plain import operate
 from ...collectives.swarm import Swarm
 
 Exchange = Callable[[Tensor], None]
@@ -37,5 +39,36 @@ def over_swarm(
             codec=codec,
             deadline_s=deadline_s,
         ).wait()
+
+    return exchange
+
+
+def over_group(
+    swarm: Swarm,
+    name: str,
+    group: str = "",
+    *,
+    first: int = 0,
+    codec: str = "fp32",
+    deadline_s: float = 60.0,
+) -> Exchange:
+    """Exchanges with all members of a run, or of this member's ``group`` of it, such as a line of a
+    grid, ``2x4.1`` (`collectives.groups`). The result is the same, bit for bit, for all whose
+    exchange is decided. Named and numbered as those of `over_swarm`.
+
+    A group of machines that stand together is a run of its own: `over_group(island, ...)` beside
+    `over_group(world, ...)`. An exchange raises what `Swarm.operate` raises.
+    """
+    number = first
+
+    def exchange(tensor: Tensor) -> None:
+        nonlocal number
+        op_id, number = f"{name}/{number}", number + 1
+        call = call_of(op_id, "mean", deadline_s, False, codec=codec, group=group)
+        flat = tensor.view(-1)
+        operating = operate(swarm, call, flat)
+        if operating.wait(None).status == "committed":
+            operating.copy_into(flat)
+        operating.release()
 
     return exchange

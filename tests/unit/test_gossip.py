@@ -4,6 +4,7 @@ speed that the theorems promise.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from atoll.optim.gossip import (
     Exchange,
     NoLoCo,
     Spread,
+    TwoLevel,
     dadao,
     gossip_rates,
     spread_of,
@@ -108,6 +110,75 @@ def test_noloco_pairs_stay_together_while_each_walks_at_random() -> None:
     early, late = sum(apart[10:30]) / 20, sum(apart[40:]) / 20
     assert 0.5 < early < 2
     assert late < 1.2 * early
+
+
+# ---- two levels
+
+
+def together(peers: list[TwoLevel], live: list[Tensor], groups: list[list[int]]) -> None:
+    """One step of all: the means are taken in the order in which they are asked for."""
+    merges = (peers[0].steps + 1) % peers[0].every == 0
+    changes = [peer.slow - own for peer, own in zip(peers, live, strict=True)]
+    means = {i: torch.stack([changes[j] for j in group]).mean(0) for group in groups for i in group}
+    given = dict[int, Tensor]()
+    if merges:  # what each will give is found by a step of a copy
+        for i, peer in enumerate(copy.deepcopy(peers)):
+            peer.step(
+                live[i].clone(),
+                lambda t, i=i: t.copy_(means[i]),
+                lambda t, i=i: given.update({i: t.clone()}),
+            )
+    mean = torch.stack([*given.values()]).mean(0) if given else torch.zeros(0)
+    for i, peer in enumerate(peers):
+        peer.step(live[i], lambda t, i=i: t.copy_(means[i]), lambda t: t.copy_(mean))
+
+
+@pytest.mark.parametrize("alpha", [0.25, 1.0])
+def test_two_levels_are_their_recursion(alpha: float) -> None:
+    groups, rng = [[0, 1], [2, 3, 4]], np.random.default_rng(4)
+    start = rng.standard_normal(6)
+    peers = [
+        TwoLevel(
+            torch.tensor(start, dtype=torch.float32),
+            lr=0.8,
+            momentum=0.5,
+            every=3,
+            common_lr=0.9,
+            common_momentum=0.4,
+            alpha=alpha,
+        )
+        for _ in range(5)
+    ]
+    slow, m = [start.copy(), start.copy()], [np.zeros(6), np.zeros(6)]
+    merged, common, of_all = [start.copy(), start.copy()], start.copy(), np.zeros(6)
+    for step in range(1, 10):
+        moved = rng.standard_normal((5, 6))
+        live = [torch.tensor(slow[int(i > 1)] - moved[i], dtype=torch.float32) for i in range(5)]
+        together(peers, live, groups)
+        for number, group in enumerate(groups):
+            g = moved[group].mean(0)
+            m[number] = 0.5 * m[number] + g
+            slow[number] = slow[number] - 0.8 * (g + 0.5 * m[number])
+        if step % 3 == 0:
+            change = (2 * (merged[0] - slow[0]) + 3 * (merged[1] - slow[1])) / 5
+            of_all = 0.4 * of_all + change
+            common = common - 0.9 * (change + 0.4 * of_all)
+            slow = [(1 - alpha) * own + alpha * common for own in slow]
+            merged = [own.copy() for own in slow]
+        for i, peer in enumerate(peers):
+            assert np.allclose(peer.slow.numpy(), slow[int(i > 1)], atol=1e-5)
+            assert np.allclose(peer.common.numpy(), common, atol=1e-5)
+            assert torch.equal(live[i], peer.slow)
+            assert torch.equal(peer.slow, peers[groups[int(i > 1)][0]].slow)
+            assert torch.equal(peer.common, peers[0].common)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"every": 0}, {"alpha": 0.0}, {"alpha": 1.5}, {"lr": 0.0}, {"momentum": 1.0}]
+)
+def test_two_levels_that_would_not_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong)).replace("momentum", "momenta")):
+        TwoLevel(torch.zeros(1), **wrong)  # type: ignore[arg-type]
 
 
 # ---- graphs
