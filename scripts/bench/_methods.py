@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from random import Random
 from typing import Any
@@ -25,7 +26,7 @@ from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
 from atoll.node.simulation.local_member import LocalMember, LocalPending
 from atoll.optim import DiLoCo, GradientAveraging, LocalSGD, attach
-from atoll.optim.gossip import NoLoCo, over_swarm
+from atoll.optim.gossip import NoLoCo, TwoLevel, over_group, over_swarm
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.outer import presets
 
@@ -115,6 +116,9 @@ METHODS = {
     "eager_round": Method({"overlap": "eager", "outer": PRESETS["short-eager"]}),
     "noloco": Method({"alpha": 0.5, "beta": 0.9, "gamma": 0.9}),
     "noloco_published": Method({"alpha": 0.5, "beta": 0.7, "gamma": 0.7}),
+    "two_level": Method({"outer": OuterSettings("nesterov", 0.9, 0.6, every=3), "alpha": 0.75}),
+    "delayed_nesterov": Method({"outer": OuterSettings("delayed_nesterov", 0.9, 0.6, every=2)}),
+    "heloco": Method({"outer": OuterSettings("heloco", 0.9, 0.6)}),
     "large_batch": Method(),
     "gradient_averaging": Method(
         {
@@ -373,8 +377,8 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
         return alone(task, 1 if base == "solo" else method.peers)
     if base == "large_batch":
         return large_batch(task)
-    if base.startswith("noloco"):
-        return noloco(task, method)
+    if base.startswith(("noloco", "two_level")):
+        return without_anchor(task, method)
     steps = size.steps - size.synchronous
     rounds = steps // method.sync_every
     settings = msgspec.structs.replace(
@@ -420,12 +424,14 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     }
 
 
-def noloco(task: Task, method: Method) -> dict[str, Any]:
-    """NoLoCo over the public average: peers stay apart, so the loss is the mean of theirs."""
+def without_anchor(task: Task, method: Method) -> dict[str, Any]:
+    """NoLoCo, or two groups on two levels, over public averages: peers stay apart, so the loss is
+    the mean of theirs.
+    """
     size = task.size
     steps = size.steps - size.synchronous
     numel = sum(parameter.numel() for parameter in task.model.parameters())
-    constants = {key: float(method.settings[key]) for key in ("alpha", "beta", "gamma")}
+    constants = {key: value for key, value in method.settings.items() if key != "outer"}
     swarm = LocalSwarm(
         method.peers,
         settings=RunSettings(codec="fp32", deadline_s=60.0),
@@ -445,18 +451,31 @@ def noloco(task: Task, method: Method) -> dict[str, Any]:
             member.sleep(0.1)
         model, inner, stream = task.worker(member.index)
         live = parameters_to_vector(model.parameters()).detach()
-        outer, exchange = NoLoCo(live, **constants), over_swarm(member, "noloco")
+        if "beta" in constants:
+            outer = NoLoCo(live, **constants)
+            step_of = partial(outer.step, exchange=over_swarm(member, "noloco"))
+        else:
+            own = method.settings["outer"]
+            table = {"lr": own.lr, "momentum": own.momentum, "every": own.every, **constants}
+            outer = TwoLevel(live, **table)
+            step_of = partial(
+                outer.step,
+                within=over_group(member, "within", f"2x{method.peers // 2}.1"),
+                across=over_group(member, "across"),
+            )
         started, sent, waited = member.clock(), member.traffic()[0], 0.0
         for step in range(size.synchronous, size.steps):
             task.step(model, inner, [stream], step)
             member.sleep(STEP_S)
             if (step + 1 - size.synchronous) % method.sync_every == 0:
                 live, before = parameters_to_vector(model.parameters()).detach(), member.clock()
-                outer.step(live, exchange)
+                step_of(live)
                 vector_to_parameters(live, model.parameters())
                 waited += member.clock() - before
         seconds, sent = member.clock() - started, member.traffic()[0] - sent
         member.sleep(10.0)  # others may still need this node
+        if isinstance(outer, TwoLevel):
+            vector_to_parameters(outer.common, model.parameters())
         found = {"loss": task.evaluate(model), "slow": outer.slow, "sent": sent}
         return {**found, "waited": waited, "seconds": seconds}
 
