@@ -341,12 +341,17 @@ class RoundMachine:
     # ---- how long things may take
 
     @property
+    def _chunk_bytes(self) -> tuple[int, int]:
+        contribution, result = patience.chunk_bytes(self.shape)
+        return round(self.timing.weight * contribution), round(self.timing.weight * result)
+
+    @property
     def _gap_s(self) -> float:
         rates = [
             patience.rate(self.actions.pace()),
             *(patience.rate(ready) for ready in self.open.ready.values() if ready.cid is not None),
         ]
-        return patience.gap_s(rates, len(self.config), max(patience.chunk_bytes(self.shape)))
+        return patience.gap_s(rates, len(self.config), max(self._chunk_bytes))
 
     def silence_s(self, peers: Collection[PeerId]) -> float:
         """How long these peers may be silent though they live, where packets are lost."""
@@ -369,7 +374,7 @@ class RoundMachine:
     def transfer_s(self, plan: Plan) -> float:
         """How long the bytes of a plan take at the announced rates."""
         ready = {member.peer: offer for member, offer in self.open.ready.items()}
-        return patience.transfer_s(plan, ready, len(self.config), patience.chunk_bytes(self.shape))
+        return patience.transfer_s(plan, ready, len(self.config), self._chunk_bytes)
 
     # ---- inputs: messages and time ---------------------------------------------------------------
 

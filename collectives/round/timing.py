@@ -29,6 +29,9 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # compile
     redraw_s: float = 120.0
     keep_rounds: int = 8  # result bytes kept for laggards
+    # bytes that one byte of the vector stands for: more where a small model of a simulation stands
+    # for a larger one
+    weight: float = 1.0
 
     def grace(self, round_s: float | None, ballot: int = 0) -> float:
         """How long after the first Ready the convener waits for the others, given the last round's

@@ -21,6 +21,11 @@ Deliver = Callable[[PeerId, str, Payload], None]
 Tap = Callable[[PeerId, PeerId, str, Payload], bool | None]
 
 
+def length_of(channel: str, payload: Payload) -> int:
+    """The bytes of a message on the wire."""
+    return len(payload) if isinstance(payload, bytes) else len(payload[0]) + len(payload[1])
+
+
 @dataclass(slots=True)
 class Weather:
     """What happens to each message, in probabilities. Applies to all links at once."""
@@ -44,7 +49,8 @@ class SimulatedLink:
 
 class Network:
     """Peers and the links between them. ``tap`` sees every send before the weather does; True loses
-    it, and it may raise.
+    it, and it may raise. ``weigh`` says how many bytes a message counts for: of a model that stands
+    for a larger one, more than it has. Channels in ``express`` wait for nothing that is queued.
     """
 
     def __init__(
@@ -59,12 +65,15 @@ class Network:
         self.weather = Weather()
         self.always: Weather | None = None  # loss, copies and delays that `mend` does not end
         self.tap: Tap | None = None
+        self.weigh: Callable[[str, Payload], int] = length_of
+        self.express: frozenset[str] = frozenset()
         self.sent: dict[str, int] = {}  # messages by channel
         self.bytes_sent: dict[PeerId, int] = {}
         self.bytes_received: dict[PeerId, int] = {}
         self._rng = world.stream("network")
         self._default = (latency_s, jitter_s, bandwidth_bytes_per_s)
         self._links: dict[tuple[PeerId, PeerId], SimulatedLink] = {}
+        self._downlinks: dict[PeerId, SimulatedLink] = {}
         self._deliver: dict[PeerId, Deliver] = {}
         self._frozen: dict[PeerId, list[tuple[PeerId, str, Payload]]] = {}
         self._side: Mapping[PeerId, int] | None = None
@@ -125,6 +134,12 @@ class Network:
         self._links.update(dict.fromkeys(pairs, link))
         return link
 
+    def downlink(self, peer: PeerId) -> SimulatedLink:
+        """What all that comes to ``peer`` goes through after the sender's link: without limit and
+        latency at first; jitter is not used.
+        """
+        return self._downlinks.setdefault(peer, SimulatedLink(0.0, 0.0, 0.0))
+
     def send(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> float:
         """Put one message on its way and return when the link is free for the next one (virtual
         seconds).
@@ -136,11 +151,13 @@ class Network:
             self.weather,
             self._rng,
         )
-        size = len(payload) if isinstance(payload, bytes) else len(payload[0]) + len(payload[1])
+        size = self.weigh(channel, payload)
         self.sent[channel] = self.sent.get(channel, 0) + 1
         self.bytes_sent[sender] = self.bytes_sent.get(sender, 0) + size
         start = link.free_at if link.free_at > now else now
-        if link.bandwidth_bytes_per_s > 0:
+        if channel in self.express:
+            pass
+        elif link.bandwidth_bytes_per_s > 0:
             link.free_at = start + size / link.bandwidth_bytes_per_s
         else:
             link.free_at = start
@@ -164,9 +181,13 @@ class Network:
             delay = link.latency_s + (link.jitter_s * rng.random() if link.jitter_s > 0 else 0.0)
             if weather.late > 0 and rng.random() < weather.late:
                 delay += weather.late_s * rng.random()
-            self.world.at(
-                link.free_at + delay, partial(self._arrive, sender, receiver, channel, payload)
-            )
+            there = (now if channel in self.express else link.free_at) + delay
+            if (down := self._downlinks.get(receiver)) is not None:
+                there += down.latency_s
+                if down.bandwidth_bytes_per_s and channel not in self.express:
+                    there = max(there, down.free_at) + size / down.bandwidth_bytes_per_s
+                    down.free_at = there
+            self.world.at(there, partial(self._arrive, sender, receiver, channel, payload))
         return link.free_at
 
     def _arrive(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> None:
@@ -177,6 +198,6 @@ class Network:
         if waiting is not None:
             waiting.append((sender, channel, payload))
             return
-        size = len(payload) if isinstance(payload, bytes) else len(payload[0]) + len(payload[1])
+        size = self.weigh(channel, payload)
         self.bytes_received[receiver] = self.bytes_received.get(receiver, 0) + size
         deliver(sender, channel, payload)

@@ -26,6 +26,7 @@
     runs               new, validate, export, rm
     planning           plan
     curves, simulating, simulating_btard   pictures of runs; simulate, attacks on [btard] too
+    simulating_fleet   simulate --peers: a run on the user's own machines
     consent            where an invite is taken from, what the run is, whether the owner agrees
     join               join
 
@@ -70,7 +71,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "simulate": (
         "simulating",
-        "Try federated methods on many clients with uneven data, in virtual time.",
+        "Try federated methods, or the run on machines of your own, in virtual time.",
     ),
     "join": ("join", "Join a run by invite and train, with a live view."),
     "begin": ("beginning", "Let a run begin with the members that are there."),

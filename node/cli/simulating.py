@@ -20,6 +20,7 @@ from ..manifest.manifest import fading_of
 from ..manifest.optional_tables import READS
 from .options import GIVEN, GivenPath, shared_options
 from .simulating_btard import attacked, plays
+from .simulating_fleet import fleet_options, simulated_fleet
 
 if TYPE_CHECKING:
     from ...optim.federated.member import Knobs
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..manifest import Manifest
 
 MAX_CLIENTS = 10_000
+PLAIN_LR = 0.1  # of inner steps of plain SGD
 
 
 @click.command("simulate")
@@ -84,7 +86,7 @@ MAX_CLIENTS = 10_000
     help="How many clients a synchronous round asks (the manifest's sample, or all).",
 )
 @click.option(
-    "--lr", type=float, default=0.1, show_default=True, help="Of inner steps, which are plain SGD."
+    "--lr", type=float, help="Of inner steps (0.1 of plain SGD; with --peers the manifest's)."
 )
 @click.option("--beta", type=float, help="Of FedAvg-M and SCAFFOLD-M (the manifest's, or 0.3).")
 @click.option(
@@ -156,21 +158,28 @@ MAX_CLIENTS = 10_000
     metavar="DIR",
     help="Write simulation.json and curves.png here.",
 )
+@fleet_options
 @shared_options
 def simulate_command(manifest: Path, out: Path | None, task: str | None, **given: Any) -> None:
-    """Try federated methods on many clients with uneven data, in virtual time.
+    """Try federated methods, or the run on machines of your own, in virtual time.
 
-    The classes of a real run do the work; no network is used. The server's step is the manifest's,
-    [federated], where it has this method, robust rules are those of [robust] with its f, and what
-    [secure] and [privacy] do to contributions is done to them, noise included. With --attack a run
-    that has [btard] plays its protocol instead, on a small task, with hostile peers among those
-    that the manifest names.
+    With --peers the run is played by the code of a node on machines and links that you describe,
+    with what you let happen to them: time, bytes, training share, loss (docs/simulate.md).
+
+    Without it, federated methods are compared on clients with uneven data. The classes of a real
+    run do the work; no network is used. The server's step is the manifest's, [federated], where it
+    has this method, robust rules are those of [robust] with its f, and what [secure] and [privacy]
+    do to contributions is done to them, noise included. With --attack a run that has [btard] plays
+    its protocol instead, on a small task, with hostile peers among those that the manifest names.
     """
     from ..manifest import load_manifest
     from ..recipes.simulated import load_task
 
     terminal = current()
     run = load_manifest(manifest)
+    if given["peers"]:
+        return simulated_fleet(terminal, run, given | {"task": task, "out": out})
+    given["lr"] = PLAIN_LR if given["lr"] is None else given["lr"]
     if plays(run, given["attack"]):
         return attacked(terminal, run, given | {"task": task, "out": out})
     document = _run(terminal, run, load_task(run, task), given)

@@ -6,16 +6,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import trio
 
-from ...collectives.group import Part
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import MAX_FRAGMENTS
-from ...collectives.swarm import Share
+from ..session import documents
 from ..session import events as ev
 from .troubles import doubled_here, founded_twice, removed_here
 from .view import RunView
@@ -25,11 +22,6 @@ log = logging.getLogger("atoll")
 USUAL = ("training", "round under way", "finished", "left")  # no news for whoever watches a log
 HISTORY = 256  # committed rounds kept for status
 SEEKING: tuple[str, int, int] = ("finding members", 0, 0)
-
-
-def weights_of(shares: Sequence[Share]) -> dict[PeerId, float]:
-    """What a robust rule of whole vectors gave to each contributor; empty with others."""
-    return {share.peer: share.weight for share in shares if share.weight is not None}
 
 
 class Chronicle:
@@ -66,15 +58,14 @@ class Chronicle:
                 run.timings.timed(trio.current_time(), event)
             case ev.RoundCommitted():
                 self._note_part(fragment, event)
+                document = documents.committed(event, time.time(), run.traffic())
+                row = {"fragment": fragment, **document, "reach": run.reach}
                 self.rounds = [
                     *self.rounds[-HISTORY:],
-                    {"fragment": fragment, **self._describe(event)},
+                    {key: value for key, value in row.items() if key != "event"},
                 ]
                 run.troubles.clear()
-                kind = (
-                    "round.committed" if event.contributors else "entry.committed"
-                )  # the latter at most changes who is a member
-                run.node.publish({"event": kind, "run": run.run_id, **self.rounds[-1]})
+                run.node.publish({"run": run.run_id, **row})
             case ev.BranchBegun():
                 log.warning(
                     "run %s: no quorum; going on without certainty with %d of its members",
@@ -214,7 +205,7 @@ class Chronicle:
     def _note_part(self, fragment: int, event: ev.RoundCommitted) -> None:
         """A user whose link is too slow for a part is told so, once until it has one again."""
         me = self.run.node.identity.peer
-        part = parts_of(event.contributors, event.parts).get(me)
+        part = documents.parts_of(event.contributors, event.parts).get(me)
         if part is None or (part == 0.0) == (fragment in self._without_part):
             return
         if part:
@@ -229,37 +220,3 @@ class Chronicle:
             )
             self._without_part.add(fragment)
         self._tell("round.part", fragment, part=part)
-
-    def _describe(self, event: ev.RoundCommitted) -> dict[str, Any]:
-        return {
-            "round": event.round,
-            "entry": event.entry,
-            "contributors": {share.peer: share.samples for share in event.contributors},
-            **({"weights": weights} if (weights := weights_of(event.contributors)) else {}),
-            "parts": parts_of(event.contributors, event.parts),
-            **({"losses": dict(event.losses)} if event.losses else {}),
-            "reach": self.run.reach,
-            "members": list(event.config),
-            "lost": list(event.lost),
-            **({"left": list(event.left)} if event.left else {}),
-            "counted": event.counted,
-            "elapsed_s": round(event.elapsed_s, 4),
-            "at": time.time(),
-            "bytes_sent": self.run.traffic()[0],
-            "bytes_received": self.run.traffic()[1],
-        }
-
-
-def parts_of(contributors: Sequence[Share], parts: Sequence[Part]) -> dict[PeerId, float]:
-    """Which share of a round each contributor added up for all: 0 where its link can carry none.
-    Without those for whom there was no chunk.
-    """
-    chunks = parts[-1].stop if parts else 0
-    added = Counter[PeerId]()
-    for part in parts:
-        added[part.owner] += part.stop - part.first
-    return {
-        share.peer: round(added[share.peer] / chunks, 4)
-        for share in contributors
-        if added[share.peer] or chunks >= len(contributors) > 0
-    }

@@ -16,8 +16,8 @@ from ...collectives.errors import LocalProtocolError
 from ...collectives.swarm import Call, Outcome
 from ..control.service import ReduceMemory, ScriptEvents
 from ..session import events as ev
+from ..session.documents import weights_of
 from .buffers import BufferPool, FileBuffer, PooledBuffer, next_number
-from .chronicle import weights_of
 from .kept import abandon, kept_file
 from .run import RunService
 

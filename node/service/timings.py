@@ -7,11 +7,11 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any
 
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.telemetry import ReductionTimed
+from ..session import documents
 from ..session import events as ev
 
 KEPT = 128
@@ -56,20 +56,8 @@ class Timings:
             if was[0] <= sent and was[1] <= received:  # else it is a new lane
                 sent, received = sent - was[0], received - was[1]
             lanes[peer] = {"sent": sent, "received": received}
-        document = {field.name: _rounded(getattr(timing, field.name)) for field in fields(timing)}
-        slowest = document.pop("slowest")
-        self._publish(
-            {
-                "event": "reduction.timed",
-                "run": self._run_id,
-                "at": time.time() - (now - event.began),
-                **document,
-                "lanes": lanes,
-                "slowest": dict(zip(("peer", "phase", "behind_s"), slowest, strict=True))
-                if slowest
-                else None,
-            }
-        )
+        at = time.time() - (now - event.began)
+        self._publish({"run": self._run_id, **documents.timed(timing, at, lanes)})
 
     def _add(self, now: float, timing: ReductionTimed) -> None:
         self._count += 1
@@ -87,7 +75,7 @@ class Timings:
         """
         whole = sum(period_s for _, period_s in self._waits)
         share = 1.0 - sum(waited_s for waited_s, _ in self._waits) / whole if whole else None
-        return _rounded(
+        return documents.rounded(
             {
                 "reductions": self._count,
                 "transfer_s": self._transfer_s,
@@ -95,12 +83,3 @@ class Timings:
                 "training_share": share,
             }
         )
-
-
-def _rounded(value: Any) -> Any:
-    """Microseconds are enough for people."""
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, dict):
-        return {key: _rounded(inner) for key, inner in value.items()}
-    return [_rounded(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -2,6 +2,7 @@
 virtual time.
 
 events          what a session tells its script and its observers
+documents       them as subscribers, files and pages get them
 barrier         what is said waits until what it depends on is on the medium
 ports           the seams to its driver: data plane, storage, replica, SessionPorts
 view            SessionView: what the parts below see of the session that makes them

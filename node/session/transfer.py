@@ -11,6 +11,7 @@ Nobody is paused: a member serves from a copy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -459,7 +460,7 @@ class Transfer:
 
     def _chunk_bytes(self, item: Fetching) -> int:
         assert item.data is not None
-        return -(-len(item.data) // max(1, len(item.hashes)))
+        return math.ceil(self.timing.weight * -(-len(item.data) // max(1, len(item.hashes))))
 
     def _able(self, item: Fetching) -> list[PeerId]:
         """Sources to ask: those who live and have not refused, if there are any."""

@@ -21,8 +21,10 @@ included. ``step_s`` is what one `optimizer.step()` costs in virtual seconds.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
@@ -68,11 +70,11 @@ class _Peer:
             self.name,
             storage,
             rng,
-            emit=member.hear,
+            emit=lambda event: swarm.heard(self.name, event, member),
             died=lambda _: self.crash(),
             others=others,
         )
-        process.start([swarm.names[0]] if self.index else [])
+        process.start([swarm.contact(self)] if self.index else [])
         name = f"{self.name}" if self.life == 0 else f"{self.name}, life {self.life}"
         self.actor = swarm.stage.enter(
             name, lambda: self._play(script, member), seed=rng.getrandbits(32)
@@ -119,10 +121,11 @@ class LocalSwarm:
     Peers are named p0, p1, … (in a secure run by their keys), and the first founds the run. One
     object plays one run, and the same ``seed`` gives the same bits.
 
-    ``latency_s`` one way, with up to ``jitter_s`` more; ``bandwidth_bytes_per_s`` of each link (0:
-    without limit). ``sites``: the label of each peer's place, for plans of two levels. Where
-    ``settings`` cut the model into fragments, its members are FragmentSwarms. Faults are arranged
-    before `run`, by virtual time; `world` and `network` are there for more.
+    ``names``: of the peers, in place of p0, p1, …. ``latency_s`` one way, with up to ``jitter_s``
+    more; ``bandwidth_bytes_per_s`` of each link (0: without limit). ``sites``: the label of each
+    peer's place, for plans of two levels. Where ``settings`` cut the model into fragments, its
+    members are FragmentSwarms. Faults are arranged by virtual time, before `run` or meanwhile;
+    `world` and `network` are there for more.
     """
 
     def __init__(
@@ -137,8 +140,9 @@ class LocalSwarm:
         timing: Timing | None = None,
         chunk_elements: int | None = None,
         sites: Sequence[str] = (),
+        names: Sequence[str] = (),
     ) -> None:
-        if count < 1:
+        if count < 1 or (names and len(set(names)) != count):
             raise ConfigError(f"a swarm of {count} peers", key="count")
         self.settings = settings or RunSettings()
         self.world = World(seed)
@@ -154,8 +158,9 @@ class LocalSwarm:
             else []
         )
         self.names = [person.peer for person in people] or [
-            PeerId(f"p{index}") for index in range(count)
+            PeerId(name) for name in names or (f"p{index}" for index in range(count))
         ]
+        self.listener: Callable[[PeerId, object], None] | None = None  # hears all session events
         self.stage = Stage(self.world)
         self.place = Place(
             self.world,
@@ -174,18 +179,34 @@ class LocalSwarm:
         self._starts = [0.0] * count
         self._away = 0  # killed peers that will be back
         self._faults: list[tuple[float, Callable[[Script], None]]] = []
+        self._script: Script | None = None  # while it runs
 
     @property
     def now(self) -> float:
         """Virtual seconds since the start."""
         return self.world.now
 
+    def contact(self, newcomer: _Peer) -> PeerId:
+        """Whom discovery tells a newcomer of: the founder, or whoever lives in its stead."""
+        living = (peer.name for peer in self.peers if peer.process and peer is not newcomer)
+        return self.names[0] if self.peers[0].process else next(living, self.names[0])
+
+    def heard(self, peer: PeerId, event: object, member: LocalMember) -> None:
+        """An event of the session of ``peer``: its script and the `listener` hear it."""
+        member.hear(event)
+        if self.listener is not None:
+            self.listener(peer, event)
+
     # ---- what happens, by virtual time
     def join_at(self, index: int, when_s: float) -> LocalSwarm:
-        """Peer ``index`` starts late. p0 founds the run and cannot."""
+        """Peer ``index`` starts late: at infinity, when this is called again. p0 founds the run
+        and cannot.
+        """
         if not 0 < index < len(self.peers):
             raise ConfigError(f"peer {index} cannot join late", key="index")
         self._starts[index] = when_s
+        if self._script is not None and math.isfinite(when_s):
+            self._start(self.peers[index], when_s)
         return self
 
     def crash_at(
@@ -205,7 +226,7 @@ class LocalSwarm:
             self._away -= 1
             self.peers[index].restart(script)
 
-        self._faults.append((when_s, strike))
+        self._arrange(when_s, strike)
         return self
 
     def freeze_at(self, index: int, when_s: float, for_s: float) -> LocalSwarm:
@@ -223,7 +244,7 @@ class LocalSwarm:
 
                 self.world.after(for_s, thaw)
 
-        self._faults.append((when_s, strike))
+        self._arrange(when_s, strike)
         return self
 
     def partition_at(
@@ -231,9 +252,19 @@ class LocalSwarm:
     ) -> LocalSwarm:
         """Peers of different groups do not hear each other for ``for_s`` seconds."""
         side = {self.names[index]: number for number, group in enumerate(groups) for index in group}
-        self._faults.append((when_s, lambda _: self.network.partition(side)))
-        self._faults.append((when_s + for_s, lambda _: self.network.partition(None)))
+        self._arrange(when_s, lambda _: self.network.partition(side))
+        self._arrange(when_s + for_s, lambda _: self.network.partition(None))
         return self
+
+    def _arrange(self, when_s: float, strike: Callable[[Script], None]) -> None:
+        if self._script is None:
+            self._faults.append((when_s, strike))
+        else:
+            self.world.at(when_s, partial(strike, self._script))
+
+    def _start(self, peer: _Peer, when_s: float) -> None:
+        assert self._script is not None
+        self.world.at(when_s, partial(peer.boot, self._script))
 
     # ---- the run
     def run(
@@ -257,10 +288,12 @@ class LocalSwarm:
         )
         if len(steps) != len(self.peers):
             raise ConfigError(f"step_s for {len(steps)} of {len(self.peers)} peers", key="step_s")
+        self._script = script
         for peer, start_s in zip(self.peers, self._starts, strict=True):
-            self.world.at(start_s, lambda p=peer: p.boot(script))
+            if math.isfinite(start_s):
+                self._start(peer, start_s)
         for when_s, strike in self._faults:
-            self.world.at(when_s, lambda s=strike: s(script))
+            self._arrange(when_s, strike)
         costs = {peer.name: cost for peer, cost in zip(self.peers, steps, strict=True)}
         hook = register_optimizer_step_pre_hook(_StepCost(self, costs))
         try:

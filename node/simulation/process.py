@@ -149,7 +149,8 @@ class NodeProcess:
             reducers=find_reducer,
             clock=lambda: place.world.now,
             resend_after_s=lambda: 8 * place.timing.pull_s,
-            lead=lambda: Lead(self.pace().up, 0.1),  # no limit where nothing is known, as in a node
+            # no limit where nothing is known, as in a node
+            lead=lambda: Lead(self.pace().up / place.timing.weight, 0.1),
             beside=lambda work: self.offload(work, lambda _, done: done()),
         )
         self.exchange = cast(DataPlane, self.plane)

@@ -9,8 +9,8 @@ from atoll.collectives.group import Contributor, Member, Part, Plan
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.partition import parts_for
 from atoll.collectives.swarm import Share
-from atoll.node.service.chronicle import parts_of
 from atoll.node.service.phases import KEPT, Phases
+from atoll.node.session.documents import parts_of
 from atoll.node.session.events import PlanTaken
 
 A, B = PeerId("a"), PeerId("b")
