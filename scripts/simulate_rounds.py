@@ -120,6 +120,11 @@ def described() -> argparse.ArgumentParser:
         help="with --grid: how many miss each step (default 0.05)",
     )
     parser.add_argument(
+        "--arrivals",
+        action="store_true",
+        help="rounds that wait for a quorum and a grace window, by the seed",
+    )
+    parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)"
     )
     parser.add_argument(
@@ -154,6 +159,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         arguments.kinds = tuple(kind for kind in arguments.kinds if kind not in NOT_WITH_LIARS)
         if arguments.lying < 0 or arguments.fewest < 3 * arguments.lying + 1:
             parser.error("--lying F takes --peers of at least 3 F + 1")
+    if arguments.arrivals and (arguments.lying or arguments.plant or arguments.grid):
+        parser.error("--arrivals goes with none of --lying, --plant and --grid")
     if arguments.rounds < 1 or arguments.grid == 1 or not 0 <= arguments.churn < 1:
         parser.error("--rounds is at least 1, --grid at least 2, --churn from 0 to below 1")
     return arguments
@@ -174,7 +181,12 @@ def settle_down() -> None:
 
 
 def options_of(
-    peers: tuple[int, int], rounds: int, kinds: tuple[str, ...], lying: int, lie: str
+    peers: tuple[int, int],
+    rounds: int,
+    kinds: tuple[str, ...],
+    lying: int,
+    lie: str,
+    arrivals: bool = False,
 ) -> Options:
     """What a seed is run with."""
     from kits.rounds.injection import FaultKind
@@ -187,18 +199,19 @@ def options_of(
         faults=cast("tuple[FaultKind, ...]", kinds),
         lying=lying,
         lies=LIES if lie == "all" else cast("tuple[Lie, ...]", tuple(lie.split(","))),
+        arrivals=arrivals,
     )
 
 
 def play(
-    task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int, str],
+    task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int, str, bool],
 ) -> dict[str, Any]:
     """One seed, in a worker process."""
     from kits.rounds.plants import PLANTS
     from kits.rounds.swarm import run_seed
 
-    seed, peers, rounds, kinds, plant, lying, lie = task
-    began, options = time.perf_counter(), options_of(peers, rounds, kinds, lying, lie)
+    seed, peers, rounds, kinds, plant, lying, lie, arrivals = task
+    began, options = time.perf_counter(), options_of(peers, rounds, kinds, lying, lie, arrivals)
     try:
         verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
     except Exception as error:  # a defect that is no violated predicate is one all the same
@@ -237,6 +250,7 @@ def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             arguments.plant,
             arguments.lying,
             arguments.lie,
+            arguments.arrivals,
         )
         for seed in range(arguments.first, arguments.first + arguments.seeds)
     )
@@ -266,6 +280,7 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
             **settings,
             "lying": arguments.lying,
             "lie": arguments.lie,
+            "arrivals": arguments.arrivals,
             "faults": list(arguments.kinds),
             "jobs": arguments.jobs,
         },
@@ -410,7 +425,7 @@ def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     settings = (peers, arguments.rounds, kinds)
     began, found, played = time.perf_counter(), list[dict[str, Any]](), 0
     while played < arguments.seeds or (len(found) < ENOUGH and played < arguments.most):
-        result = play((arguments.first + played, *settings, name, *liars))
+        result = play((arguments.first + played, *settings, name, *liars, False))
         played += 1
         if result["problem"]:
             found.append(result)

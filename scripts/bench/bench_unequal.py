@@ -7,6 +7,7 @@ the same start. The arms:
   everybody   each round waits until all have made their steps: what a plain all-reduce does
   fastest     `sync_every`: the fastest peer's steps end a round, the others contribute what they
               have, weighted by samples (a run's default)
+  fastest_short  the same in half as many rounds: as long as the asynchronous ones
   late        the same with `overlap = "late"`: nobody waits for the exchange either
   without     the two slowest are left out
   on_off      as `late`, and the three slower ones are there half of the time, in turns
@@ -50,6 +51,7 @@ from atoll.optim import DiLoCo
 SPEEDS = (1.0, 1.0, 1 / 2, 1 / 4, 1 / 20)
 EVERY, ROUNDS, LONGER = 10, 30, 2  # arms that do not wait have more rounds
 ON_S = 6.0  # and as long off
+ONE_STEP = -1  # a grace window of one step of the fastest that waits
 
 
 @dataclass(frozen=True)
@@ -95,21 +97,25 @@ REAL = tuple(STEP_S / speed for speed in SPEEDS)
 ARMS = {
     "everybody": Arm((max(REAL),) * len(REAL), rounds=ROUNDS),
     "fastest": Arm(REAL),
+    "fastest_short": Arm(REAL, rounds=ROUNDS),
     "late": Arm(REAL, late=True),
     "without": Arm(REAL[:3]),
     "on_off": Arm(REAL, late=True, rounds=4 * ROUNDS, on_off=True),
 }
 ASYNCHRONOUS: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
-    "nesterov": ({"kind": "nesterov", "lr": 0.3, "momentum": 0.6}, {"rounds": 330}),
+    "nesterov": ({"kind": "nesterov", "lr": 0.3, "momentum": 0.6}, {"rounds": 165}),
     "delayed": (
-        {"kind": "delayed_nesterov", "lr": 0.9, "momentum": 0.6, "every": 4},
-        {"rounds": 500, "least": 2, "staleness": 0.0},
+        {"kind": "delayed_nesterov", "lr": 0.6, "momentum": 0.6, "every": 4},
+        {"rounds": 250, "least": 2, "staleness": 0.0},
     ),
-    "grace": ({"kind": "nesterov", "lr": 0.7, "momentum": 0.6}, {"rounds": 160, "quorum": 2}),
-    "heloco": ({"kind": "heloco", "lr": 0.3, "momentum": 0.8}, {"rounds": 330}),
-    "compass": ({"kind": "nesterov", "lr": 0.9, "momentum": 0.6}, {"rounds": 90, "longest": 4.0}),
+    "grace": (
+        {"kind": "nesterov", "lr": 0.7, "momentum": 0.6},
+        {"rounds": 55, "quorum": 2, "grace": ONE_STEP},
+    ),
+    "heloco": ({"kind": "heloco", "lr": 0.3, "momentum": 0.8}, {"rounds": 165}),
+    "compass": ({"kind": "nesterov", "lr": 1.5, "momentum": 0.6}, {"rounds": 22, "longest": 4.0}),
 }
-"""Outer values and those of `asynchronous` or `grouped`; with so many rounds a run takes two minutes
+"""Outer values and those of `asynchronous` or `grouped`; with so many rounds a run takes a minute
 of virtual time."""
 
 
@@ -131,8 +137,8 @@ def arm_of(name: str) -> Arm:
         "rounds": int(more["rounds"]),
         "outer": OuterSettings(**outer),
     }
-    if settings.get("grace") == -1:
-        settings["grace"] = None  # one step
+    if settings.get("grace") == ONE_STEP:
+        settings["grace"] = None
     arm: Arm = (grouped if "longest" in more else asynchronous)(**settings)
     return replace(arm, on_off=base != plain)
 

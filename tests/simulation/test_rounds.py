@@ -42,6 +42,13 @@ def test_a_swarm_with_faults_keeps_its_promises(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
+def test_rounds_of_a_quorum_with_a_grace_window_keep_the_promises(seed: int) -> None:
+    verdict = run_seed(seed, Options(arrivals=True))
+    assert verdict.problem == ""
+    assert verdict.rounds >= 4 or verdict.stats["logs halted for want of a quorum"]
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
 def test_without_faults_nobody_needs_a_second_ballot(seed: int) -> None:
     verdict = run_seed(seed, NO_FAULTS)
     assert verdict.problem == ""

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from atoll.collectives.arrivals import ArrivalSettings, Fading, GraceWindow
 from atoll.collectives.errors import StorageError
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Member, TopologyKind, least_members
@@ -80,7 +81,8 @@ class Options:
     after healing, virtual; ``plan``: the topology of its plans, ``fragments``: into how many the
     model is cut, ``codec``: all by the seed where they are None; ``reducer``: what becomes of
     contributions; ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the
-    kinds of `losses`, and of faults that aim, where these are asked for."""
+    kinds of `losses`, and of faults that aim, where these are asked for. ``arrivals``: rounds wait
+    for a quorum of contributions and a grace window, both by the seed."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -94,6 +96,7 @@ class Options:
     lying: int = 0
     lies: tuple[Lie, ...] = LIES
     losing: float = SHARE
+    arrivals: bool = False
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -151,10 +154,11 @@ class SimSwarm:
             "shatter" in kinds
             and policy.random() < branches
             and self.options.fragments in (None, 1)
+            and not self.options.arrivals
         )
         drawn = (
             self.world.stream("fragments").choice(CUTS)
-            if kinds and plant is None and not branching
+            if kinds and plant is None and not branching and not self.options.arrivals
             else 1
         )
         fragments = self.options.fragments or drawn
@@ -173,6 +177,7 @@ class SimSwarm:
             plan=self.options.plan or self._drawn(ways),
             fragments=fragments,
             lying=self.options.lying,
+            arrivals=self._arrivals() if self.options.arrivals else None,
         )
         length = self.rng.choice((1, 40, 90, 140))
         self.layout = make_layout(
@@ -242,6 +247,14 @@ class SimSwarm:
         if not (branching or self.options.lying or self.removal.planned):
             self.twins.plan(plant.twins if plant is not None else asked["twin"])
         self.network.tap = self._tap
+
+    def _arrivals(self) -> ArrivalSettings:
+        """For whom rounds wait."""
+        rng = self.world.stream("arrivals")
+        window = GraceWindow(rng.choice((0.0, 0.1, 0.5, 2.0)))
+        return ArrivalSettings(
+            rng.choice((1, 1, 2, 3)), fading=Fading(1.0, "constant"), window=window
+        )
 
     @property
     def checker(self) -> Checker:
