@@ -94,7 +94,10 @@ class Browser:
 
     def scheme(self, *, dark: bool) -> None:
         """Light or dark, as the system would say."""
-        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+        features = [
+            {"name": "prefers-color-scheme", "value": "dark" if dark else "light"},
+            {"name": "prefers-reduced-motion", "value": "reduce"},  # a picture of what is so now
+        ]
         self.ask("Emulation.setEmulatedMedia", features=features)
 
     def run(self, script: str) -> Any:

@@ -107,7 +107,7 @@ function paths(box, peers) {
     soft.textContent = lost ? "lost" : [peer.path || "path not known", peer.rtt_ms === null ? "" : `${peer.rtt_ms.toFixed(0)} ms`].filter(Boolean).join(", ");
     picture.append(line, dot, text, soft);
   });
-  picture.append(svg("circle", { cx, cy, r: 11, fill: colour("coral"), stroke: colour("card"), "stroke-width": 3 }));
+  picture.append(svg("circle", { cx, cy, r: 11, fill: colour("ink"), stroke: colour("card"), "stroke-width": 3 }));
   const text = svg("text", { x: cx, y: cy + 27, "text-anchor": "middle" });
   text.textContent = me ? `${me.name} (you)` : "this node"; picture.append(text);
   box.replaceChildren(picture);
