@@ -51,8 +51,8 @@ class Reading(msgspec.Struct, frozen=True, array_like=True):
     ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running
     statistics, or, of the mean of a masked sum, the bound on the next vectors', or, where a rule
     goes by it, how far contributions lay from the results of rounds before; ``lag``: how many inner
-    steps its rounds last took to be decided, or, where members come in groups, how many seconds one
-    takes it.
+    steps its rounds last took to be decided, or, where members make turns of their own, how many
+    seconds one takes it.
     """
 
     loss: Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)] | None = None

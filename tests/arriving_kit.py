@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Outcome
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
 
 N, D, K, LR = 4, 5, 6, 0.1

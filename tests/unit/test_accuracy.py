@@ -21,8 +21,8 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, cut
 from atoll.collectives.swarm import RunSettings, Swarm
 from atoll.node.local import LocalSwarm
-from atoll.node.local_member import LocalMember
 from atoll.node.manifest import parse_manifest
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
 from atoll.optim.model.accuracy import realised_error
 from atoll.optim.model.flat import FlatVector
