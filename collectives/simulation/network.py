@@ -140,6 +140,12 @@ class Network:
         """
         return self._downlinks.setdefault(peer, SimulatedLink(0.0, 0.0, 0.0))
 
+    @property
+    def busy_until(self) -> float:
+        """When the last byte that is on a link now will have left it."""
+        links = [*self._links.values(), *self._downlinks.values()]
+        return max((link.free_at for link in links), default=0.0)
+
     def send(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> float:
         """Put one message on its way and return when the link is free for the next one (virtual
         seconds).

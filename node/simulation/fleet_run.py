@@ -45,6 +45,7 @@ PATIENCE = 20.0
 """A run is over for good when no round was committed in as many times the longest round."""
 LEAST_PATIENCE_S = 1800.0
 CONTROL = "control"
+QUIET_S = 0.1
 
 
 class Stalled(Exception):
@@ -163,6 +164,7 @@ class _Play:
         self._by_peer: dict[str, list[dict[str, Any]]] = {peer.name: [] for peer in run.fleet}
         self._reports: list[dict[str, Any]] = []
         self._away = set[int]()
+        self._beginning = False
         self._due, self._newest = 0, dict[int, int]()
         self._longest, self._last = 0.0, 0.0
         self._to_come = len(run.mishaps)
@@ -349,11 +351,17 @@ class _Play:
     def _enter(self, member: Any) -> None:
         """Steps begin when all machines are in that are there from the beginning."""
         self._awaited.discard(member.index)
-        if not self._awaited and self.played.begun_s is None:
+        if not self._awaited and not self._beginning:
+            self._beginning = True
             self._begin()
         member.wait(lambda: self.played.begun_s is not None, None)
 
     def _begin(self) -> None:
+        """As soon as links are quiet: what a newcomer had asked of two others comes twice."""
+        quiet_at = self.swarm.network.busy_until
+        if quiet_at > self.swarm.world.now:
+            self.swarm.world.at(quiet_at + QUIET_S, self._begin)
+            return
         self.played.begun_s = self._last = self.swarm.world.now
         for each in self.run_.mishaps:
             self._arrange(each)
