@@ -688,6 +688,11 @@ class Attachment:
 
     # ---- checkpoints
 
+    @property
+    def attached(self) -> bool:
+        """Whether it was not detached."""
+        return not self._detached
+
     def state_dict(self) -> dict[str, Any]:
         """Where this member is: run, round and digest of its anchor, counters and what was not
         sent. See `load_state_dict`.

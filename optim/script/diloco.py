@@ -14,13 +14,16 @@ from ...collectives.swarm import Outcome, Swarm
 from .attachment import Attachment, attach
 from .checks import check_alone
 
+ATTACHMENT = "atoll"  # its key in a state
+
 
 class SwarmOptimizer(Optimizer):
     """An optimizer that steps an inner one and synchronises with a swarm when a round is over.
 
-    ``param_groups``, ``state``, ``defaults`` and so ``state_dict()`` are those of ``inner``:
-    learning-rate schedulers, GradScaler and torch.distributed.checkpoint work on either. What
-    belongs to the swarm is in `attachment`, which is Stateful by itself.
+    ``param_groups``, ``state`` and ``defaults`` are those of ``inner``: learning-rate schedulers,
+    GradScaler and torch.distributed.checkpoint work on either. What belongs to the swarm is in
+    `attachment`, which is Stateful by itself: ``state_dict()`` has it beside the inner optimizer's
+    state, torch.distributed.checkpoint takes it as an object of its own.
     """
 
     method: ClassVar[str]
@@ -112,6 +115,23 @@ class SwarmOptimizer(Optimizer):
         returns.
         """
         return self.inner.step() if closure is None else self.inner.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state, and under "atoll" the attachment's: with the model's, all
+        that an exact resume needs. In a job of several ranks all of them call it.
+        """
+        found: dict[str, Any] = super().state_dict()
+        if self._attachment.attached:
+            found[ATTACHMENT] = self._attachment.state_dict()
+        return found
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state, as `Attachment.load_state_dict` says. One without "atoll", such
+        as that of the inner optimizer alone, leaves the attachment as it is.
+        """
+        super().load_state_dict(state_dict)
+        if ATTACHMENT in state_dict:
+            self._attachment.load_state_dict(state_dict[ATTACHMENT])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused with ConfigError: the run's flat vector is fixed."""

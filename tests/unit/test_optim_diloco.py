@@ -90,6 +90,34 @@ def test_state_dict_is_the_inner_optimizers_and_passes_distributed_checkpoint() 
     assert again.state_dict()["param_groups"] == adamw(other).state_dict()["param_groups"]
 
 
+@pytest.mark.parametrize("saved_at", [2, 3, 4, 7])
+@pytest.mark.parametrize("kind", [DiLoCo, LocalSGD])
+def test_its_state_dict_alone_resumes_exactly(kind: type[DiLoCo | LocalSGD], saved_at: int) -> None:
+    """At a boundary and in the middle of a round, in a fresh model, optimizer and swarm."""
+    settings = RunSettings(sync_every=2, codec="fp32", method=kind.method)
+
+    def start() -> tuple[nn.Module, DiLoCo | LocalSGD]:
+        model = net()
+        inner = adamw(model)
+        return model, kind(model.parameters(), inner, swarm=SoloSwarm(settings), model=model)
+
+    model, optimizer = start()
+    train(model, optimizer, range(saved_at))
+    saved, weights = copy.deepcopy((optimizer.state_dict(), model.state_dict()))
+    train(model, optimizer, range(saved_at, 12))
+    other, again = start()
+    other.load_state_dict(weights)
+    again.load_state_dict(saved)
+    train(other, again, range(saved_at, 12))
+    assert again.attachment.round == optimizer.attachment.round == 6
+    assert again.attachment.stats["steps"] == 12
+    assert same(model, other)
+    optimizer.attachment.detach()
+    assert set(optimizer.state_dict()) == {"state", "param_groups"}
+    again.load_state_dict(optimizer.state_dict())  # the attachment stays as it is
+    assert again.attachment.round == 6
+
+
 def test_hooks_closures_and_zero_grad_work() -> None:
     model = net()
     optimizer = diloco(model)
