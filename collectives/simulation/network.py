@@ -21,6 +21,10 @@ Deliver = Callable[[PeerId, str, Payload], None]
 Tap = Callable[[PeerId, PeerId, str, Payload], bool | None]
 
 
+BUFFERED_S = 0.05
+"""A sender is as far ahead of a slow receiver as TCP's windows and routers' queues let it be."""
+
+
 def length_of(channel: str, payload: Payload) -> int:
     """The bytes of a message on the wire."""
     return len(payload) if isinstance(payload, bytes) else len(payload[0]) + len(payload[1])
@@ -147,8 +151,8 @@ class Network:
         return max((link.free_at for link in links), default=0.0)
 
     def send(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> float:
-        """Put one message on its way and return when the link is free for the next one (virtual
-        seconds).
+        """Put one message on its way and return when the next one may follow (virtual seconds):
+        when the link is free, and the receiver's is not much behind.
         """
         lost = self.tap is not None and bool(self.tap(sender, receiver, channel, payload))
         now, link, weather, rng = (
@@ -182,6 +186,7 @@ class Network:
                 late=max(weather.late, always.late),
                 late_s=max(weather.late_s, always.late_s),
             )
+        free_at = link.free_at
         copies = 2 if weather.duplicate > 0 and rng.random() < weather.duplicate else 1
         for _ in range(copies):
             delay = link.latency_s + (link.jitter_s * rng.random() if link.jitter_s > 0 else 0.0)
@@ -193,8 +198,9 @@ class Network:
                 if down.bandwidth_bytes_per_s and channel not in self.express:
                     there = max(there, down.free_at) + size / down.bandwidth_bytes_per_s
                     down.free_at = there
+                    free_at = max(free_at, there - delay - down.latency_s - BUFFERED_S)
             self.world.at(there, partial(self._arrive, sender, receiver, channel, payload))
-        return link.free_at
+        return free_at
 
     def _arrive(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> None:
         deliver = self._deliver.get(receiver)
