@@ -150,6 +150,11 @@ class Meter:
         )
 
     @property
+    def rtt_s(self) -> float:
+        """The round-trip time to the furthest peer of a lane; 0: not known."""
+        return self._rtt_s
+
+    @property
     def pace(self) -> Pace:
         """What to announce."""
         up, down = self._up.reported, self._max_down

@@ -83,7 +83,7 @@ class EngineThread:
             reducers=reducers,
             eager=False,
             clock=time.monotonic,
-            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.pace.rtt_s),
+            resend_after_s=lambda: max(self.settings.resend_after_s, 2 * self.rtt_s),
             lead=lambda: self.meter.lead,
             beside=self._offload,
         )
@@ -218,6 +218,11 @@ class EngineThread:
     def pace(self) -> Pace:
         """How fast this node's links are, as far as it is measured."""
         return self.meter.pace._replace(silences=self.losses.silences)
+
+    @property
+    def rtt_s(self) -> float:
+        """The round-trip time to the furthest peer of a lane, as `pace` has it."""
+        return self.meter.rtt_s
 
     def notify(self, event: threading.Event) -> None:
         """Set ``event`` when everything submitted so far has been run; never, when the engine ends

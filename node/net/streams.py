@@ -54,7 +54,11 @@ from .transport.lane_sockets import TOKEN_BYTES, LaneListener, MayDial
 from .wires import Wire, WireOffer
 
 STREAMS_PER_PEER = 32
-LOOK_S = 0.1  # so often this process looks whether it was held up itself
+LOOK_S, HELD_S = 1.0, 0.2
+"""So often this process looks whether it was held up itself: then it comes so much too late. What
+holds it up unnoticed lasts less than both together, and a peer is not taken for slow by that
+(`echoes.UNREAD_S`).
+"""
 
 
 class TopicStreams:
@@ -103,7 +107,7 @@ class TopicStreams:
             while True:
                 looked_at = trio.current_time()
                 await trio.sleep(LOOK_S)
-                if (now := trio.current_time()) - looked_at > 3 * LOOK_S:
+                if (now := trio.current_time()) - looked_at > LOOK_S + HELD_S:
                     for outbox in self._outboxes.values():
                         outbox.echoes.stopped(now)
 

@@ -250,13 +250,11 @@ class Verdicts:
             if now - at > (CLOCK_S if code == "V05" else GONE_S):
                 del self._reported_at[code]
                 self._withdraw(code, "", now)
-        quiet_s = max(QUIET_S, QUIET_ROUNDS * self._rounds.median)
         expected = self._scripts > 0 and not self._paused and not self._finished
-        if expected and self._decided_at and now - self._decided_at > quiet_s:
+        silent_s = now - self._decided_at if expected and self._decided_at else 0.0
+        if silent_s > QUIET_S and silent_s > QUIET_ROUNDS * self._rounds.median:
             waits = f"; {self._waits}" if self._waits else ""
-            self._raise(
-                "V09", "", now, f"no round for {(now - self._decided_at) / 60:.0f} min{waits}"
-            )
+            self._raise("V09", "", now, f"no round for {silent_s / 60:.0f} min{waits}")
         elif not expected:
             self._withdraw("V09", "", now)
         changes, self._changes = self._changes, []

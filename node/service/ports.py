@@ -117,7 +117,7 @@ class RunPorts:
 
     def unread(self, peer: PeerId) -> bool:
         """Whether the peer does not read for now."""
-        return self._run.node.network.unread(self._run.run_id, peer, self.pace().rtt_s)
+        return self._run.node.network.unread(self._run.run_id, peer, self._run.node.engine.rtt_s)
 
     def pace(self) -> Pace:
         """How fast this node's links are."""

@@ -278,7 +278,7 @@ class ResultFiles:
         with self._lock:
             self._warm.clear()
             kept = {number for _, number, _ in self._index.values()}
-            for number in range(MAX_FILES):
+            for number in sorted(self._inherited.union(self._mapped)):
                 reference = self._mapped.get(number)
                 if number in kept or (reference is not None and reference() is not None):
                     continue
