@@ -29,7 +29,6 @@ _FLOAT_BYTES = 4
 STATE_VECTORS = {"adam": 2, "yogi": 2, "adamw": 2, "delayed_nesterov": 2}
 """Vectors as long as the anchor that an outer optimizer keeps, where it is not one. (The rules
 themselves load torch, for which nobody who reads a manifest waits.)"""
-_GENERATIONS = 2  # of the anchor: the newest, and the one that the next is written over
 _WARM_RESULTS = 2  # mappings of results that a node keeps
 _SNAPSHOTS = {"none": 0, "late": 1, "eager": 3}  # vectors of a script that trains on meanwhile
 _DDP_BYTES = (
@@ -46,15 +45,14 @@ def state_bytes(settings: RunSettings) -> int:
 
 def host_bytes(settings: RunSettings) -> float:
     """Bytes of a parameter that script and node of a plain run hold between rounds, beside
-    the model, its optimizer and what programs cost whatever the model: the state and one more
-    generation of the anchor, the results mapped last, and what the script carries from round to
-    round. `scripts/bench/bench_memory.py` measures it.
+    the model, its optimizer and what programs cost whatever the model: the state, the
+    results mapped last, and what the script carries from round to round.
+    `scripts/bench/bench_memory.py` measures it.
     """
     default = settings.codec if settings.error is None else ladder(settings.error).fine
     encoded = [default, *settings.codecs.values()]
-    vectors = _GENERATIONS - 1  # the state has the other
     # a contribution's memory goes back to the system, unless there is one at every step
-    vectors += settings.method == "gradient_averaging"
+    vectors = int(settings.method == "gradient_averaging")
     vectors += settings.feedback or not RESULTS.keys().isdisjoint(encoded)
     vectors += 2 if settings.worker_momentum else 0
     vectors += _SNAPSHOTS[settings.overlap]

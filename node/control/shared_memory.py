@@ -21,6 +21,7 @@ import fcntl
 import mmap
 import os
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
@@ -37,6 +38,8 @@ MAX_LEASES = 2  # the anchor a script measures its progress against, and the one
 SLOTS = MAX_LEASES + 2  # ... the current generation, and one to write the next into
 FLOAT_BYTES = 4
 MEMFD = hasattr(os, "memfd_create")
+PIECE_BYTES = 16 << 20  # of memory that is given back
+BESIDE_BYTES = 64 << 20  # what is more is given back in a thread of its own
 _ZEROS = bytes(1 << 20)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
@@ -76,7 +79,7 @@ class SharedBuffer:
         if nbytes <= 0:
             raise LocalProtocolError(f"shared memory of {nbytes} bytes")
         self.nbytes = nbytes
-        memfd = MEMFD if use_memfd is None else use_memfd
+        self._memfd = memfd = MEMFD if use_memfd is None else use_memfd
         try:
             self.fd, self._reader_fd = _memfd(nbytes) if memfd else _unlinked_file(nbytes, folder)
         except OSError as error:
@@ -113,9 +116,12 @@ class SharedBuffer:
         """Give the memory back to the system until somebody touches it again: then it is zero. Does
         nothing where that cannot be had.
         """
-        if hasattr(mmap, "MADV_REMOVE"):
-            with contextlib.suppress(OSError):
-                self._mapping().madvise(mmap.MADV_REMOVE)
+        if not (self._memfd and hasattr(mmap, "MADV_REMOVE")):
+            return  # a file would lose the blocks that were reserved for it
+        memory = self._mapping()
+        with contextlib.suppress(OSError):
+            for at in range(0, self.nbytes, PIECE_BYTES):  # each holds the interpreter's lock
+                memory.madvise(mmap.MADV_REMOVE, at, min(PIECE_BYTES, self.nbytes - at))
 
     def _mapping(self) -> mmap.mmap:
         if self._memory is None:
@@ -317,6 +323,11 @@ class AnchorSlots:
     thread; all else in one thread. `renew` may put other memory with the same content into the
     current slot.
 
+    A slot is **free**, **written** from `next_slot` to `publish`, then **current**, and **leased**
+    as long as a script holds it. When it is none of the last three its memory goes back to the
+    system (**clearing**), and it is free again: between rounds there is one generation, or two
+    where the script is still at an older one.
+
     The attached script leases slots for as long as it likes, at most MAX_LEASES at a time: the
     anchor it measures its progress against, and the one it moves to. What a script had leased when
     its connection was lost is its own for ever (`abandon`): it may have outlived the connection and
@@ -335,7 +346,11 @@ class AnchorSlots:
         self._current: AnchorSlot | None = None
         self._leases: list[int] = []
         self._abandoned: set[int] = set()
-        self._written: set[int] = set()
+        # what was handed out to be written since the newest generation was, the newest last
+        self._writing: list[int] = []
+        self._dirty: set[int] = set()  # not all zero
+        self._clearing: set[int] = set()
+        self._changed = threading.Condition()  # all that says whose turn a slot is
         try:
             for _ in range(SLOTS):
                 self._buffers.append(self._new())
@@ -360,13 +375,18 @@ class AnchorSlots:
         return [buffer.reader_fd for buffer in self._buffers]
 
     def next_slot(self) -> int:
-        """A slot that nobody reads, the lowest. The same one until something changes. Raises
-        StorageError.
+        """A slot that nobody reads, the lowest. The same one until something changes. Waits while
+        all that are free are being cleared. Raises StorageError.
         """
-        slot = next(slot for slot in range(SLOTS) if not self._taken(slot))
-        if slot in self._abandoned:
-            self._replace(slot, keep=False)
-        return slot
+        with self._changed:
+            free = [slot for slot in range(SLOTS) if not self._taken(slot)]
+            self._changed.wait_for(lambda: not self._clearing.issuperset(free))
+            slot = next(slot for slot in free if slot not in self._clearing)
+            if slot in self._abandoned:
+                self._replace(slot, keep=False)
+            self._writing = [each for each in self._writing if each != slot] + [slot]
+            self._dirty.add(slot)
+            return slot
 
     def tensor(self, slot: int) -> Tensor:
         """float32, shape (numel,). Write it only between ``next_slot`` and ``publish``."""
@@ -374,37 +394,47 @@ class AnchorSlots:
 
     def publish(self, slot: int, round_: int, digest: str) -> AnchorSlot:
         """Make ``slot``, now completely written, the current generation."""
-        if self._taken(slot):
-            raise LocalProtocolError(f"slot {slot} is in use: it may not have been written")
-        self._current = AnchorSlot(slot, round_, digest)
-        self._written.add(slot)
-        self._clear_idle()
-        return self._current
+        with self._changed:
+            if self._taken(slot):
+                raise LocalProtocolError(f"slot {slot} is in use: it may not have been written")
+            self._current = AnchorSlot(slot, round_, digest)
+            if slot in self._writing:  # what was handed out later is for the next
+                self._writing = self._writing[self._writing.index(slot) + 1 :]
+            self._dirty.add(slot)
+            self._clear_idle()
+            return self._current
 
     def lease(self) -> AnchorSlot:
         """Keep the current slot from being written until `release`. Raises LocalProtocolError on
         too many, OutOfDateError before the first `publish`."""
-        if len(self._leases) >= MAX_LEASES:
-            raise LocalProtocolError(
-                f"the script holds {MAX_LEASES} anchors already",
-                hint="release() the views that anchor() returned",
-            )
-        if self._current is None:
-            raise OutOfDateError("the run has no anchor yet")
-        self._leases.append(self._current.slot)
-        return self._current
+        with self._changed:
+            if len(self._leases) >= MAX_LEASES:
+                raise LocalProtocolError(
+                    f"the script holds {MAX_LEASES} anchors already",
+                    hint="release() the views that anchor() returned",
+                )
+            if self._current is None:
+                raise OutOfDateError("the run has no anchor yet")
+            self._leases.append(self._current.slot)
+            return self._current
 
     def release(self, slot: int) -> None:
         """Give one lease of ``slot`` back. Without one it does nothing."""
-        if slot in self._leases:
-            self._leases.remove(slot)
+        with self._changed:
+            if slot in self._leases:
+                self._leases.remove(slot)
+                self._clear_idle()
 
     def abandon(self) -> None:
         """The script's connection is gone: its leases end, and the memory it had leased is never
         written again.
         """
-        self._abandoned.update(self._leases)
-        self._leases.clear()
+        with self._changed:
+            self._abandoned.update(self._leases)
+            self._leases.clear()
+            if self._use_memfd is not False and MEMFD:  # nothing is reserved for the new memory
+                for slot in [each for each in self._abandoned if not self._taken(each)]:
+                    self._replace(slot, keep=False)
 
     def renew(self) -> None:
         """Before `reader_fds` go to a new session: other memory for every abandoned slot (the
@@ -412,8 +442,9 @@ class AnchorSlots:
 
         Raises StorageError.
         """
-        for slot in sorted(self._abandoned):
-            self._replace(slot, keep=self._current is not None and slot == self._current.slot)
+        with self._changed:
+            for slot in sorted(self._abandoned):
+                self._replace(slot, keep=self._current is not None and slot == self._current.slot)
 
     def close(self) -> None:
         """Close all descriptors (mappings live on). Idempotent."""
@@ -421,19 +452,28 @@ class AnchorSlots:
             self._buffers.pop().close()
 
     def _clear_idle(self) -> None:
-        """Of a script that trains on, two slots hold something: what it started from and what it
-        moves to. The next generation goes where the first of them was, so others give their memory
-        back; without a script the lowest does not."""
-        idle = [
-            slot for slot in range(SLOTS) if not self._taken(slot) and slot not in self._abandoned
-        ]
-        spare = any(
-            self._current is not None and slot != self._current.slot for slot in self._leases
-        )
-        for slot in idle if spare else idle[1:]:
-            if slot in self._written:
-                self._buffers[slot].clear()
-                self._written.discard(slot)
+        """Give back the memory of slots that nobody will read again. Whoever reads one that was
+        current has leased it; the newest may not be published yet, so what is written stays.
+        """
+        for slot in sorted(self._dirty - self._abandoned - set(self._writing)):
+            if self._taken(slot):
+                continue
+            self._dirty.discard(slot)
+            buffer = self._buffers[slot]
+            if buffer.nbytes < BESIDE_BYTES:
+                buffer.clear()
+                continue
+            self._clearing.add(slot)
+            threading.Thread(target=self._clear, args=(slot, buffer), daemon=True).start()
+
+    def _clear(self, slot: int, buffer: SharedBuffer) -> None:
+        try:
+            with contextlib.suppress(LocalProtocolError):  # closed meanwhile
+                buffer.clear()
+        finally:
+            with self._changed:
+                self._clearing.discard(slot)
+                self._changed.notify_all()
 
     def _taken(self, slot: int) -> bool:
         return slot in self._leases or (self._current is not None and slot == self._current.slot)
@@ -448,6 +488,8 @@ class AnchorSlots:
             fresh
         )
         self._abandoned.discard(slot)
+        if not keep:
+            self._dirty.discard(slot)
 
     def _new(self) -> SharedBuffer:
         return SharedBuffer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -157,17 +158,22 @@ class ModelReplica:
 
 
 class PlainSlots:
-    """Anchor slots in ordinary memory, for simulations."""
+    """Anchor slots in ordinary memory, for simulations. As those of a node they forget what is
+    neither current nor being written: it becomes NaN, so that whoever reads it is found.
+    """
 
     def __init__(self, numel: int) -> None:
         self._tensors = [torch.zeros(numel, dtype=torch.float32, device="cpu") for _ in range(3)]
         self.current: int | None = None
         self.leased: int | None = None
         self.round = -1
+        self._writing: int | None = None
 
     def next_slot(self) -> int:
         """A slot that is neither current nor leased."""
-        return next(slot for slot in range(3) if slot not in (self.current, self.leased))
+        taken = self.current, self.leased
+        self._writing = next(slot for slot in range(3) if slot not in taken)
+        return self._writing
 
     def tensor(self, slot: int) -> Tensor:
         """The slot's memory."""
@@ -176,3 +182,5 @@ class PlainSlots:
     def publish(self, slot: int, round_: int, digest: str) -> None:
         """Make the slot current."""
         self.current, self.round = slot, round_
+        for idle in {0, 1, 2} - {slot, self.leased, self._writing}:
+            self._tensors[idle].fill_(math.nan)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ import torch
 from blake3 import blake3
 
 from atoll.collectives.errors import LocalProtocolError, OutOfDateError, StorageError
+from atoll.node.control import shared_memory
 from atoll.node.control.shared_memory import (
     MAX_LEASES,
     SLOTS,
+    AnchorSlot,
     AnchorSlots,
     ReadOnlyFloats,
     SharedBuffer,
@@ -212,8 +216,13 @@ def test_what_was_leased_when_the_script_went_is_never_written_again() -> None:
     slots.close()
 
 
-def test_slots_that_nobody_needs_give_their_memory_back() -> None:
-    """Two generations hold something: the current one and that the next one replaces."""
+@pytest.mark.skipif(not MEMFD, reason="no memfd here")
+@pytest.mark.parametrize("beside", [False, True])
+def test_slots_that_nobody_needs_give_their_memory_back(
+    beside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One generation holds something, or two where the script is at an older one."""
+    monkeypatch.setattr(shared_memory, "BESIDE_BYTES", 1 if beside else 1 << 40)
     slots = AnchorSlots(1 << 18)
 
     def publish(round_: int) -> int:
@@ -223,19 +232,91 @@ def test_slots_that_nobody_needs_give_their_memory_back() -> None:
         return slot
 
     def held() -> list[int]:
-        return [slot for slot in range(4) if os.fstat(slots.reader_fds()[slot]).st_blocks]
+        with slots._changed:
+            slots._changed.wait_for(lambda: not slots._clearing)
+        return [slot for slot in range(SLOTS) if os.fstat(slots.reader_fds()[slot]).st_blocks]
 
-    assert [publish(1), publish(2), publish(3)] == [0, 1, 0]
-    assert held() == [0, 1]
+    for round_ in (1, 2, 3):
+        slot = publish(round_)
+        assert held() == [slot]
     leased = slots.lease()
-    assert [publish(4), publish(5)] == [1, 2]  # a script that is slow
-    assert held() == [0, 2]
-    assert float(slots.tensor(leased.slot)[-1]) == 3.0
-    slots.lease()
+    for round_ in (4, 5):
+        slot = publish(round_)  # a script that is slow
+        assert held() == sorted([leased.slot, slot])
+    assert slots.tensor(leased.slot).eq(3.0).all()
+    newer = slots.lease()
     slots.release(leased.slot)
-    assert publish(6) == 0
-    assert held() == [0, 2]
-    assert (float(slots.tensor(2)[0]), float(slots.tensor(0)[-1])) == (5.0, 6.0)
+    assert held() == [newer.slot]
+    slot = publish(6)
+    assert held() == sorted([newer.slot, slot])
+    assert slots.tensor(newer.slot).eq(5.0).all()
+    assert slots.tensor(slot).eq(6.0).all()
+    slots.lease()
+    slots.abandon()  # the script may read on, in memory that is not the node's any more
+    assert held() == [slot]
+    slots.close()
+
+
+@pytest.mark.skipif(not MEMFD, reason="no memfd here")
+def test_a_generation_that_is_not_published_yet_is_not_cleared() -> None:
+    """The outer step runs in a worker while the script gives its anchor back: what the worker
+    writes is neither current nor leased. A second state may be written before the first is
+    published (a branch whose members meet again)."""
+    slots = AnchorSlots(1 << 12)
+    slots.publish(slots.next_slot(), 1, "")
+    old = slots.lease()
+    slots.publish(slots.next_slot(), 2, "")
+    new = slots.lease()
+
+    first = slots.next_slot()
+    slots.tensor(first).fill_(3.0)
+    slots.release(old.slot)
+    assert slots.tensor(first).eq(3.0).all()
+    second = slots.next_slot()
+    assert second == old.slot  # the lowest: another one than before
+    slots.tensor(second).copy_(slots.tensor(first))
+    slots.publish(first, 3, "")
+    slots.release(new.slot)
+    assert slots.tensor(second).eq(3.0).all()
+    slots.publish(second, 4, "")
+    assert slots.tensor(second).eq(3.0).all()
+    assert slots.tensor(first).eq(0.0).all()
+    slots.close()
+
+
+@pytest.mark.skipif(not MEMFD, reason="no memfd here")
+def test_readers_never_see_a_slot_being_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker writes generations as fast as it can, a script leases, reads and releases them: each
+    lease holds one value, which is its round."""
+    monkeypatch.setattr(shared_memory, "BESIDE_BYTES", 1)
+    slots, stop = AnchorSlots(1 << 15), threading.Event()
+    slots.tensor(slots.next_slot()).fill_(1.0)
+    slots.publish(0, 1, "")
+    views = [ReadOnlyFloats(os.dup(fd), 1 << 15) for fd in slots.reader_fds()]
+    torn = list[float]()
+
+    def script() -> None:
+        seen = torch.empty(1 << 15)
+        rng, held = random.Random(5), list[AnchorSlot]()
+        while not stop.is_set():
+            if len(held) < MAX_LEASES and rng.random() < 0.6:
+                held.append(slots.lease())
+            for lease in held:
+                views[lease.slot].copy_into(seen)
+                if not seen.eq(float(lease.round)).all():
+                    torn.append(lease.round)
+            if held and rng.random() < 0.6:
+                slots.release(held.pop(rng.randrange(len(held))).slot)
+
+    thread = threading.Thread(target=script)
+    thread.start()
+    for round_ in range(2, 300):
+        slot = slots.next_slot()
+        slots.tensor(slot).fill_(float(round_))
+        slots.publish(slot, round_, "")
+    stop.set()
+    thread.join()
+    assert torn == []
     slots.close()
 
 
