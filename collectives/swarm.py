@@ -89,6 +89,7 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stretch: bool = (
         False  # make the mean as long as its contributions are on average, however many they are
     )
+    clip_norm: float | None = None  # the longest mean; a longer one is scaled down to it
     every: int = 4  # of delayed_nesterov: steps between two of momentum
     spread: float = 0.0  # of delayed_nesterov: the share of momentum that the steps between take
     agreement: float = 0.5  # of heloco: the cosine with momentum from which nothing is corrected
@@ -261,6 +262,9 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     worker_momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = (
         0.0  # share of the last in a contribution, which is then a running mean
+    )
+    outliers: Annotated[float, msgspec.Meta(gt=0, le=1e3)] | None = (
+        None  # deviations above its usual norm from which a member does not contribute its progress
     )
     outer: OuterSettings = OuterSettings()
     codec: str = "int8"

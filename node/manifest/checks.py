@@ -268,6 +268,46 @@ def check_adapters(manifest: Manifest, name: str) -> None:
     refuse(refused, manifest, name, 'adapters.mode = "alternate"')
 
 
+def check_outliers(manifest: Manifest, name: str) -> None:
+    """What members do not go with that leave their own outliers out."""
+    if manifest.train.outliers is None:
+        return
+    refused: list[Refusal] = [
+        (
+            manifest.train.method == "gradient_averaging",
+            "$.train.method",
+            "Every member's gradient is in a step of one batch.",
+            'method = "diloco"',
+        ),
+        (
+            manifest.mode == "federated",
+            "$.mode",
+            "A site that leaves a round out would not have its share in sums, masks and budgets.",
+            "Leave outliers out.",
+        ),
+        (
+            manifest.exchange.arrivals is not None,
+            "$.exchange.arrivals",
+            "There contributions are scaled by how late they are, and have no usual norm.",
+            "Leave one of the two out.",
+        ),
+        (
+            manifest.btard is not None,
+            "$.btard",
+            "Others check that a peer contributes what its seed says.",
+            "Leave outliers out.",
+        ),
+    ]
+    for wrong, key, why, hint in refused:
+        if wrong:
+            raise ConfigError(
+                f"{name}: {key} cannot be combined with $.train.outliers",
+                key=key,
+                why=why,
+                hint=hint,
+            )
+
+
 def check_fragments(manifest: Manifest, name: str) -> None:
     """What a run in fragments cannot be."""
     if manifest.train.share is not None:

@@ -134,6 +134,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             overlap=self.train.overlap,
             delay=self.train.delay,
             mixing=self.train.mixing,
+            outliers=self.train.outliers,
             share=self.train.share,
             max_steps=self.train.max_steps,
             feedback=self.exchange.feedback,

@@ -116,6 +116,7 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stretch: bool = (
         False  # make the mean as long as its contributions are on average, however many they are
     )
+    clip_norm: Positive | None = None  # the longest mean; a longer one is scaled down to it
     # of delayed_nesterov: steps between two of momentum, and the share of it that those take
     every: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)] = 4
     spread: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
@@ -134,6 +135,7 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.clip,
             self.governor,
             self.stretch,
+            self.clip_norm,
             self.every,
             self.spread,
             self.agreement,
@@ -160,6 +162,8 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     overlap: Literal["none", "late", "eager"] = "none"
     delay: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
     mixing: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    # deviations above its usual norm from which a member does not contribute its progress
+    outliers: Annotated[float, msgspec.Meta(gt=0, le=1e3)] | None = None
     rounds: Natural | None = (
         # committed rounds after which the run is done; None: the built-in recipe ends with its
         # schedule

@@ -40,7 +40,8 @@ def effective_outer(settings: RunSettings) -> OuterSettings:
 class OuterStep:
     """The outer step of a run, as every member computes it with the same bits: the rule of
     ``settings`` (`rules.RULES`) on the anchor, with the mean of the contributions as its gradient.
-    Where the settings say so, the mean is stretched first, and a governor watches it.
+    Where the settings say so, the mean is stretched first, a governor watches it, and one that is
+    too long is clipped.
 
     >>> import torch
     >>> from atoll.collectives.swarm import OuterSettings
@@ -89,7 +90,13 @@ class OuterStep:
     @property
     def whole(self) -> bool:
         """Whether a step needs all of the mean at once (`apply`), and ranges do not do."""
-        return self._rule.whole or self.settings.governor or self.settings.stretch
+        return self._rule.whole or self._measures
+
+    @property
+    def _measures(self) -> bool:
+        """Whether the norm of the mean is looked at."""
+        settings = self.settings
+        return settings.governor or settings.stretch or settings.clip_norm is not None
 
     def state_numel(self, numel: int) -> int:
         """Length of the state of an anchor of ``numel`` elements."""
@@ -140,12 +147,10 @@ class OuterStep:
             return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel, reported)
         assert state is not None
         lr, tail = self._lr, max(1, self._rule.vectors) * numel
-        length = self._norm(mean) if self.settings.governor or self.settings.stretch else 0.0
+        length = self._norm(mean) if self._measures else 0.0
         if self.settings.stretch and (factor := as_float32(stretch(reported, length))) != 1.0:
             length *= factor
-            for first, last, role in self._pieces(0, numel):
-                if role == "parameter":
-                    mean[first:last].mul_(factor)
+            self._scale(mean, factor)
         if self.settings.governor:
             factor, event = governor.judge(
                 state[tail : tail + governor.NUMBERS], length, median_loss(reported)
@@ -164,6 +169,9 @@ class OuterStep:
                     governor.CALM_ROUNDS,
                 )
                 emit(event)
+        longest = self.settings.clip_norm
+        if longest is not None and length > longest:
+            self._scale(mean, as_float32(longest / length))
         if self._rule.whole:
             return self._apply_tensors(
                 anchor_in, mean, state, anchor_out, tail, lr, total(reported)
@@ -262,6 +270,12 @@ class OuterStep:
         norms = [norm(mean[first:last]) for first, last in self._whole_tensors(mean.numel())]
         return math.sqrt(math.fsum(each * each for each in norms))
 
+    def _scale(self, mean: Tensor, factor: float) -> None:
+        """Scale the parameters' part."""
+        for first, last, role in self._pieces(0, mean.numel()):
+            if role == "parameter":
+                mean[first:last].mul_(factor)
+
     def _pieces(self, start: int, stop: int) -> list[tuple[int, int, Role]]:
         """[start, stop) cut where the role changes."""
         pieces: list[tuple[int, int, Role]] = []
@@ -283,6 +297,8 @@ def check_outer(settings: OuterSettings) -> None:
     clip > 0, every >= 1, 0 <= spread <= 1, 0 <= agreement <= 1.
     """
     positive = {"lr": settings.lr, "epsilon": settings.epsilon, "clip": settings.clip}
+    if settings.clip_norm is not None:
+        positive["clip_norm"] = settings.clip_norm
     for name, value in positive.items():
         if not (math.isfinite(value) and value > 0):
             raise ConfigError(

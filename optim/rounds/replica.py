@@ -14,6 +14,7 @@ expect of the round, their own share of it taken, the others' to come (`reconcil
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -31,11 +32,16 @@ from ..model.momentum import ContributionMomentum
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..outer import effective_outer
+from .outliers import NormWatch
 from .schedule import FLOOR_S, expected_share
 
 NOT_FINITE = (
     "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's "
     "state may be damaged, too)"
+)
+
+OUTLIER = (
+    "its norm {:.3g} is far above those of rounds before, {:.3g}; the model goes back to the anchor"
 )
 
 
@@ -117,6 +123,8 @@ class Replica:
         )
         beta = self.settings.worker_momentum
         self.momentum = ContributionMomentum(flat.parameters, beta) if beta else None
+        outliers = self.settings.outliers
+        self._norms = NormWatch(outliers) if outliers is not None else None
         self._grid = (
             contribution_grid(flat.layout, self.settings)
             if self.settings.error is not None
@@ -194,6 +202,8 @@ class Replica:
             return
         if bad := self.not_finite():
             self.drop(self.swarm.anchor(), NOT_FINITE.format(bad))
+        elif self._norms is not None and (why := self._outlier(self._norms)):
+            self.drop(self.swarm.anchor(), why)
         else:
             yield self._offer(deadline_s, decidable)
 
@@ -214,6 +224,22 @@ class Replica:
     def not_finite(self) -> str:
         """What of the next contribution holds NaN or infinity, "" when nothing does."""
         return self.flat.not_finite()
+
+    def _outlier(self, norms: NormWatch) -> str:
+        """Why what was trained is not to be contributed, "" where it is. In a job of several ranks
+        each looks at its slices, and all drop what one of them finds.
+        """
+        usual, squares = norms.mean, 0.0
+        for segment, live in self.flat.pull():
+            anchor = torch.empty(segment.numel, dtype=torch.float32, device="cpu")
+            self.base.copy_into(anchor, segment.start)
+            moved = max(0, min(segment.stop, self.flat.parameters) - segment.start)
+            length = torch.linalg.vector_norm(anchor.sub_(live)[:moved], dtype=torch.float64)
+            squares += float(length) ** 2
+        norm = math.sqrt(squares)
+        return self.flat.agreed(
+            OUTLIER.format(norm, usual) if norms.is_outlier(norm, self.unsent) else ""
+        )
 
     def collect(self, samples: int) -> None:
         """So many samples more are in the live parameters."""
