@@ -31,8 +31,9 @@ happened, and report that text together with `atoll version --json`.""",
         "something that must be compiled cannot be compiled here",
         69,
         """\
-libp2p depends on fastecdsa, which has no ready-made wheel for Linux: a C compiler, the Python
-headers and libgmp are needed while installing, and Python 3.11 or newer with its module venv.
+libp2p depends on fastecdsa 2.3.2, which has no ready-made wheel for Linux. The lock in scripts/
+takes 3.0.1, which has them for x86-64 and Python 3.11 to 3.13. Elsewhere a C compiler, the Python
+headers and libgmp are needed while installing, and everywhere Python's module venv.
 
     Debian, Ubuntu    sudo apt install build-essential python3-dev python3-venv libgmp-dev
     Fedora            sudo dnf install gcc python3-devel gmp-devel
