@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 
 from ...collectives.codec_names import (
-    BYTES_PER_VALUE,
     MASKED_BYTES,
     RESULTS,
     round_bytes_per_value,
@@ -29,7 +28,6 @@ _FLOAT_BYTES = 4
 STATE_VECTORS = {"adam": 2, "yogi": 2, "adamw": 2, "delayed_nesterov": 2}
 """Vectors as long as the anchor that an outer optimizer keeps, where it is not one. (The rules
 themselves load torch, for which nobody who reads a manifest waits.)"""
-_WARM_RESULTS = 2  # mappings of results that a node keeps
 _SNAPSHOTS = {"none": 0, "late": 1, "eager": 3}  # vectors of a script that trains on meanwhile
 _DDP_BYTES = (
     2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
@@ -45,9 +43,9 @@ def state_bytes(settings: RunSettings) -> int:
 
 def host_bytes(settings: RunSettings) -> float:
     """Bytes of a parameter that script and node of a plain run hold between rounds, beside
-    the model, its optimizer and what programs cost whatever the model: the state, the
-    results mapped last, and what the script carries from round to round.
-    `scripts/bench/bench_memory.py` measures it.
+    the model, its optimizer and what programs cost whatever the model: the state, and what
+    the script carries from round to round. Results are files, which the system keeps in memory
+    as long as it has some to spare. `scripts/bench/bench_memory.py` measures it.
     """
     default = settings.codec if settings.error is None else ladder(settings.error).fine
     encoded = [default, *settings.codecs.values()]
@@ -56,8 +54,7 @@ def host_bytes(settings: RunSettings) -> float:
     vectors += settings.feedback or not RESULTS.keys().isdisjoint(encoded)
     vectors += 2 if settings.worker_momentum else 0
     vectors += _SNAPSHOTS[settings.overlap]
-    result = max(BYTES_PER_VALUE[RESULTS.get(codec, codec)] for codec in encoded)
-    return state_bytes(settings) + _FLOAT_BYTES * vectors + _WARM_RESULTS * result
+    return state_bytes(settings) + _FLOAT_BYTES * vectors
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:

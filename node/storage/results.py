@@ -25,6 +25,7 @@ from .frames import FRAME, check_of, framed
 from .medium import REAL, storage_error
 
 MAX_FILES, MAX_WARM = 64, 2
+WARM_BYTES = 8 << 20  # of a mapping that is kept for the next round: larger ones are memory
 TRAILER_BYTES = 512
 
 
@@ -69,7 +70,7 @@ class ResultFiles:
         ] = {}  # file number -> array over the mapping in use: what is only kept is not mapped
         self._warm: dict[
             int, mmap.mmap
-        ] = {}  # the mappings used last: a new one costs a fault for every page that is written
+        ] = {}  # small mappings used last: a new one costs a fault for every page that is written
         self._index: dict[str, tuple[int, int, int]] = {}  # name -> round, file number, bytes
         self._named = set[Path]()  # files whose names are on the medium
         self._inherited = set(
@@ -121,7 +122,8 @@ class ResultFiles:
                 memory = mmap.mmap(fd, max(nbytes, 1))
             finally:
                 os.close(fd)
-        self._warm[number] = memory
+        if nbytes <= WARM_BYTES:
+            self._warm[number] = memory
         while len(self._warm) > MAX_WARM:
             del self._warm[next(iter(self._warm))]
         array = np.frombuffer(memory, dtype=np.uint8)

@@ -10,8 +10,8 @@ beyond what it had before it attached.
 bytes_per_param   script and node between rounds: the sum of all below
 shared            of it memory that script and node share: contribution and anchor generations;
                   it can only be swapped out
-files             of it mapped files of the peer's home, results of rounds: page cache, which the
-                  system writes back and takes when it is short of memory
+files             of it mapped files of the peer's home, results of rounds in use: page cache, which
+                  the system writes back and takes when it is short of memory
 anonymous         of it memory of one process: the outer optimizer's state in the node, scratch,
                   and what the allocator keeps of freed memory
 pause_s           how long a round kept the script, median
