@@ -517,12 +517,18 @@ def peers_command(run: str | None, watch: bool) -> None:
 
 def _say_finished(terminal: Terminal, client: NodeClient, run: str) -> None:
     """One line beside the members of a run that has all its rounds."""
-    from ..views.documents import finished_text
+    if said := finished_words(client, client.find_run(run).run_id):
+        terminal.say(said)
 
-    run_id = client.find_run(run).run_id
+
+def finished_words(client: NodeClient, run_id: str) -> str:
+    """That a run of the node has all its rounds, and what there is to do; "" where it has not."""
+    from ..views.documents import finished_text, run_state
+
     for entry in client.status().get("runs") or ():
         if entry.get("run_id") == run_id and entry.get("finished"):
-            terminal.say(f"{entry.get('name')} is finished. {finished_text(entry)}")
+            return f"{entry.get('name')} is {run_state(entry)}. {finished_text(entry)}"
+    return ""
 
 
 @click.command("leave")

@@ -10,6 +10,7 @@ import click
 from ...collectives.errors import ConfigError, StateError
 from ..home.output import bytes_text, current
 from .costs import describe, describe_lines, explain_rule
+from .daemon import finished_words, running
 from .identity import identity_of
 from .invites import addresses_in_use, check_addresses, duration_s, fresh_invite
 from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
@@ -240,6 +241,10 @@ def new_command(
         ConfigError
     ) as error:  # the run is made all the same; an invite can be had when there is an address
         why = error.message
+    finished = ""
+    if known and (client := running(terminal)) is not None:
+        with client:
+            finished = finished_words(client, found.run_id)
     lines = [
         f"run     {found.run_id}  {found.name}",
         f"invite  {invite}" if invite else "invite  none yet",
@@ -252,6 +257,7 @@ def new_command(
             "organiser": signed.organiser,
             "invite": invite or None,
             "known": known,
+            "finished": bool(finished),
         },
     )
     if known:
@@ -263,7 +269,7 @@ def new_command(
         terminal.say(
             f"No invite yet: {why}. Type  atoll up --background && atoll invite new {found.name}"
         )
-    terminal.say(f"Train in it: atoll join {found.run_id[:8]}")
+    terminal.say(finished or f"Train in it: atoll join {found.run_id[:8]}")
 
 
 @click.command("export")

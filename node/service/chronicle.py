@@ -175,16 +175,19 @@ class Chronicle:
             case ev.StillWaiting():
                 document = document_of(event.waiting, trio.current_time())
                 level = logging.INFO if event.waiting.state in USUAL else logging.WARNING
-                log.log(
-                    level,
-                    "run %s: %s for %.0f s: waits for %s, of %s; it ends when %s",
-                    run.run_id,
-                    event.waiting.state,
-                    event.waiting.round_open_s,
-                    event.waiting.what,
-                    ", ".join(event.waiting.of) or "nobody",
-                    event.waiting.ends,
-                )
+                if event.waiting.state == "finished":
+                    log.info("run %s: finished: all rounds are committed", run.run_id)
+                else:
+                    log.log(
+                        level,
+                        "run %s: %s for %.0f s: waits for %s%s; it ends when %s",
+                        run.run_id,
+                        event.waiting.state,
+                        event.waiting.round_open_s,
+                        event.waiting.what,
+                        ", of " + ", ".join(event.waiting.of) if event.waiting.of else "",
+                        event.waiting.ends,
+                    )
                 self._tell("run.waiting", fragment, **document)
             case ev.WaitEnded():
                 log.info("run %s: it goes on", run.run_id)

@@ -103,8 +103,14 @@ class Waits:
         if machine is None:
             holders = self._others.with_log(now)
             what = "the beginning of the run's log"
+            first_life = session.ports.storage.journal().incarnation == 0
+            if not holders and session.me == session.organiser and first_life:
+                script = "a script on this node, with whose model the run begins"
+                ends = f"a script trains here; if the run had begun already, {RESTORED}"
+                return "waiting for peers", script, (), ends
             if not holders:
-                return "waiting for peers", f"{what}; {ALL_SEEK_IT}", (), RESTORED
+                ends = f"the organiser's script begins the run; if it had, {RESTORED}"
+                return "waiting for peers", f"{what}; {ALL_SEEK_IT}", (), ends
             return (
                 "waiting for peers",
                 what,

@@ -105,18 +105,23 @@ def test_finished_is_a_state_and_everybody_says_so(tmp_path: Path) -> None:
 
     atoll(home, "up", "--background", *LISTEN)
     try:
-        assert atoll(home, "new", str(recipe))["known"] is True
+        again = atoll(home, "new", str(recipe))
+        assert (again["known"], again["finished"]) == (True, True)
         (run,) = atoll(home, "status")["runs"]
         assert run["finished"] is True
         for command, words in (
             ("status", "finished: all 2 rounds are committed"),
             ("ls", "finished: all 2 rounds are committed"),
-            ("peers", "tiny is finished. The model: atoll export"),
+            ("peers", "tiny is finished: all 2 rounds are committed. The model: atoll export"),
             ("pause", "tiny is finished: all its 2 rounds are committed"),
         ):
             with start(home, command) as looked:
                 out, err = looked.communicate(timeout=60)
             assert words in out + err
+        with start(home, "new", str(recipe)) as looked:
+            _, err = looked.communicate(timeout=60)
+        assert "tiny is finished: all 2 rounds are committed. The model: atoll export" in err
+        assert "Train in it" not in err
         assert atoll(home, "rm", "tiny", "--yes", status=73)["error"]["code"] == "E300"
     finally:
         atoll(home, "down")

@@ -257,6 +257,18 @@ def test_where_every_log_or_state_is_lost_nobody_is_waited_for_in_vain() -> None
         table.end()
 
 
+def test_a_run_that_nobody_has_begun_waits_for_a_script_of_its_organiser() -> None:
+    table = Table(2)
+    first, second = (peer.start() for peer in table.peers)
+    table.until(lambda: all(waits_of(peer) for peer in (first, second)))
+    mine, others = (peer.session.waits.look(table.world.now) for peer in (first, second))
+    assert mine.what == "a script on this node, with whose model the run begins"
+    assert mine.ends.startswith("a script trains here;")
+    assert others.what.startswith("the beginning of the run's log")
+    assert others.ends.startswith("the organiser's script begins the run;")
+    table.end()
+
+
 def test_where_folders_of_two_lives_were_exchanged_all_name_the_lives_that_are_missing() -> None:
     """(A node refuses such a folder, but for one that names no owner.) The second was in its 51st
     life and the third in its first. Each is another life now than the configuration says.

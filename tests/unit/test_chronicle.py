@@ -212,4 +212,17 @@ def test_a_wait_is_news_in_the_log_unless_it_is_usual(
 
     with caplog.at_level(logging.INFO):
         noting(test)
-    assert [(r.levelname, "of nobody" in r.getMessage()) for r in caplog.records] == [(level, True)]
+    (record,) = caplog.records
+    assert record.levelname == level
+    assert record.getMessage().endswith(f"{state} for 3 s: waits for votes; it ends when they come")
+
+
+def test_of_a_finished_run_the_log_says_that_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    def test(run: Run, chronicle: Chronicle) -> None:
+        waiting = ev.Waiting("finished", "nothing", (), "", trio.current_time(), 3.0)
+        chronicle.note(0, ev.StillWaiting(waiting))
+
+    with caplog.at_level(logging.INFO):
+        noting(test)
+    (record,) = caplog.records
+    assert record.getMessage().endswith(": finished: all rounds are committed")
