@@ -327,7 +327,9 @@ def _branch(run: ShownRun) -> dict[str, Any]:
 
 
 def peers_of(run: ShownRun) -> list[dict[str, Any]]:
-    """One a member or known peer. ``live`` and ``round`` are None where this node cannot tell."""
+    """One a member or known peer. ``live``, ``round`` (the log's open entry there) and
+    ``completed`` (rounds before it) are None where this node cannot tell.
+    """
     session, me, now = run.session, run.node.identity.peer, trio.current_time()
     if session is None or run.whole is None:
         return []
@@ -352,7 +354,8 @@ def peers_of(run: ShownRun) -> list[dict[str, Any]]:
             "other_history": peer in membership.foreign,
             "doubled": membership.doubled(peer),
             "path": "self" if peer == me else lanes.get(peer, ""),
-            "round": (records[peer].round or None) if peer in records else None,
+            "round": (open_ := records[peer].round or None if peer in records else None),
+            "completed": session.rounds(open_ - 1) if open_ is not None else None,
             "addresses": list(records[peer].addresses) if peer in records else [],
             "role": run.roles.get(peer, "train"),
             "trusted": peer in run.banning.lists.trusted,

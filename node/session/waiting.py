@@ -78,6 +78,21 @@ class Waits:
         self._now = Waiting(state, what, of, ends, since, now - moved_at)
         return self._now
 
+    def _begins(self, now: float) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
+        """What is waited for where nothing of the log is here."""
+        session, holders = self.session, self._others.with_log(now)
+        what = "the beginning of the run's log"
+        first_life = session.ports.storage.journal().incarnation == 0
+        if holders:
+            ends = "a member that has it is reached"
+            return "waiting for peers", what, _names(holders), ends
+        if session.me == session.organiser and first_life:
+            script = "a script on this node, with whose model the run begins"
+            ends = f"a script trains here; if the run had begun already, {RESTORED}"
+            return "waiting for peers", script, (), ends
+        ends = f"the organiser's script begins the run; if it had, {RESTORED}"
+        return "waiting for peers", f"{what}; {ALL_SEEK_IT}", (), ends
+
     def _open_round(self) -> int:
         """The round that is open here; -1 without a state."""
         machine = self.session.machine
@@ -101,22 +116,7 @@ class Waits:
         if session.removed:
             return "removed", "nothing", (), "this node joins again in a new life"
         if machine is None:
-            holders = self._others.with_log(now)
-            what = "the beginning of the run's log"
-            first_life = session.ports.storage.journal().incarnation == 0
-            if not holders and session.me == session.organiser and first_life:
-                script = "a script on this node, with whose model the run begins"
-                ends = f"a script trains here; if the run had begun already, {RESTORED}"
-                return "waiting for peers", script, (), ends
-            if not holders:
-                ends = f"the organiser's script begins the run; if it had, {RESTORED}"
-                return "waiting for peers", f"{what}; {ALL_SEEK_IT}", (), ends
-            return (
-                "waiting for peers",
-                what,
-                _names(holders),
-                "a member that has it is reached",
-            )
+            return self._begins(now)
         if machine.stateless or session.transfer.seeking_state:
             least = session.actions.least_state()
             what = f"the state after entry {least} or a later one"

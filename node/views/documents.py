@@ -397,6 +397,11 @@ def _state(peer: Document) -> str:
     return {True: "live", False: "lost"}.get(peer.get("live", True), "–")
 
 
+def _completed(peer: Document) -> Any:
+    """Rounds in a peer's state; an older node knows its open entry only."""
+    return peer.get("completed", peer.get("round"))
+
+
 def _member(peer: Document) -> str:
     role, trial = str(peer.get("role") or "train"), peer.get("probation")
     if peer.get("member", True):
@@ -439,7 +444,7 @@ def peers_table(terminal: Terminal, peers: Sequence[Document]) -> str:
             "–" if peer.get("you") else path_text(peer),
             f"{peer['rtt_ms']:.0f} ms" if peer.get("rtt_ms") is not None else "–",
             rates_text(peer),
-            "–" if peer.get("round") is None else str(peer["round"]),
+            "–" if _completed(peer) is None else str(_completed(peer)),
             _state(peer),
             _member(peer),
         )

@@ -118,6 +118,7 @@ def test_finished_is_a_state_and_everybody_says_so(tmp_path: Path) -> None:
             with start(home, command) as looked:
                 out, err = looked.communicate(timeout=60)
             assert words in out + err
+        assert [row["completed"] for row in atoll(home, "peers")["peers"]] == [2]
         with start(home, "new", str(recipe)) as looked:
             _, err = looked.communicate(timeout=60)
         assert "tiny is finished: all 2 rounds are committed. The model: atoll export" in err

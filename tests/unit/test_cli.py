@@ -752,6 +752,9 @@ def test_views_take_documents_that_lack_things() -> None:
         terminal, [{"phase": "fetching", "progress": ["fetching state", 1, 2]}]
     )
     assert "no lane" in peers_table(terminal, [{"peer": "p", "path": ""}])
+    rows = [{"peer": "p", "path": "lan", "round": 62, "completed": 60}, {"peer": "q", "round": 7}]
+    first, second = peers_table(terminal, rows).splitlines()[1:3]
+    assert (" 60 " in first, " 62 " in first, " 7 " in second) == (True, False, True)
     for part, says in ((0.0, True), (0.1, False), (None, False)):
         assert (
             "adds up no part"
