@@ -31,6 +31,7 @@ DEFAULT_LANE_PORT = 0
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Long, since it is the table of the arguments."""
     parser = argparse.ArgumentParser(
         prog="python -m atoll.node", description="Run an atoll node in the foreground."
     )

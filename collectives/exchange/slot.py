@@ -347,6 +347,7 @@ class PlanState:
         audience: Sequence[PeerId],
         clock: Callable[[], float],
     ) -> None:
+        """Long, since it wires the parts of one reduction together."""
         self.plan = plan
         self.plan_id = plan.plan_id
         self.slot = slot

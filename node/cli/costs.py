@@ -269,6 +269,22 @@ def describe_lines(manifest: Manifest) -> list[str]:
                 f"{'':7}  of running means: each member's contributions with momentum "
                 f"{d['worker_momentum']:g}"
             )
+    lines += _btard_lines(d)
+    lines += _entry_lines(manifest)
+    if d["lying"]:
+        lines.append(f"lying    {lying_text(d['lying'], 0)}")
+        if d["bans"] == "quorum":
+            lines.append(
+                f"{'':7}  who organises bans no member alone: {2 * d['lying'] + 1} members do"
+            )
+    lines += _wire_lines(manifest, d)
+    lines += _privacy_lines(manifest)
+    lines.append("code     nothing is downloaded and executed")
+    return lines
+
+
+def _btard_lines(d: dict[str, Any]) -> list[str]:
+    lines = list[str]()
     if d["btard"]:
         lines.append(
             (
@@ -285,13 +301,12 @@ def describe_lines(manifest: Manifest) -> list[str]:
             f"{'':7}  {liars_borne(len(d['btard']['peers']))} that lie cannot end the run: who "
             "lies is removed on a proof, alone, and 3 must be left"
         )
-    lines += _entry_lines(manifest)
-    if d["lying"]:
-        lines.append(f"lying    {lying_text(d['lying'], 0)}")
-        if d["bans"] == "quorum":
-            lines.append(
-                f"{'':7}  who organises bans no member alone: {2 * d['lying'] + 1} members do"
-            )
+    return lines
+
+
+def _wire_lines(manifest: Manifest, d: dict[str, Any]) -> list[str]:
+    """What a round takes of the link, and the run of memory and disk."""
+    lines = list[str]()
     codecs = ", ".join(
         [_codec_text(d), *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())]
     )
@@ -324,6 +339,11 @@ def describe_lines(manifest: Manifest) -> list[str]:
             else "twice the encoded parameters"
         )
         lines.append(f"wire     {times} ({codecs}) up and down a round")
+    return lines
+
+
+def _privacy_lines(manifest: Manifest) -> list[str]:
+    lines = list[str]()
     if manifest.mode == "federated":
         lines += [
             f"{'privacy' if number == 0 else '':7}  {line}"
@@ -339,5 +359,4 @@ def describe_lines(manifest: Manifest) -> list[str]:
         lines.append(
             f"privacy  members see your averaged update, how much you trained, and {address}; {way}"
         )
-    lines.append("code     nothing is downloaded and executed")
     return lines

@@ -50,6 +50,7 @@ def attacked(terminal: Terminal, manifest: Manifest, given: dict[str, Any]) -> N
 
 
 def _options(manifest: Manifest, given: dict[str, Any]) -> BtardOptions:
+    """What is given, or its default. Long, since it is the table of the options."""
     from ...security.btard import AttemptSettings
     from ...security.btard.simulation import BtardOptions
     from ...security.btard.simulation.hostile import ATTACKS

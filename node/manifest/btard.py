@@ -11,7 +11,7 @@ from .refusals import refuse
 
 
 def check_btard(manifest: Manifest, name: str) -> None:
-    """What a run with BTARD must be. Raises ConfigError."""
+    """What a run with BTARD must be. Long, since it is a table of refusals. Raises ConfigError."""
     if manifest.btard is None:
         return
     exchange, train, join = manifest.exchange, manifest.train, manifest.join

@@ -88,6 +88,7 @@ def check_federated(manifest: Manifest, name: str) -> None:
 
 
 def _check_secure(manifest: Manifest, name: str) -> None:
+    """Long, since it is a table of refusals."""
     exchange, train, secure = manifest.exchange, manifest.train, manifest.secure
     assert secure is not None
     plain = type(exchange)()
@@ -301,6 +302,11 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
             "rounds = 100, under [train]",
         ),
     ]
+    refuse(refused + _bound_refusals(privacy), manifest, name, "[privacy]")
+
+
+def _bound_refusals(privacy: PrivacyTable) -> list[Refusal]:
+    """What the bound of a contribution, fixed or following a quantile, does not go with."""
     if privacy.quantile is None:
         fixed = PrivacyTable(privacy.noise, privacy.clip, privacy.delta, privacy.stop_at_epsilon)
         unread = [
@@ -308,26 +314,26 @@ def _check_privacy(manifest: Manifest, name: str) -> None:
             for key in ("clip_rate", "count_noise")
             if getattr(privacy, key) != getattr(fixed, key)
         ]
-        refused.append(
+        return [
             (
                 bool(unread),
                 f"$.privacy.{unread[0] if unread else ''}",
                 "The bound is fixed.",
                 "quantile = 0.5, or leave it out",
             )
-        )
-    elif privacy.count_noise is not None:
+        ]
+    if privacy.count_noise is not None:
         few = privacy.count_noise <= privacy.noise / 2
         why = "So little noise on the count alone would cost more than noise allows for both."
-        refused.append(
+        return [
             (
                 few,
                 "$.privacy.count_noise",
                 why,
                 f"count_noise = {2 * privacy.noise:g}, or leave it out",
             )
-        )
-    refuse(refused, manifest, name, "[privacy]")
+        ]
+    return []
 
 
 def check_budget(manifest: Manifest, name: str) -> None:
@@ -377,43 +383,43 @@ def privacy_lines(manifest: Manifest) -> list[str]:
         ),
         "your data are read by your own script only; atoll sends no sample of them",
     ]
-    secure = manifest.secure
-    if secure is None:
+    if manifest.secure is None:
+        return _open_lines(manifest) + always
+    return _masked_lines(manifest, manifest.secure) + always
+
+
+def _open_lines(manifest: Manifest) -> list[str]:
+    """Who can see what of updates that are not masked."""
+    what = (
+        "each member that adds up a part of the vector sees that part of your update in a "
+        "round; all see how much you trained"
+    )
+    if manifest.federated.topology == "coordinator":
         what = (
-            "each member that adds up a part of the vector sees that part of your update in a "
-            "round; all see how much you trained"
+            "the coordinator, which is the organiser's node or another member's, sees your "
+            "updates; all see how much you trained"
         )
-        if manifest.federated.topology == "coordinator":
-            what = (
-                "the coordinator, which is the organiser's node or another member's, sees your "
-                "updates; all see how much you trained"
-            )
-        if exact_codecs(manifest.federated):
-            always = [
-                (
-                    "your control variate, a mean gradient of your data, travels beside your "
-                    "update and is seen by the same members"
-                ),
-                *always,
-            ]
-        if (arrivals := arrivals_of(manifest)) is not None:
-            always = [
-                (
-                    "a round can be of your update alone: then everybody in the run sees it, as "
-                    "the difference of two models"
-                ),
-                *(
-                    ["all see how long a step takes on your machine"]
-                    if arrivals.groups is not None
-                    else []
-                ),
-                *always,
-            ]
-        return [
-            what + "; an update can give away what it was trained on",
-            _metrics_line(SecureTable()),
-            *always,
-        ]
+    lines = [
+        what + "; an update can give away what it was trained on",
+        _metrics_line(SecureTable()),
+    ]
+    if (arrivals := arrivals_of(manifest)) is not None:
+        lines.append(
+            "a round can be of your update alone: then everybody in the run sees it, as "
+            "the difference of two models"
+        )
+        if arrivals.groups is not None:
+            lines.append("all see how long a step takes on your machine")
+    if exact_codecs(manifest.federated):
+        lines.append(
+            "your control variate, a mean gradient of your data, travels beside your "
+            "update and is seen by the same members"
+        )
+    return lines
+
+
+def _masked_lines(manifest: Manifest, secure: SecureTable) -> list[str]:
+    """Who can see what of updates of which only sums are seen."""
     count = (
         "how much you trained is in the sum, too"
         if secure.max_weight > 1
@@ -445,7 +451,6 @@ def privacy_lines(manifest: Manifest) -> list[str]:
         else f"up to {manifest.robust.f} sites may contribute anything: each spoils the sum of its "
         "bucket, which the rule then outvotes, and nobody can see who did; those who could "
         "work together against you are fewer: the others of your bucket",
-        *always,
     ]
 
 

@@ -259,14 +259,16 @@ def refusals(manifest: Manifest) -> list[Refusal]:
             'optimizer = "sgd", under [train.inner], with an lr for that',
         ),
     ]
-    if not method.control:
-        return refused
+    return refused + _control_refusals(manifest, method.name) if method.control else refused
+
+
+def _control_refusals(manifest: Manifest, method: str) -> list[Refusal]:
+    """What control variates do not go with: each site's must be counted exactly once."""
     return [
-        *refused,
         (
             manifest.secure is not None,
             "$.secure",
-            f"In {method.name} a site's control variate must be in the sum exactly once. Which "
+            f"In {method} a site's control variate must be in the sum exactly once. Which "
             "sites are in a masked sum is told to those only that were there: a site that was "
             "killed could not find out, and what the run converges to would be bent for ever.",
             'Leave [secure] out, or method = "fedavg_m", which sends nothing beside the model.',

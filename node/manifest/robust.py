@@ -23,7 +23,7 @@ def check_robust(manifest: Manifest, name: str) -> None:
     """What a run with a robust rule must be: whatever one contribution says may move the result by
     a bounded amount only.
     """
-    robust, exchange, train = manifest.robust, manifest.exchange, manifest.train
+    robust = manifest.robust
     if robust.rule == "mean":
         given = [
             key
@@ -49,6 +49,13 @@ def check_robust(manifest: Manifest, name: str) -> None:
             ),
             hint="f = 1, for runs of at least 3 members (krum, multi_krum: 5)",
         )
+    _check_rule(manifest, name)
+    _check_rest(manifest, name)
+
+
+def _check_rule(manifest: Manifest, name: str) -> None:
+    """The rule itself: its steps and options are ones that it has."""
+    robust = manifest.robust
     for step in robust.before:
         if parse_step(step) is None or robust.before.count(step) > 1:
             raise ConfigError(
@@ -69,6 +76,11 @@ def check_robust(manifest: Manifest, name: str) -> None:
             f"kind of step is taken once. And a round has at most {MAX_MEMBERS} contributors.",
             hint='before = ["nnm"] and rule = "trimmed_mean"',
         )
+
+
+def _check_rest(manifest: Manifest, name: str) -> None:
+    """What other tables say does not undo the rule."""
+    exchange, train = manifest.exchange, manifest.train
     coarse = sorted({exchange.codec, *exchange.codecs.values()} & RESULTS.keys())
     refused: list[Refusal] = [
         (
@@ -102,7 +114,7 @@ def check_robust(manifest: Manifest, name: str) -> None:
             'policy = "pause"',
         ),
     ]
-    refuse(refused, manifest, name, f'$.robust.rule = "{robust.rule}"')
+    refuse(refused, manifest, name, f'$.robust.rule = "{manifest.robust.rule}"')
 
 
 def _check_rule_options(manifest: Manifest, name: str) -> None:

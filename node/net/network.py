@@ -113,7 +113,8 @@ class PeerNetwork:
         ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked
         up. ``lan_discovery``: look for peers in the house by multicast DNS, and be found by it (not
         where ``listen`` is loopback). ``dht``: be part of it. ``lane_port``: TCP port of the lane
-        listener, on the hosts of the listen addresses; 0 takes any. Raises ConfigError.
+        listener, on the hosts of the listen addresses; 0 takes any. Long, since here all parts of
+        the network are wired to one another. Raises ConfigError.
         """
         _ = [*map(check_listen, listen), *map(check_announce, announce)]
         self.peer, self._cache, self._rng = identity.peer, cache, rng or random.Random()

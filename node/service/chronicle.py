@@ -48,7 +48,7 @@ class Chronicle:
         self.run.node.publish({"event": kind, "run": self.run.run_id, **where, **fields})
 
     def note(self, fragment: int, event: object) -> None:
-        """An event of the session of one fragment."""
+        """An event of the session of one fragment. Long, since each kind of event has its case."""
         run = self.run
         match event:
             case ev.PlanTaken():

@@ -127,15 +127,8 @@ def run_node(
             link.close()
 
 
-async def _main(
-    options: NodeOptions,
-    paths: Paths,
-    identity: Identity,
-    lock: NodeLock,
-    link: ParentLink | None,
-    on_ready: Callable[[Node, Path], None],
-) -> None:
-    network = PeerNetwork(
+def _network(options: NodeOptions, paths: Paths, identity: Identity) -> PeerNetwork:
+    return PeerNetwork(
         identity,
         listen=options.listen,
         lane_port=options.lane_port,
@@ -152,6 +145,20 @@ async def _main(
         lan_discovery=options.lan_discovery,
         dht=options.dht,
     )
+
+
+async def _main(
+    options: NodeOptions,
+    paths: Paths,
+    identity: Identity,
+    lock: NodeLock,
+    link: ParentLink | None,
+    on_ready: Callable[[Node, Path], None],
+) -> None:
+    """The life of the process. Long, since it is one order: what is started inside what ends with
+    it, and before it.
+    """
+    network = _network(options, paths, identity)
     token = trio.lowlevel.current_trio_token()
     nodes: list[Node] = []
     lanes: dict[tuple[PeerId, int], int] = {}  # by peer and index: the number of the newest

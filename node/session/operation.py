@@ -16,8 +16,8 @@ from ...collectives.codecs.codec import Grid
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Config, Entry, Plan
-from ...collectives.identifiers import HASH_BYTES, PeerId
-from ...collectives.round import RoundMachine
+from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
+from ...collectives.round import RoundMachine, Shape
 from . import events as ev
 from .beside import BesideRun
 from .kept import KeptJournal, KeptVote
@@ -74,7 +74,7 @@ class Operation(BesideRun):
         kept: KeptVote | None = None,
     ) -> None:
         """``kept``: where an earlier life of the process stood, in an operation with durable
-        votes.
+        votes. Long, since it names each thing that the operation knows.
         """
         self.session, self.spec, self.key, self.touched_at = session, spec, key, now
         self._siblings = siblings
@@ -114,25 +114,8 @@ class Operation(BesideRun):
             spec.shape(acceptors, session.settings.plan),
             single=session.settings.coordinator and spec.reducer != "gather",
         )
-        base = blake3(
-            b"atoll/op/1" + msgspec.msgpack.encode((session.run, log, acceptors))
-        ).digest()
-        genesis = Entry(
-            log,
-            0,
-            base,
-            NO_STATE,
-            (),
-            (),
-            (),
-            shape.numel,
-            shape.chunk_elements,
-            spec.codec,
-            spec.reducer,
-            acceptors,
-        )
         self.journal = self._journal(main.me.incarnation)
-        self.journal.append(Certified(genesis, ()))
+        self.journal.append(Certified(_genesis(session.run, log, acceptors, shape), ()))
         if kept is not None and isinstance(self.journal, KeptJournal):
             self.journal.take_up(kept)
             self.served = kept.served
@@ -426,3 +409,22 @@ class Operation(BesideRun):
     def results_from(self) -> int:
         """The one result is kept as long as the operation."""
         return 0
+
+
+def _genesis(run: RunId, log: str, acceptors: Config, shape: Shape) -> Entry:
+    """Entry 0 of an operation's log: it follows from the operation, so nobody signs it."""
+    base = blake3(b"atoll/op/1" + msgspec.msgpack.encode((run, log, acceptors))).digest()
+    return Entry(
+        log,
+        0,
+        base,
+        NO_STATE,
+        (),
+        (),
+        (),
+        shape.numel,
+        shape.chunk_elements,
+        shape.codec,
+        shape.reducer,
+        acceptors,
+    )

@@ -121,8 +121,8 @@ class Session:
         anything, in a run that asks for it (`node.secure.choosing`). ``probation``, ``per_hour``:
         see `Admission`.
         ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the
-        configuration. Raises LocalProtocolError for a run that asks for a ``pre_round`` and has
-        none.
+        configuration. Long, since each part is made here and handed those that it uses. Raises
+        LocalProtocolError for a run that asks for a ``pre_round`` and has none.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
             run,
