@@ -5,7 +5,6 @@ peer's (`Exchange`); over a swarm that is `collectives.averaging.average` with `
 a test it is whatever the test says. docs/gossip.md says when this is worth it, and when not.
 
 exchange   what an exchange is, and the swarm's
-consensus  the mean of all peers' models, of whom, and how far apart they are: what is exported
 graph      how fast gossip spreads over a graph, and which rates are best
 halos      two-level groups: outer steps within a group often, over all rarely
 noloco     NoLoCo: inner steps, then an outer momentum step on the mean of a pair
@@ -14,7 +13,6 @@ dadao      DADAO: gradients and gossip at their own rates, for strongly convex p
 """
 
 from .acid import ContinuousMomentum
-from .consensus import Consensus, consensus
 from .dadao import Dadao, dadao
 from .exchange import Exchange, over_group, over_swarm
 from .graph import Spread, gossip_rates, spread_of
@@ -22,14 +20,12 @@ from .halos import TwoLevel
 from .noloco import NoLoCo
 
 __all__ = [
-    "Consensus",
     "ContinuousMomentum",
     "Dadao",
     "Exchange",
     "NoLoCo",
     "Spread",
     "TwoLevel",
-    "consensus",
     "dadao",
     "gossip_rates",
     "over_group",

@@ -24,9 +24,15 @@ from .exchange import Exchange
 
 
 class TwoLevel:
-    """One member's outer optimizer. ``slow``: the group's weights, float32; ``common``: those of
-    all, what is evaluated, kept and exported. Both begin as a copy of what it was made with, which
-    all members have alike.
+    """One member's outer optimizer.
+
+        outer = TwoLevel(live, every=4, alpha=0.75)
+        within, across = over_group(island, "halos"), over_group(world, "halos")
+        ...                                     # inner steps on live, as one vector
+        outer.step(live, within, across)
+
+    ``slow``: the group's weights, float32; ``common``: those of all, what is evaluated, kept and
+    exported. Both begin as a copy of what it was made with, which all members have alike.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ import torch
 from atoll.collectives.api import enter
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.optim.gossip import NoLoCo, TwoLevel, consensus, over_group, over_swarm
+from atoll.optim.gossip import NoLoCo, TwoLevel, over_group, over_swarm
 
 
 def test_noloco_comes_together_and_goes_on_without_a_lost_peer() -> None:
@@ -77,24 +77,3 @@ def test_groups_agree_and_merge_to_one_model_though_a_member_is_lost() -> None:
                 if j in partners[i]:
                     assert torch.equal(seen[i][step][0], seen[j][step][0])
     assert abs(float(seen[0][11][1][0]) - 1.5) < 0.4
-
-
-def test_an_export_says_of_whom_it_is_and_how_far_apart_they_are() -> None:
-    weights = [[4.0, 0.0], [4.0, 3.0], [4.0, 6.0]]
-
-    def script(member: Any) -> None:
-        enter(member)
-        while len(member.members()) < 3:
-            member.sleep(0.1)
-        mine = torch.tensor(weights[member.index])
-        found = consensus(member, mine, op_id="export", deadline_s=20.0)
-        assert found is not None
-        assert mine.tolist() == weights[member.index]
-        assert found.mean.tolist() == [4.0, 3.0]
-        assert set(found.peers) == {view.peer for view in member.members()}
-        assert abs(found.apart - 6**0.5 / 5) < 1e-6  # squares of distances: 9, 0, 9
-        assert abs(found.own - abs(weights[member.index][1] - 3) / 5) < 1e-6
-        assert found.metadata["apart"] == "0.489898"
-        assert member.reports[-1] == {"apart": found.apart}
-
-    LocalSwarm(3, settings=RunSettings(codec="fp32")).run(script)
