@@ -117,10 +117,10 @@ def _fits(left: list[TensorSpec], length: int, target: float, more: int) -> bool
 def check_base(mine: Layout, theirs: Layout) -> None:
     """Raise ModelMismatchError E310 where two models train the same tensors on another base."""
     if mine.base != theirs.base and mine.tensors == theirs.tensors:
-        said = [layout.base.hex()[:12] or "nothing frozen" for layout in (mine, theirs)]
+        digests = [layout.base.hex()[:12] or "nothing frozen" for layout in (mine, theirs)]
         raise ModelMismatchError(
-            f"what is frozen in your model is not what the run has: yours {said[0]}, the run's "
-            f"{said[1]}",
+            f"what is frozen in your model is not what the run has: yours {digests[0]}, the run's "
+            f"{digests[1]}",
             code="E310",
             why="What members train fits the frozen parameters that it was trained on.",
             hint=(

@@ -517,8 +517,8 @@ def peers_command(run: str | None, watch: bool) -> None:
 
 def _say_finished(terminal: Terminal, client: NodeClient, run: str) -> None:
     """One line beside the members of a run that has all its rounds."""
-    if said := finished_words(client, client.find_run(run).run_id):
-        terminal.say(said)
+    if words := finished_words(client, client.find_run(run).run_id):
+        terminal.say(words)
 
 
 def finished_words(client: NodeClient, run_id: str) -> str:

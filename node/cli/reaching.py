@@ -212,14 +212,14 @@ def ping_command(
 
 def pong(found: dict[str, Any]) -> str:
     """One answer as a line."""
-    ways = {
+    routes = {
         "relay": "through a relay",
         "punched": f"punched {found['address']}",
         "lan": f"lan {found['address']}",
     }
     return (
         f"pong from {short_peer(found['peer'])}  {found['rtt_ms']:.1f} ms  "
-        f"{ways.get(found['path'], 'direct ' + found['address'])}"
+        f"{routes.get(found['path'], 'direct ' + found['address'])}"
     )
 
 

@@ -23,5 +23,5 @@ def record(stage: DemoStage, board: Board, run_id: str, file: Path) -> None:
             if event["event"] == "script.report":
                 yield {**event, "by": peer}
 
-    told = [stage.events(first.name, run_id), *(reports(row.name, row.peer) for row in others)]
-    diary.record(file, run_id, "demo", heapq.merge(*told, key=lambda event: event["at"]))
+    streams = [stage.events(first.name, run_id), *(reports(row.name, row.peer) for row in others)]
+    diary.record(file, run_id, "demo", heapq.merge(*streams, key=lambda event: event["at"]))

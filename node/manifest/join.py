@@ -47,7 +47,7 @@ def check_join(manifest: Manifest, name: str) -> None:
             )
     if not join.probation:
         return
-    apart = "What a newcomer would contribute is compared with the round's result, one by one."
+    one_by_one = "What a newcomer would contribute is compared with the round's result, one by one."
     refused = [
         (
             join.policy != "open",
@@ -70,6 +70,6 @@ def check_join(manifest: Manifest, name: str) -> None:
             ),
             "Leave one of the two out.",
         ),
-        (manifest.secure is not None, "$.secure", apart, "Leave one of the two out."),
+        (manifest.secure is not None, "$.secure", one_by_one, "Leave one of the two out."),
     ]
     refuse(refused, manifest, name, f"$.join.probation = {join.probation}")

@@ -245,7 +245,7 @@ def audit(
             hint="atoll status shows how far the run is.",
         )
     manifest = source.signed.open()
-    report, sample, lying = _Report(name), manifest.settings().sample, manifest.quorum.lying
+    report, sample, byzantine = _Report(name), manifest.settings().sample, manifest.quorum.lying
     try:
         check_genesis(
             genesis,
@@ -267,7 +267,7 @@ def audit(
                 organiser=source.signed.organiser,
                 verify=_verify,
                 peer=PeerId(""),
-                lying=lying,
+                lying=byzantine,
             )
             if sample is not None:
                 _check_drawn(

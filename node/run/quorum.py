@@ -25,8 +25,8 @@ def quorum_of(peers: Sequence[Mapping[str, Any]], least: int = 0) -> dict[str, A
     organiser = next(
         (PeerId(str(row.get("peer", ""))) for row in peers if row.get("organiser")), None
     )
-    lying = max(int(row.get("lying", 0)) for row in peers)
-    there = reach({peer: bool(live) for peer, live in members.items()}, organiser, least, lying)
+    byzantine = max(int(row.get("lying", 0)) for row in peers)
+    there = reach({peer: bool(live) for peer, live in members.items()}, organiser, least, byzantine)
     return {**msgspec.to_builtins(there), "held": there.quorum}
 
 

@@ -342,13 +342,13 @@ class Verdicts:
         middle = median(losses.values())
         most = middle + max(0.05 * abs(middle), DEVIATIONS * deviation(list(losses.values())))
         for peer, loss in losses.items():
-            apart = self._others.setdefault(peer, deque(maxlen=APART_OF))
-            apart.append(not loss <= most)
-            if sum(apart) >= APART:
+            differences = self._others.setdefault(peer, deque(maxlen=APART_OF))
+            differences.append(not loss <= most)
+            if sum(differences) >= APART:
                 self._raise(
                     "V03", peer, at, f"has a loss of {loss:.4g}, the others' median is {middle:.4g}"
                 )
-            elif not any(apart):
+            elif not any(differences):
                 self._withdraw("V03", peer, at)
 
     def _report(self, metrics: Mapping[str, float], at: float) -> None:

@@ -238,8 +238,8 @@ class _Play:
             for event in self._reports
             if event["by"] == best
         ]
-        told = [*self._by_peer[best], *others, *mine]
-        played.events = sorted(told, key=lambda event: event["at"])
+        events = [*self._by_peer[best], *others, *mine]
+        played.events = sorted(events, key=lambda event: event["at"])
         return played
 
     def _arrange(self, what: Mishap) -> None:

@@ -78,8 +78,8 @@ def run_lines(terminal: Terminal, run: Document) -> list[str]:
         lines.append(f"  join     {entry}")
     if (rule := str(run.get("rule") or "mean")) != "mean":
         lines.append(f"  rule     {rule_text(rule)}")
-    if lying := int(run.get("lying") or 0):
-        lines.append(f"  lying    {lying_text(lying, len(members))}")
+    if byzantine := int(run.get("lying") or 0):
+        lines.append(f"  lying    {lying_text(byzantine, len(members))}")
     if secure := run.get("secure"):
         lines.append(f"  secure   {secure_text(secure)}")
     if privacy := run.get("privacy"):

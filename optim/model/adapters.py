@@ -135,7 +135,7 @@ def product_bias(members: Sequence[tuple[float, Mapping[str, Tensor]]]) -> float
     ``members``: the weight of each, and its tensors by name, of which lora_A and lora_B count.
     """
     total = sum(weight for weight, _ in members)
-    apart = length = 0.0
+    squared = length = 0.0
     for name in members[0][1]:
         found = FACTOR.search(name)
         if found is None or found[2] != "A":
@@ -153,6 +153,6 @@ def product_bias(members: Sequence[tuple[float, Mapping[str, Tensor]]]) -> float
         of_means = torch.stack([weight * b for weight, b, _ in pairs]).sum(0) @ torch.stack(
             [weight * a for weight, _, a in pairs]
         ).sum(0)
-        apart += float((of_means - mean).square().sum())
+        squared += float((of_means - mean).square().sum())
         length += float(mean.square().sum())
-    return math.sqrt(apart / length) if length else 0.0
+    return math.sqrt(squared / length) if length else 0.0

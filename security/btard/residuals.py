@@ -67,8 +67,8 @@ def _balanced(
     slowly that an honest owner would be taken for a liar."""
     count, best, least = len(weights), weights, float("inf")
     for _ in range(NEWTON):
-        apart = np.eye(count) - weights
-        between = apart @ products @ apart.T
+        centring = np.eye(count) - weights
+        between = centring @ products @ centring.T
         lengths = np.sqrt(np.maximum(np.diagonal(between), 0.0))
         shares = radius / np.maximum(lengths, radius)
         left = np.sqrt(max(0.0, float(shares @ between @ shares)))
@@ -91,10 +91,11 @@ def residual(
     row: Vector, centre: Vector, direction: NDArray[np.float64], radius: float
 ) -> Residual:
     """What a contributor says of its part, in float64."""
-    apart = readable(row).astype(np.float64) - centre
-    norm = float(np.sqrt(np.dot(apart, apart)))
+    deviation = readable(row).astype(np.float64) - centre
+    norm = float(np.sqrt(np.dot(deviation, deviation)))
     return Residual(
-        float(np.dot(direction, apart)) * min(1.0, radius / max(norm, radius)), min(norm, _LARGEST)
+        float(np.dot(direction, deviation)) * min(1.0, radius / max(norm, radius)),
+        min(norm, _LARGEST),
     )
 
 
@@ -129,8 +130,10 @@ def off_centre(rows: Sequence[Vector], centre: Vector, radius: float) -> bool:
         return True
     total = np.zeros(len(centre))
     for row in rows:
-        apart = readable(row).astype(np.float64) - centre
-        total += apart * min(1.0, radius / max(float(np.sqrt(np.dot(apart, apart))), radius))
+        deviation = readable(row).astype(np.float64) - centre
+        total += deviation * min(
+            1.0, radius / max(float(np.sqrt(np.dot(deviation, deviation))), radius)
+        )
     return float(np.sqrt(np.dot(total, total))) > CONVICTED * _unit(len(rows), centre, radius)
 
 
@@ -147,8 +150,8 @@ def sketch_error(reported: Sequence[Residual], found: Sequence[Residual], size: 
             if all(np.isclose(a, b).all() for a, b in zip(reported, found, strict=True))
             else float("inf")
         )
-    apart = np.array(reported, np.float64) - np.array(found, np.float64)
-    return float(np.sqrt((apart * apart).sum(axis=0).max())) / size
+    difference = np.array(reported, np.float64) - np.array(found, np.float64)
+    return float(np.sqrt((difference * difference).sum(axis=0).max())) / size
 
 
 def _unit(rows: int, centre: Vector, radius: float) -> float:

@@ -75,7 +75,7 @@ def interval_error(values: Vector, end: Vector) -> float:
     """
     first, last = values[: len(end)].astype(np.float64), values[len(end) :].astype(np.float64)
     way = float(np.linalg.norm(end - first))
-    apart = float(np.linalg.norm(last - end))
-    if apart == 0:
+    distance = float(np.linalg.norm(last - end))
+    if distance == 0:
         return 0.0
-    return apart / way if way > 0 and np.isfinite(apart) else float("inf")
+    return distance / way if way > 0 and np.isfinite(distance) else float("inf")

@@ -117,9 +117,9 @@ def robust_start(products: Matrix) -> Vector:
     distances.
     """
     n = len(products)
-    apart = distances(products)
-    centre = nearest(total(np.sqrt(apart)), 1)[0]
-    return uniform(n, nearest(apart[centre], n // 2 + 1))
+    squared = distances(products)
+    centre = nearest(total(np.sqrt(squared)), 1)[0]
+    return uniform(n, nearest(squared[centre], n // 2 + 1))
 
 
 def lower_median(x: Vector) -> float:

@@ -81,10 +81,10 @@ def distances(products: Matrix) -> Matrix:
     """
     norms = np.diagonal(products)
     sums = norms[:, None] + norms
-    apart = sums - 2 * products
-    apart[apart <= NOISE * sums] = 0.0
-    np.fill_diagonal(apart, 0.0)
-    return apart
+    squared = sums - 2 * products
+    squared[squared <= NOISE * sums] = 0.0
+    np.fill_diagonal(squared, 0.0)
+    return squared
 
 
 def from_point(products: Matrix, weights: Vector) -> Vector:

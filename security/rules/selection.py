@@ -75,7 +75,7 @@ def mda(products: Matrix, f: int) -> Vector:
             why="it looks at all of them",
             hint="use MoNNA, Multi-Krum or NNM with a trimmed mean",
         )
-    apart = distances(products).tolist()
+    squared = distances(products).tolist()
     size, best, least = n - f, list(range(n - f)), math.inf
     stack: list[tuple[list[int], float]] = [([], -1.0)]
     while stack:  # depth first, in lexicographic order, without what is already as wide as the best
@@ -87,7 +87,7 @@ def mda(products: Matrix, f: int) -> Vector:
             continue
         first = rows[-1] + 1 if rows else 0
         for row in range(n - size + len(rows), first - 1, -1):
-            stack.append(([*rows, row], max([width, *(apart[row][other] for other in rows)])))
+            stack.append(([*rows, row], max([width, *(squared[row][other] for other in rows)])))
     return uniform(n, best)
 
 

@@ -78,10 +78,10 @@ def flag(products: Matrix, f: int, *, rank: int | None = None) -> Vector:
             shares[:, None] * vectors[:, :size][:, kept] / np.sqrt(values[:size][kept])
         )  # of the subspace, in terms of the rows
         onto = product(angles, basis)
-        apart = np.abs(there - total(onto * onto)) if basis.size else np.ones(n)
-        objective = float(total(np.sqrt(apart)))
+        squared = np.abs(there - total(onto * onto)) if basis.size else np.ones(n)
+        objective = float(total(np.sqrt(squared)))
         if objective >= last - 1e-10:
             break
         result, last = total(basis * total(onto.T)) / n if basis.size else result, objective
-        shares = 1 / np.sqrt(np.sqrt(apart + 1e-7))
+        shares = 1 / np.sqrt(np.sqrt(squared + 1e-7))
     return result * scale * lower_median(norms)

@@ -152,12 +152,12 @@ class BtardChecker:
             ]
             if len(rows) != len(step.residuals):
                 continue
-            apart = np.linalg.norm(
+            distance = np.linalg.norm(
                 aggregate(rows, step.radii[part]).astype(np.float64) - step.centres[part]
             )
-            if not apart <= NEAR * (step.radii[part] + np.linalg.norm(step.centres[part])):
+            if not distance <= NEAR * (step.radii[part] + np.linalg.norm(step.centres[part])):
                 self.problem(
-                    f"step {step.context.step}: part {part} is {apart:.2g} from the fixed point"
+                    f"step {step.context.step}: part {part} is {distance:.2g} from the fixed point"
                 )
 
     def _closed(self, owner: PeerId) -> dict[tuple[int, int, int], Vector] | None:
