@@ -48,10 +48,10 @@ def lab() -> Iterator[Lab]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def machine(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+@pytest.fixture
+def machine(lab: Lab, tmp_path: Path) -> Iterator[Machine]:
     try:
-        made = Machine(lab.hosts[1].namespace, tmp_path_factory.mktemp("systemd") / "machine")
+        made = Machine(lab.hosts[1].namespace, tmp_path / "machine")
     except MachineError as error:
         pytest.skip(f"no machine with systemd: it does not boot here: {error}")
     with made:
