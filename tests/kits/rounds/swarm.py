@@ -63,6 +63,7 @@ CHECKED = 0.5  # share of the seeds with two levels in which heads of sites are 
 DYING = 0.5
 POWER = 0.4  # share of the seeds in which half of the deaths are power cuts
 SYNCS_S = (0.0005, 0.002, 0.01, 0.03)  # what media take for a sync, in such seeds
+ARRIVALS_S = 1.2  # that turns are longer in rounds that wait for few
 BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
 RECORD_KINDS = {
     record_header.PART: "part",
@@ -147,6 +148,10 @@ class SimSwarm:
         self.rng, self.knocks = self.world.stream("swarm"), self.world.stream("knocks")
         self.network = Network(self.world, latency_s=0.0005, jitter_s=0.004)
         self.train_s = self.rng.choice((0.1, 0.3, 0.6))
+        if self.options.arrivals:
+            # every turn is a round: with shorter ones there are more in the time in which a
+            # newcomer asks once than members keep results of, and it is never let in
+            self.train_s += ARRIVALS_S
         count = self.rng.randint(*self.options.peers)
         self.names = [PeerId(f"p{index}") for index in range(count)]
         kinds, policy = self.options.faults, self.world.stream("policy")
