@@ -22,6 +22,7 @@ import mmap
 import os
 import tempfile
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
@@ -245,6 +246,11 @@ def lent(memory: mmap.mmap, start: int, stop: int) -> tuple[Tensor, ReferenceTyp
 
     array = np.frombuffer(memory, dtype=np.float32, count=stop - start, offset=start * FLOAT_BYTES)
     return torch.from_numpy(array), ref(array)
+
+
+def alive(references: Sequence[ReferenceType[Any]]) -> list[ReferenceType[Any]]:
+    """Those (`lent`) whose memory somebody can still read."""
+    return [each for each in references if each() is not None]  # an array has no truth value
 
 
 class ReadOnlyFloats:

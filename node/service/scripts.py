@@ -17,7 +17,7 @@ from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
 from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
 from ..control.service import ReduceMemory, ScriptEvents
-from ..control.shared_memory import AnchorSlots, SharedBuffer
+from ..control.shared_memory import AnchorSlots, SharedBuffer, alive
 from ..manifest import Manifest
 from ..secure.rounds import SecureRounds
 from ..session import events as ev
@@ -124,7 +124,7 @@ class AttachedScript:
             raise LocalProtocolError("one contribution is frozen already")
         now, stop = trio.current_time(), self._stops[fragment]
         vector, read = self.contribution.lend(stop - self.anchors[fragment].numel, stop)
-        self._lent[fragment] = [each for each in self._lent[fragment] if each()] + [read]
+        self._lent[fragment] = [*alive(self._lent[fragment]), read]
         self._frozen[fragment] = (cid, now)
         try:
             self.whole.sessions[fragment].contribute(now, cid, samples, vector, base, reading)
@@ -138,7 +138,7 @@ class AttachedScript:
 
     def unread(self, fragment: int = 0) -> bool:
         """Whether all have let go of what the script wrote."""
-        return fragment not in self._frozen and all(each() is None for each in self._lent[fragment])
+        return fragment not in self._frozen and not alive(self._lent[fragment])
 
     def computed(self, number: int, part: int = 0) -> None:
         """Take what the script computed by seed."""

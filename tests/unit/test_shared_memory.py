@@ -25,6 +25,7 @@ from atoll.node.control.shared_memory import (
     ReadOnlyFloats,
     SharedBuffer,
     WritableFloats,
+    alive,
     received,
 )
 
@@ -335,8 +336,10 @@ def test_what_was_lent_is_held_by_every_view_of_it() -> None:
         ):
             del tensor
             assert held() is not None
+            assert alive([held]) == [held]
             tensor = view
         del tensor, view
         assert held() is None
+        assert alive([held]) == []
         assert buffer.tensor()[100:300].eq(2.0).all()
     buffer.close()
