@@ -327,7 +327,7 @@ def _branch(run: ShownRun) -> dict[str, Any]:
 
 
 def peers_of(run: ShownRun) -> list[dict[str, Any]]:
-    """One a member or known peer. ``live``, ``round`` (the log's open entry there) and
+    """One a member or known peer. ``live``, ``round`` (the one that is open there) and
     ``completed`` (rounds before it) are None where this node cannot tell.
     """
     session, me, now = run.session, run.node.identity.peer, trio.current_time()
@@ -355,7 +355,7 @@ def peers_of(run: ShownRun) -> list[dict[str, Any]]:
             "doubled": membership.doubled(peer),
             "path": "self" if peer == me else lanes.get(peer, ""),
             "round": (open_ := records[peer].round or None if peer in records else None),
-            "completed": session.rounds(open_ - 1) if open_ is not None else None,
+            "completed": open_ - 1 if open_ is not None else None,
             "addresses": list(records[peer].addresses) if peer in records else [],
             "role": run.roles.get(peer, "train"),
             "trusted": peer in run.banning.lists.trusted,

@@ -386,7 +386,11 @@ def path_text(peer: Document) -> str:
 def rates_text(peer: Document) -> str:
     """What went to a peer and came from it, on the mean of the last minute."""
     rates = peer.get("up_bytes_per_s"), peer.get("down_bytes_per_s")
-    return "–" if None in rates else " / ".join(f"{float(rate or 0) / 1e6:.1f}" for rate in rates)
+    return (
+        "–"
+        if None in rates
+        else " / ".join(f"{max(0.0, float(rate or 0)) / 1e6:.1f}" for rate in rates)
+    )
 
 
 def _state(peer: Document) -> str:

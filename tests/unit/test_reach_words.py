@@ -508,6 +508,7 @@ def test_bandwidth_and_rates_in_words() -> None:
         f"to {name_of(PEER)} …{PEER[-8:]} up 19 Mbit/s, down 8.4 Mbit/s, path relay (through"
     )
     assert rates_text({"up_bytes_per_s": 1_040_000, "down_bytes_per_s": 0}) == "1.0 / 0.0"
+    assert rates_text({"up_bytes_per_s": 0, "down_bytes_per_s": -1e-9}) == "0.0 / 0.0"
     assert rates_text({"up_bytes_per_s": None, "down_bytes_per_s": None}) == rates_text({}) == "–"
 
 

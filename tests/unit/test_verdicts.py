@@ -233,6 +233,17 @@ def test_the_slowest_member_is_named() -> None:
     assert verdict.said.endswith("; the last one is peer2")
 
 
+def test_rounds_that_a_newcomer_catches_up_with_are_not_its_usual_ones() -> None:
+    run, verdicts = Run(4), Verdicts()
+    for _ in range(60):
+        for event in run.round(factor=0):
+            verdicts.take(event | {"counted": False})
+    told = [change for _ in range(100) for event in run.round() for change in verdicts.take(event)]
+    assert told == []
+    told = [change for _ in range(6) for event in slow(run) for change in verdicts.take(event)]
+    assert [change.verdict.code for change in told] == ["V01"]
+
+
 def test_what_stays_slow_becomes_usual() -> None:
     run, verdicts = Run(2), Verdicts()
     told = list[tuple[bool, int]]()
