@@ -81,7 +81,7 @@ class Notifier:
                     "ATOLL_CODE": verdict.code,
                     "ATOLL_RAISED": "1" if raised else "0",
                     "ATOLL_PEER": verdict.subject,
-                    "ATOLL_TEXT": f"{title}: {verdict.said}",
+                    "ATOLL_TEXT": f"{'' if raised else 'holds no more: '}{title}: {verdict.said}",
                 }
             )
             self._more.set()

@@ -368,6 +368,7 @@ def test_the_owners_command_is_run_without_a_shell(tmp_path: Path) -> None:
     assert first[0] == ["a b"]
     assert first[1]["ATOLL_NAME"] == words
     assert first[1]["ATOLL_TEXT"] == f"{PAGES['V06'].title}: {words}"
+    assert second[1]["ATOLL_TEXT"] == f"holds no more: {first[1]['ATOLL_TEXT']}"
     assert [told["ATOLL_RAISED"] for _, told in (first, second)] == ["1", "0"]
     assert (first[1]["ATOLL_CODE"], first[1]["ATOLL_PEER"], first[1]["ATOLL_RUN"]) == (
         "V06",
