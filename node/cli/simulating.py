@@ -177,7 +177,7 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
 
     terminal = current()
     run = load_manifest(manifest)
-    if given["peers"]:
+    if given["peers"] is not None:
         return simulated_fleet(terminal, run, given | {"task": task, "out": out})
     given["lr"] = PLAIN_LR if given["lr"] is None else given["lr"]
     if plays(run, given["attack"]):

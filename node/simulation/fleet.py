@@ -83,9 +83,8 @@ def parse_fleet(text: str, *, step_s: float | None, flops: float | None) -> list
     steps = _Steps(step_s, flops)
     seen, fleet = Counter[str](), list[FleetPeer]()
     for count, machine, found in rows:
-        up = bytes_per_s(found["up"], "peers")
-        down = bytes_per_s(found["down"] or found["up"], "peers")
-        rtt_s = RTT_S if found["rtt"] is None else _seconds(found["rtt"], found["unit"])
+        up, down = _rate(found["up"]), _rate(found["down"] or found["up"])
+        rtt_s = RTT_S if found["rtt"] is None else _seconds(found["rtt"], found["unit"], least=0)
         one_s = steps.of(machine)
         label = re.sub(r"[^a-z0-9]+", "", machine.lower())
         for _ in range(count):
@@ -123,12 +122,19 @@ class _Steps:
         return self._work / peak
 
 
-def _seconds(number: str, unit: str) -> float:
+def _rate(text: str) -> int:
+    try:
+        return bytes_per_s(text, "peers")
+    except ConfigError as error:
+        raise _wrong(error.message) from None
+
+
+def _seconds(number: str, unit: str, least: float = 1e-9) -> float:
     try:
         seconds = float(number) / (1000 if unit.lower() == "ms" else 1)
     except ValueError:
         raise _wrong(f"{number}{unit} is no time") from None
-    if not 0 < seconds < 86_400 or not math.isfinite(seconds):
+    if not least <= seconds < 86_400 or not math.isfinite(seconds):
         raise _wrong(f"{number}{unit} is no time between 0 and a day")
     return seconds
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """What `atoll simulate --peers` predicts, beside real peers in the network laboratory: the share of
-the time that is training, for three mixed fleets.
+the time that is training, for mixed fleets.
 
 Real peers, each with its node, on hosts of the given rates; inner compute is a small real step that
 waits until its time is over (`_wan_peer.py`), since all share this machine's cores. The simulation
 gets the same manifest and the same machines and links in words.
 
-    scripts/bench/bench_simulate.py                  all three fleets, about a minute each
+    scripts/bench/bench_simulate.py                  all four fleets, about a minute each
     scripts/bench/bench_simulate.py --fleets late
 
 measured, predicted   training share, the mean over peers; ratio: predicted / measured
@@ -15,6 +15,7 @@ measured, predicted   training share, the mean over peers; ratio: predicted / me
 from __future__ import annotations
 
 import argparse
+import logging
 import statistics
 import sys
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from bench_wan import PATIENCE_S, TEXT
 
 from atoll.node.manifest import load_manifest
 from atoll.node.simulation.fleet import parse_fleet
-from atoll.node.simulation.fleet_run import FleetRun
+from atoll.node.simulation.fleet_run import FleetRun, PlayedRun
 
 RTT_MS = 40.0  # between any two
 WITHIN = 0.10
@@ -54,6 +55,7 @@ FLEETS = {
     "steps": MixedFleet(
         ((50, 20), (100, 20), (250, 20), (50, 20)), "sync_every = 40", 'codec = "int8"'
     ),
+    "thin": MixedFleet(((60, 5), (60, 10), (90, 50)), "sync_every = 20", 'codec = "int8"'),
     "late": MixedFleet(
         ((100, 20), (150, 10), (200, 50)),
         'sync_every = 20\noverlap = "late"\ndelay = 12',
@@ -77,7 +79,7 @@ def measured(fleet: MixedFleet, rounds: int, folder: Path) -> tuple[list[dict[st
                 peer.say(
                     do="go",
                     step_s=ms / 1000,
-                    slice=fleet.parameters // 20,
+                    slice=fleet.parameters // 5,  # all of it in each round: zeros are compressed
                     rounds=rounds * fragments,
                     peers=len(rates),
                 )
@@ -85,22 +87,23 @@ def measured(fleet: MixedFleet, rounds: int, folder: Path) -> tuple[list[dict[st
         return found, lab.on_target(before) and lab.on_target(lab.ping_ms())
 
 
-def predicted(fleet: MixedFleet, rounds: int, folder: Path) -> float:
-    """The simulation's share."""
+def predicted(fleet: MixedFleet, rounds: int, folder: Path) -> PlayedRun:
+    """The simulated run."""
     folder.mkdir(exist_ok=True)
     manifest = folder / "simulated.toml"
     manifest.write_text(TEXT.format(train=fleet.train, exchange=fleet.exchange))
     settings = msgspec.structs.replace(load_manifest(manifest).settings(), rounds=rounds + 2)
     machines = parse_fleet(fleet.words, step_s=None, flops=None)
-    return FleetRun(settings, machines, fleet.parameters).play().share
+    return FleetRun(settings, machines, fleet.parameters).play()
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     """Measure and print."""
+    logging.getLogger("atoll").setLevel(logging.CRITICAL)  # each simulated machine tells its story
     runs: list[dict[str, Any]] = []
     for name in options.fleets.split(","):
         fleet = FLEETS[name]
-        share = predicted(fleet, options.rounds, folder / "sim")
+        played = predicted(fleet, options.rounds, folder / "sim")
         answers, valid = measured(fleet, options.rounds, folder / name)
         shares = [answer["training_share"] for answer in answers]
         real = statistics.mean(shares)
@@ -109,9 +112,17 @@ def run(options: argparse.Namespace, folder: Path) -> int:
                 "fleet": name,
                 "machines": fleet.words,
                 "measured": round(real, 4),
-                "predicted": round(share, 4),
-                "ratio": round(share / real, 4),
-                "by_peer": [round(each, 4) for each in shares],
+                "predicted": round(played.share, 4),
+                "ratio": round(played.share / real, 4),
+                "measured_by_peer": [round(each, 4) for each in shares],
+                "predicted_by_peer": [round(each.share, 4) for each in played.machines],
+                "measured_mb_a_round": [
+                    round(statistics.median(row["bytes_sent"] for row in answer["rounds"]) / 1e6, 3)
+                    for answer in answers
+                ],
+                "predicted_mb_a_round": [
+                    round(each.bytes_sent / played.rounds / 1e6, 3) for each in played.machines
+                ],
                 "late_steps": sum(answer["late_steps"] for answer in answers),
                 "valid": valid,
             }

@@ -51,6 +51,7 @@ def test_rows_say_how_many_of_which_machine_on_which_link() -> None:
         FleetPeer("a100-1", 0.5 * ratio, 125_000_000, 25_000_000, 0.02),
         FleetPeer("05s-1", 0.5, 2_500_000, 2_500_000, 0.0125),
     ]
+    assert fleet("50ms@1Gbit+0ms")[0].latency_s == 0.0
     by_work = parse_fleet("rtx 4090@1Gbit", step_s=None, flops=165.2e12 * 0.35)
     assert by_work[0].step_s == pytest.approx(1.0)
 
@@ -60,7 +61,7 @@ def test_rows_say_how_many_of_which_machine_on_which_link() -> None:
     [
         ("", "peers"),
         ("4090", "peers"),
-        ("4090@fast", "$.peers"),
+        ("4090@fast", "peers"),
         ("8 x toaster@100Mbit", "peers"),
         ("300 x 10ms@100Mbit", "peers"),
         ("999999999 x 10ms@1Gbit", "peers"),
@@ -284,6 +285,7 @@ def test_the_command_prints_a_table_a_document_and_files(tmp_path: Path) -> None
         (["--peers", "8 x toaster@1Gbit"], "no machine that is known"),
         (["--peers", THREE, "--alpha", "1"], "--alpha does not go with --peers"),
         (["--peers", THREE, "--churn", "nowhere.txt"], "cannot be read"),
+        (["--peers", ""], "at least 1"),
         (["--peers", "4090@1Gbit"], "how long does a step take"),
     ],
 )
