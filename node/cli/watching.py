@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ...collectives.errors import NetworkError
 from ...collectives.foreign import escaped
 from ..home.output import Terminal, as_json, current, short_peer, span_text
 from .happenings import LOOK_S
@@ -15,6 +16,8 @@ from .options import RUN, shared_options
 
 HOLDS = 1
 """Exit status where a verdict stands."""
+NO_NODE = 3
+"""Exit status where none is known to stand, and no node is running that could tell."""
 
 
 @click.command("watch")
@@ -24,7 +27,8 @@ HOLDS = 1
 def watch_command(run: str, follow: bool) -> int:
     """Say what is wrong with a run over many rounds; exit status 0: nothing, 1: something.
 
-    From the run's events alone, so it works without a node, too. What each verdict means: atoll
+    From the run's events alone, so it works without a node, too: then the exit status is 3 where no
+    verdict stands, since nobody looks any more. What each verdict means: atoll
     explain V01 to V09. To have a command run for each: atoll config set notify.command COMMAND.
     """
     from ..manifest import load_run
@@ -33,21 +37,39 @@ def watch_command(run: str, follow: bool) -> int:
 
     terminal = current()
     folder = terminal.paths.run_dir(load_run(terminal.paths, run).run_id)
-    verdicts = Verdicts()
+    verdicts, newest = Verdicts(), 0.0
     for event in diary.events(folder):
         verdicts.take(event)
+        newest = max(newest, float(event["at"]))
     verdicts.look(time.time())
     standing = sorted(verdicts.standing.values(), key=lambda each: each.since)
     if not follow:
+        looked_at = _node_runs(terminal)
+        lines = [_line(each, "since") for each in standing]
+        if not looked_at:
+            ago = (
+                f"; the newest event is of {span_text(time.time() - newest)} ago" if newest else ""
+            )
+            lines.append(f"no node is running, so nobody looks at this run now{ago}")
         terminal.data(
-            "\n".join(_line(each, "since") for each in standing) or "nothing is wrong",
-            {"verdicts": [each._asdict() for each in standing]},
+            "\n".join(lines) or "nothing is wrong",
+            {"verdicts": [each._asdict() for each in standing], "node": looked_at},
         )
-        return HOLDS if standing else 0
+        return HOLDS if standing else 0 if looked_at else NO_NODE
     for each in standing:
         _say(terminal, each, "since")
     _follow(terminal, folder, verdicts)
     return 0
+
+
+def _node_runs(terminal: Terminal) -> bool:
+    from ..client.commands import NodeClient
+
+    try:
+        with NodeClient.connect(terminal.paths):
+            return True
+    except NetworkError:
+        return False
 
 
 def _follow(terminal: Terminal, folder: Any, verdicts: Any) -> None:

@@ -152,3 +152,18 @@ def test_peers_names_a_departed_member_so(capsys: pytest.CaptureFixture[str]) ->
 
     rows = [{"peer": PEERS[0], "member": False, "live": False, "round": 4}]
     assert peers_table(Terminal(no_color=True), rows).splitlines()[1].endswith("no more")
+
+
+def test_watch_says_that_no_node_looks_and_ends_with_3(
+    atoll_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For cron: a node that was killed writes no events, and no verdict is raised any more."""
+    _, diary = made(atoll_home)
+    diary.write({"at": time.time() - 300.0, "event": "state.ready", "round": 0})
+    diary.close()
+    assert run(["watch", "told"]) == 3
+    assert capsys.readouterr().out == (
+        "no node is running, so nobody looks at this run now; the newest event is of 5 min ago\n"
+    )
+    assert run(["watch", "told", "--json"]) == 3
+    assert json.loads(capsys.readouterr().out) == {"node": False, "verdicts": []}
