@@ -227,7 +227,8 @@ def _fields_at(kind: Any, path: str) -> Sequence[msgspec.structs.FieldInfo]:
     """The fields of the struct at a msgspec path such as ``$.train.outer``."""
     for step in [s for s in re.split(r"[.\[\]]+", path.removeprefix("$")) if s]:
         fields = {f.name: f.type for f in msgspec.structs.fields(kind)}
-        kind = fields.get(step, kind)
+        wanted = fields.get(step, kind)
+        kind = _struct_in(wanted) or wanted
     return (
         msgspec.structs.fields(kind)
         if isinstance(kind, type) and issubclass(kind, msgspec.Struct)

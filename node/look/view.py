@@ -254,7 +254,9 @@ class RunPicture:
     def _fold(self, kind: str, event: Event, by: str) -> None:
         match kind:
             case "round.committed" | "entry.committed":
-                self._committed(msgspec.convert(event, Committed))
+                self._committed(
+                    msgspec.convert(event, Committed), mine=not self.me or by in ("", self.me)
+                )
             case "reduction.timed":
                 self._timing(msgspec.convert(event, ReductionSpan))
             case "script.report":
@@ -313,12 +315,13 @@ class RunPicture:
                 row.link = {}
 
     # ---- rounds
-    def _committed(self, event: Committed) -> None:
+    def _committed(self, event: Committed, *, mine: bool) -> None:
+        if mine:
+            self._traffic(event)
         if event.entry <= self._entries.get(event.fragment, -1):
             return  # another file's word on the same
         self._entries[event.fragment] = event.entry
         self._members(event.members, event.at, event.lost)
-        self._traffic(event)
         if not event.contributors:
             return
         if not self.me and event.counted and len(event.contributors) == 1:
@@ -338,8 +341,8 @@ class RunPicture:
             len(event.members),
             sum(event.contributors.values()),
             event.counted,
-            self._base_sent + event.bytes_sent,
-            self._base_received + event.bytes_received,
+            self._base_sent + self._last_sent,
+            self._base_received + self._last_received,
         )
         for peer, samples in event.contributors.items():
             if (known := self._peer(peer)) is not None:
@@ -463,8 +466,8 @@ class RunPicture:
             whole = sum(period for _, period in waited)
             share = max(0.0, 1 - sum(min(w, period) for w, period in waited) / whole)
         newest = self.rounds[-1] if self.rounds else None
-        sent = self.status.get("bytes_sent", newest.sent if newest else 0)
-        received = self.status.get("bytes_received", newest.received if newest else 0)
+        sent = self.status.get("bytes_sent", self._base_sent + self._last_sent)
+        received = self.status.get("bytes_received", self._base_received + self._last_received)
         return {
             "round": max((row.round for row in rows), default=0),
             "members": sum(row.member for row in self.peers),

@@ -272,6 +272,13 @@ def test_validate_names_the_key(atoll: Cli, tmp_path: Path) -> None:
     assert atoll.out == ""
     assert "$.train.outer.lrr" in atoll.err
     assert "Did you mean `lr`?" in atoll.err
+    arrivals = (
+        "[exchange.arrivals]\nquorom = 3\nwait = 'groop'\n"  # a table that is None if left out
+    )
+    (tmp_path / "worse.toml").write_text(RUN + arrivals)
+    assert atoll("validate", "worse.toml") == 78
+    assert "Did you mean `quorum`?" in atoll.err
+    assert "Choose one of: quorum, groups" in " ".join(atoll.err.split())
     error = atoll.json("validate", "bad.toml", status=78)["error"]
     assert (error["code"], error["slug"], error["key"], error["exit"]) == (
         "E411",
