@@ -166,4 +166,4 @@ def test_watch_says_that_no_node_looks_and_ends_with_3(
         "no node is running, so nobody looks at this run now; the newest event is of 5 min ago\n"
     )
     assert run(["watch", "told", "--json"]) == 3
-    assert json.loads(capsys.readouterr().out) == {"node": False, "verdicts": []}
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "node": False, "verdicts": []}
