@@ -439,8 +439,9 @@ class AnchorSlots:
             self._abandoned.update(self._leases)
             self._leases.clear()
             if self._use_memfd is not False and MEMFD:  # nothing is reserved for the new memory
-                for slot in [each for each in self._abandoned if not self._taken(each)]:
-                    self._replace(slot, keep=False)
+                with contextlib.suppress(StorageError, OSError):  # else when it is written next
+                    for slot in [each for each in self._abandoned if not self._taken(each)]:
+                        self._replace(slot, keep=False)
 
     def renew(self) -> None:
         """Before `reader_fds` go to a new session: other memory for every abandoned slot (the

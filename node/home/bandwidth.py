@@ -18,7 +18,7 @@ UNITS = {
     "gbit/s": 1e9 / 8,
 }
 LEAST = 50_000  # bytes/s: less does not keep lanes alive
-_TEXT = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z/]*)", re.IGNORECASE)
+_TEXT = re.compile(r"([0-9]{1,18}(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z/]*)", re.IGNORECASE)
 
 
 def bytes_per_s(text: str, key: str) -> int:

@@ -19,7 +19,7 @@ NEVER_AGAIN = (2, 64, 65, 66, 70, 76, 77, 78)
 read, a differing model."""
 ENDED = 143
 """What `atoll join` exits with after SIGTERM."""
-_ODD = re.compile(r"[\x00-\x1f\x7f]")
+_ODD = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 class Service(NamedTuple):
@@ -97,7 +97,13 @@ def launchd(service: Service, log: Path, *, user: str = "") -> bytes:
 
 
 def _plain(text: str) -> str:
-    """A value that stands alone on its line."""
+    """A value that stands alone on its line, which a backslash at its end would join to the next."""
+    if text.endswith("\\"):
+        raise ConfigError(f"{text!r} cannot stand in a service's file", why="It is one line.")
+    return _checked(text)
+
+
+def _checked(text: str) -> str:
     if _ODD.search(text):
         raise ConfigError(f"{text!r} cannot stand in a service's file", why="It is one line.")
     return text.replace("%", "%%")
@@ -110,5 +116,5 @@ def _word(text: str) -> str:
 
 def _quoted(text: str) -> str:
     """A word of a line of words: quotes, backslashes and ``%`` are systemd's own."""
-    text = _plain(text).replace("\\", "\\\\").replace('"', '\\"')
+    text = _checked(text).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{text}"' if re.search(r"[^A-Za-z0-9_@%+=:,./\$-]", text) else text

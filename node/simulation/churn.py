@@ -108,7 +108,7 @@ def draw(text: str, peers: int, until_s: float, rng: Random) -> list[Mishap]:
 def _who(number: int, text: str, names: Sequence[str]) -> int:
     if text in names:
         return names.index(text)
-    if text.isdigit() and int(text) < len(names):
+    if re.fullmatch("[0-9]{1,9}", text) and int(text) < len(names):
         return int(text)
     some = ", ".join(names[:4])
     raise _wrong(number, f"no machine {text!r}: 0 to {len(names) - 1}, or {some} …")

@@ -67,6 +67,7 @@ def test_rows_say_how_many_of_which_machine_on_which_link() -> None:
         ("999999999 x 10ms@1Gbit", "peers"),
         ("4090@100Mbit", "step-ms"),
         ("0ms@100Mbit", "peers"),
+        ("10ms@" + "9" * 400 + "Mbit", "peers"),
     ],
 )
 def test_what_is_no_fleet_is_refused_by_name(text: str, key: str) -> None:
@@ -108,7 +109,7 @@ def test_a_script_says_what_happens_when_to_whom() -> None:
 @pytest.mark.parametrize(
     "line",
     ["kill 3", "at 5 kill 9", "at 5 kill z", "at x kill 1", "at 5 freeze 1", "at 5 cut 1 back 3",
-     "at 5 join 0", "at 5 kill 1 for 3", "at 5 eat 1"],
+     "at 5 join 0", "at 5 kill 1 for 3", "at 5 eat 1", "at 5 kill ²", "at 5 kill " + "9" * 5000],
 )  # fmt: skip
 def test_a_line_that_says_nothing_is_named_by_its_number(line: str) -> None:
     with pytest.raises(ConfigError, match=r"line 2|no time"):

@@ -63,7 +63,10 @@ def test_the_unit_of_a_training_needs_the_nodes_and_quotes_its_words() -> None:
 
 
 def test_a_line_that_would_be_two_is_refused() -> None:
-    for odd in ("a\nExecStartPost=/bin/sh", "a\x00", "a\r"):
+    for folder in ("/srv/odd\\", "/srv/\udcff"):  # joined to the next line; no text
+        with pytest.raises(ConfigError, match="one line"):
+            systemd(RUN._replace(folder=Path(folder)))
+    for odd in ("a\nExecStartPost=/bin/sh", "a\x00", "a\r", "a\udcff"):
         with pytest.raises(ConfigError, match="one line"):
             systemd(RUN._replace(description=odd))
         with pytest.raises(ConfigError, match="one line"):

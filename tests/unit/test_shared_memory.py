@@ -6,6 +6,7 @@ import fcntl
 import mmap
 import os
 import random
+import resource
 import subprocess
 import sys
 import threading
@@ -255,6 +256,37 @@ def test_slots_that_nobody_needs_give_their_memory_back(
     slots.lease()
     slots.abandon()  # the script may read on, in memory that is not the node's any more
     assert held() == [slot]
+    slots.close()
+
+
+@pytest.mark.skipif(not MEMFD, reason="no memfd here")
+def test_a_script_is_let_go_of_though_there_is_no_room_for_other_memory() -> None:
+    """Else its session would never end, and no other script could attach."""
+    slots = AnchorSlots(1 << 12)
+    for round_ in (1, 2, 3):
+        slot = slots.next_slot()
+        slots.tensor(slot).fill_(float(round_))
+        slots.publish(slot, round_, "")
+        if round_ < 3:
+            slots.lease()
+    views = [ReadOnlyFloats(os.dup(fd), 1 << 12) for fd in slots.reader_fds()]
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        slots.abandon()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert slots.leased == []
+    for round_ in (4, 5):  # what the script may still read is not written over
+        slot = slots.next_slot()
+        slots.tensor(slot).fill_(float(round_))
+        slots.publish(slot, round_, "")
+    seen = torch.empty(1 << 12)
+    values = set[float]()
+    for view in views:
+        view.copy_into(seen)
+        values.add(float(seen.mean()))
+    assert {1.0, 2.0} <= values
     slots.close()
 
 
