@@ -97,7 +97,7 @@ def launchd(service: Service, log: Path, *, user: str = "") -> bytes:
 
 
 def _plain(text: str) -> str:
-    """A value that stands alone on its line, which a backslash at its end would join to the next."""
+    """A value alone on its line, which a backslash at its end would join to the next."""
     if text.endswith("\\"):
         raise ConfigError(f"{text!r} cannot stand in a service's file", why="It is one line.")
     return _checked(text)

@@ -205,6 +205,10 @@ class Chronicle:
         found = [row["parts"][peer] for row in newest.values() if peer in row["parts"]]
         return sum(found) / len(found) if found else None
 
+    def was_member(self, peer: PeerId) -> bool:
+        """Whether ``peer`` was in a configuration that is remembered here."""
+        return any(peer in row["members"] for row in self.rounds)
+
     def _note_part(self, fragment: int, event: ev.RoundCommitted) -> None:
         """A user whose link is too slow for a part is told so, once until it has one again."""
         me = self.run.node.identity.peer

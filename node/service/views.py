@@ -348,6 +348,7 @@ def peers_of(run: ShownRun) -> list[dict[str, Any]]:
             "peer": peer,
             "you": peer == me,
             "member": peer in config,
+            "former": peer not in config and run.chronicle.was_member(peer),
             "part": run.chronicle.part(peer),
             "organiser": peer == run.organiser,
             "live": session.others.there(now, peer),

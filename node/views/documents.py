@@ -418,6 +418,8 @@ def _member(peer: Document) -> str:
         )
     if role == "observe":
         return "no, observes"
+    if peer.get("former"):
+        return "no more"
     if peer.get("live", True) is False:
         return "no more" if peer.get("round") else "no"
     return (

@@ -226,3 +226,13 @@ def test_of_a_finished_run_the_log_says_that_it_is(caplog: pytest.LogCaptureFixt
         noting(test)
     (record,) = caplog.records
     assert record.getMessage().endswith(": finished: all rounds are committed")
+
+
+def test_who_was_in_a_configuration_is_known_to_have_been_a_member() -> None:
+    def test(run: Run, chronicle: Chronicle) -> None:
+        assert not chronicle.was_member(OTHER)
+        chronicle.note(0, committed(1, (), Share(ME, 3)))
+        assert chronicle.was_member(OTHER)
+        assert not chronicle.was_member(PeerId("third"))
+
+    noting(test)

@@ -150,8 +150,11 @@ def test_peers_names_a_departed_member_so(capsys: pytest.CaptureFixture[str]) ->
     from atoll.node.home.output import Terminal
     from atoll.node.views.documents import peers_table
 
-    rows = [{"peer": PEERS[0], "member": False, "live": False, "round": 4}]
-    assert peers_table(Terminal(no_color=True), rows).splitlines()[1].endswith("no more")
+    gone = {"peer": PEERS[0], "member": False, "live": False, "round": 4}
+    leaving = {"peer": PEERS[1], "member": False, "live": True, "round": 4, "former": True}
+    entering = {"peer": PEERS[2], "member": False, "live": True, "round": 4, "former": False}
+    table = peers_table(Terminal(no_color=True), [gone, leaving, entering]).splitlines()
+    assert [row.split("  ")[-1].strip() for row in table[1:]] == ["no more", "no more", "not yet"]
 
 
 def test_watch_says_that_no_node_looks_and_ends_with_3(
