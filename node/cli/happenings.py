@@ -14,9 +14,9 @@ import click
 
 from ...collectives.errors import ConfigError
 from ...collectives.foreign import escaped
+from ..home.durations import duration_s
 from ..home.output import Terminal, as_json, current
 from ..views.event_words import QUIET, Event, Words
-from .invites import duration_s
 from .options import RUN, shared_options
 
 LOOK_S = 0.5

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...collectives.errors import ConfigError, NotAdmittedError
+from ..home.durations import duration_s
 from ..home.output import Terminal, current, iso_time, short_peer, span_text
 from ..run.capability import MOST_USES, ROLES, Role
 from .consent import target_of
@@ -29,17 +30,6 @@ INVITE_FILE = click.option(
     metavar="FILE",
     help="Read the invite from FILE.",
 )
-_UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def duration_s(text: str) -> float:
-    """``7d``, ``12h``, ``30min``, ``90s`` as seconds. Raises ConfigError."""
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(s|min|h|d|w)", text.strip())
-    if not found or float(found[1]) <= 0:
-        raise ConfigError(
-            f"{text!r} is no duration", why="", hint="For example 90s, 30min, 12h, 7d", exit_code=2
-        )
-    return float(found[1]) * _UNITS_S[found[2]]
 
 
 def check_addresses(given: tuple[str, ...]) -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 import click
 
 from ...collectives.errors import ConfigError, StateError
+from ..home.durations import duration_s
 from ..home.output import bytes_text, current
 from .costs import describe, describe_lines, explain_rule
 from .daemon import finished_words, running
 from .identity import identity_of
-from .invites import addresses_in_use, check_addresses, duration_s, fresh_invite
+from .invites import addresses_in_use, check_addresses, fresh_invite
 from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
 from .templates import TEMPLATES
 

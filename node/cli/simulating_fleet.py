@@ -50,7 +50,7 @@ def simulated_fleet(terminal: Terminal, manifest: Manifest, given: dict[str, Any
         flops=_flops(manifest),
     )
     task, trained = _task(manifest, given)
-    mishaps = _happenings(given["churn"], fleet, given)
+    mishaps = _mishaps(given["churn"], fleet, given)
     run = FleetRun(
         settings,
         fleet,
@@ -87,22 +87,15 @@ def simulated_fleet(terminal: Terminal, manifest: Manifest, given: dict[str, Any
 
 
 def _check_options(given: dict[str, Any]) -> None:
-    context = click.get_current_context()
-    wrong = [
-        name
-        for name in given
-        if name not in ONLY | ALSO
-        and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        and name in {parameter.name for parameter in context.command.params}
-        and name not in {"json", "quiet", "verbose", "no_color", "no_input", "yes", "home"}
-    ]
-    if wrong:
-        flag = "--" + wrong[0].replace("_", "-")
-        raise ConfigError(
-            f"{flag} does not go with --peers",
-            key=wrong[0],
-            why="It is of simulations of federated methods, or of attacks on [btard].",
-        )
+    """What else was typed belongs to the other ways of `atoll simulate`."""
+    typed = click.get_current_context().get_parameter_source
+    for name in given.keys() - ONLY - ALSO:
+        if typed(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} does not go with --peers",
+                key=name,
+                why="It is of simulations of federated methods, or of attacks on [btard].",
+            )
 
 
 def _settings(manifest: Manifest, given: dict[str, Any]) -> RunSettings:
@@ -111,7 +104,7 @@ def _settings(manifest: Manifest, given: dict[str, Any]) -> RunSettings:
         (manifest.secure is not None, "[secure]"),
         (manifest.mode == "federated", 'mode = "federated"'),
         (manifest.train.target_samples is not None, "[train] target_samples"),
-        (bool(manifest.adapters.settings().mode not in ("", "plain")), "[adapters]"),
+        (manifest.adapters.settings().mode not in ("", "plain"), "[adapters]"),
     ):
         if there:
             raise ConfigError(
@@ -166,9 +159,7 @@ def _task(manifest: Manifest, given: dict[str, Any]) -> tuple[Task | None, str]:
     return load_task(manifest, None), "the run's model" if own else "a small GPT in its place"
 
 
-def _happenings(
-    text: str | None, fleet: Sequence[FleetPeer], given: dict[str, Any]
-) -> list[Mishap]:
+def _mishaps(text: str | None, fleet: Sequence[FleetPeer], given: dict[str, Any]) -> list[Mishap]:
     from ..simulation.churn import draw, parse_script
 
     if not text:
@@ -228,13 +219,16 @@ def _document(manifest: Manifest, run: Any, played: PlayedRun, trained: str) -> 
 
 
 def _lines(played: PlayedRun, document: dict[str, Any]) -> list[str]:
-    width = max(len(machine.name) for machine in played.machines)
-    lines = [f"{'MACHINE':{width}}  STEP     UP/DOWN            ROUNDS  SAMPLES   TRAINING  SENT"]
+    width = max(len("MACHINE"), *(len(machine.name) for machine in played.machines))
+    lines = [
+        f"{'MACHINE':{width}}  {'STEP':>8}  {'UP / DOWN':>21}  ROUNDS    SAMPLES  TRAINING  SENT"
+    ]
     for machine in played.machines:
         died = {0: "", 1: "  died once"}.get(machine.deaths, f"  died {machine.deaths} times")
+        step = f"{machine.step_s:.3g} s"
         link = f"{_mbit(machine.up)} / {_mbit(machine.down)} Mbit/s"
         lines.append(
-            f"{machine.name:{width}}  {span_text(machine.step_s):>8}  {link:>21}  "
+            f"{machine.name:{width}}  {step:>8}  {link:>21}  "
             f"{machine.rounds:6}  {machine.samples:9,}  {machine.share:8.1%}  "
             f"{bytes_text(machine.bytes_sent)}{died}"
         )

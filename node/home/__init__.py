@@ -1,8 +1,8 @@
 """What one node has on its machine: files, settings, processes, a terminal. Knows no run. Lowest
 first:
 
-paths, bandwidth, hours, endpoint, strict_toml   where files lie; quantities, addresses and settings
-                   as people write them
+paths, bandwidth, durations, hours, endpoint, strict_toml   where files lie; quantities, addresses
+                   and settings as people write them
 memory_use         how much memory this process has
 local_settings     ./atoll.toml, used only where it is named or trusted
 config             the node's settings

@@ -22,10 +22,9 @@ from random import Random
 from typing import Literal, cast
 
 from ...collectives.errors import ConfigError
+from ..home.durations import seconds_in
 
 Deed = Literal["kill", "freeze", "cut", "join"]
-TIME = re.compile(r"(\d+(?:\.\d+)?|\.\d+)(s|m|h|d)?")
-UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 LINE = re.compile(
     r"at\s+(?P<at>\S+)\s+(?P<deed>kill|freeze|cut|join)\s+(?P<who>\S+)"
     r"(?:\s+(?P<word>back|for)\s+(?P<long>\S+))?"
@@ -47,9 +46,8 @@ class Mishap:
 
 def seconds_of(text: str, key: str) -> float:
     """``90``, ``90s``, ``15m``, ``2h``, ``1d`` in seconds. Raises ConfigError naming ``key``."""
-    found = TIME.fullmatch(text.strip().lower())
-    seconds = float(found[1]) * UNITS[found[2] or ""] if found else -1.0
-    if not 0 <= seconds <= 3650 * 86_400:
+    seconds = seconds_in(text, bare="s")
+    if seconds is None or seconds > 3650 * 86_400:
         raise ConfigError(
             f"{text!r} is no time", key=key, hint="Seconds, or with a unit: 90, 15m, 2h, 1d"
         )

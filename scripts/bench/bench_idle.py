@@ -7,7 +7,7 @@ Checkouts that are to be compared run beside each other, and the same seconds ar
 them, so that what else this machine does, falls on all alike. The last line of stdout is one JSON
 object.
 
-    scripts/bench/bench_idle.py --seconds 30 --turns 3 .venv/bin/python /tmp/before/.venv/bin/python
+    scripts/bench/bench_idle.py --seconds 30 --turns 3 .venv/bin/python BEFORE/.venv/bin/python
 """
 
 from __future__ import annotations

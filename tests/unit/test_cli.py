@@ -18,7 +18,7 @@ from atoll.collectives.codec_names import CODECS, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.node.cli import COMMANDS, GROUPS, cli, run, take_any_text
 from atoll.node.cli.child import ChildCommand
-from atoll.node.cli.invites import duration_s
+from atoll.node.home.durations import duration_s
 from atoll.node.home.names import FIRST, SECOND, name_of
 from atoll.node.home.output import (
     Terminal,
