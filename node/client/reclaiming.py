@@ -7,14 +7,24 @@ A contribution's memory is one fragment's range of the buffer that script and no
 * **settled** once its outcome is known and the script has let go of it (error feedback reads it
   after the outcome), which nobody has to say: the tensor is gone,
 * **asked**: the node says whether it reads it still (its engine may, for a peer that lags behind),
-* **returned** to the system, if it does not; else asked again later.
+* **returning** to the system, if it does not, piece by piece in a thread of its own: a GiB takes
+  some tenths of a second, which training does not wait for; else asked again later,
+* **returned**.
 
-The next `lend` makes it held, whatever it was. The caller sees to it that `lend` and `step` are
-not under way at once.
+The next `lend` makes it held, whatever it was: it stops a return and waits for the piece that is
+under way. So nobody writes to pages that are still to be returned. Nobody reads them either: the
+node reads a contribution only after it was told of it, which the script does after it wrote it.
+
+Both ends may die at any step. The script's death closes the connection: the node drops the buffer,
+and the next script's is another. The node's death leaves the script the mapping, which no other
+node knows; a return that is under way goes on, on memory that nobody will read.
+
+The caller sees to it that `lend` and `step` are not under way at once.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +32,7 @@ from weakref import ReferenceType
 
 from ...collectives.errors import VersionMismatchError
 from ..control import protocol as p
-from ..control.shared_memory import FLOAT_BYTES, WritableFloats
+from ..control.shared_memory import FLOAT_BYTES, WritableFloats, beside
 from .link import Link, PendingAnswer
 
 if TYPE_CHECKING:
@@ -39,16 +49,37 @@ class _Loan:
     not_before_s: float = 0.0
 
 
+class _Return:
+    """Elements [start, stop) on their way back to the system."""
+
+    def __init__(self, floats: WritableFloats, start: int, stop: int) -> None:
+        self._stopped = threading.Event()
+        self._thread = beside(lambda: floats.clear(start, stop, lambda: not self._stopped.is_set()))
+
+    def stop(self) -> None:
+        """Return no further piece. Waits for the one that is under way."""
+        self._stopped.set()
+        self.wait()
+
+    def wait(self) -> None:
+        """Until it is over."""
+        if self._thread is not None:
+            self._thread.join()
+
+
 class Reclaiming:
     """Of one connection's contribution buffer. ``bounds``: the range of each fragment."""
 
     def __init__(self, floats: WritableFloats, bounds: Sequence[tuple[int, int]]) -> None:
         self._floats, self._bounds = floats, bounds
-        self._loans: dict[int, _Loan] = {}  # by fragment: not returned
+        self._loans: dict[int, _Loan] = {}  # by fragment: not returned, nor returning
+        self._returns: dict[int, _Return] = {}  # by fragment: since it was lent last
 
     def lend(self, fragment: int) -> Tensor:
         """Where the next contribution is written: float32, the fragment's range."""
         start, stop = self._bounds[fragment]
+        if (under_way := self._returns.pop(fragment, None)) is not None:
+            under_way.stop()
         tensor, reference = self._floats.lend(start, stop)
         self._loans.pop(fragment, None)
         if (stop - start) * FLOAT_BYTES >= LEAST_BYTES:
@@ -71,4 +102,9 @@ class Reclaiming:
                 loan.not_before_s = now + AGAIN_S
                 if isinstance(answer, p.Unread) and answer.unread:
                     del self._loans[fragment]
-                    self._floats.clear(*self._bounds[fragment])
+                    self._returns[fragment] = _Return(self._floats, *self._bounds[fragment])
+
+    def wait(self) -> None:
+        """Until all that is returning is returned."""
+        for each in self._returns.values():
+            each.wait()

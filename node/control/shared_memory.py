@@ -16,13 +16,15 @@ Nothing here loads torch before ``SharedBuffer.tensor`` or ``ReadOnlyFloats.copy
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
 import os
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, ref
@@ -117,12 +119,9 @@ class SharedBuffer:
         """Give the memory back to the system until somebody touches it again: then it is zero. Does
         nothing where that cannot be had.
         """
-        if not (self._memfd and hasattr(mmap, "MADV_REMOVE")):
+        if not self._memfd:
             return  # a file would lose the blocks that were reserved for it
-        memory = self._mapping()
-        with contextlib.suppress(OSError):
-            for at in range(0, self.nbytes, PIECE_BYTES):  # each holds the interpreter's lock
-                memory.madvise(mmap.MADV_REMOVE, at, min(PIECE_BYTES, self.nbytes - at))
+        give_back(self._mapping(), 0, self.nbytes)
 
     def _mapping(self) -> mmap.mmap:
         if self._memory is None:
@@ -224,17 +223,54 @@ class WritableFloats:
         """See `lent`."""
         return lent(self._memory, start, stop)
 
-    def clear(self, start: int, stop: int) -> None:
+    def clear(self, start: int, stop: int, go_on: Callable[[], bool] = lambda: True) -> None:
         """Give the whole pages of elements [start, stop) back to the system: they are zero when
-        somebody touches them again. Does nothing where that cannot be had.
+        somebody touches them again. Does nothing where that cannot be had. See `give_back`.
         """
         first = -(-start * FLOAT_BYTES // mmap.PAGESIZE) * mmap.PAGESIZE
         last = stop * FLOAT_BYTES
         if stop < self.numel:
             last -= last % mmap.PAGESIZE
-        if MEMFD and first < last and hasattr(mmap, "MADV_REMOVE"):
-            with contextlib.suppress(OSError):
-                self._memory.madvise(mmap.MADV_REMOVE, first, last - first)
+        if MEMFD and first < last:
+            give_back(self._memory, first, last, go_on)
+
+
+def give_back(
+    memory: mmap.mmap, first: int, last: int, go_on: Callable[[], bool] = lambda: True
+) -> None:
+    """Give bytes [first, last) of a writable shared mapping back to the system, whole pages of
+    which they are: they are zero when somebody touches them again. In pieces of PIECE_BYTES while
+    ``go_on()``, which is asked before each; meanwhile other threads have the interpreter's lock.
+    What the system refuses stays as it is.
+    """
+    if not hasattr(mmap, "MADV_REMOVE"):
+        return
+    madvise = _madvise()
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    for at in range(first, last, PIECE_BYTES):
+        if not go_on() or madvise(begin + at, min(PIECE_BYTES, last - at), mmap.MADV_REMOVE):
+            return
+
+
+@cache
+def _madvise() -> Callable[[int, int, int], int]:
+    """That of the C library: mmap's method would hold the interpreter's lock."""
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return madvise
+
+
+def beside(work: Callable[[], None]) -> threading.Thread | None:
+    """Have ``work`` done by a thread of its own, which no process waits for at its end; by the
+    caller (None) where there is none to be had.
+    """
+    thread = threading.Thread(target=work, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads, or the interpreter ends
+        work()
+        return None
+    return thread
 
 
 def lent(memory: mmap.mmap, start: int, stop: int) -> tuple[Tensor, ReferenceType[Any]]:
@@ -438,10 +474,7 @@ class AnchorSlots:
         with self._changed:
             self._abandoned.update(self._leases)
             self._leases.clear()
-            if self._use_memfd is not False and MEMFD:  # nothing is reserved for the new memory
-                with contextlib.suppress(StorageError, OSError):  # else when it is written next
-                    for slot in [each for each in self._abandoned if not self._taken(each)]:
-                        self._replace(slot, keep=False)
+            self._clear_idle()
 
     def renew(self) -> None:
         """Before `reader_fds` go to a new session: other memory for every abandoned slot (the
@@ -460,8 +493,13 @@ class AnchorSlots:
 
     def _clear_idle(self) -> None:
         """Give back the memory of slots that nobody will read again. Whoever reads one that was
-        current has leased it; the newest may not be published yet, so what is written stays.
+        current has leased it; the newest may not be published yet, so what is written stays. An
+        abandoned slot gets other memory: the old ends with the script that may still read it.
         """
+        if self._use_memfd is not False and MEMFD:  # nothing is reserved for the new memory
+            with contextlib.suppress(StorageError, OSError):  # else when it is written next
+                for slot in [each for each in sorted(self._abandoned) if not self._taken(each)]:
+                    self._replace(slot, keep=False)
         for slot in sorted(self._dirty - self._abandoned - set(self._writing)):
             if self._taken(slot):
                 continue
@@ -471,7 +509,7 @@ class AnchorSlots:
                 buffer.clear()
                 continue
             self._clearing.add(slot)
-            threading.Thread(target=self._clear, args=(slot, buffer), daemon=True).start()
+            beside(lambda slot=slot, buffer=buffer: self._clear(slot, buffer))
 
     def _clear(self, slot: int, buffer: SharedBuffer) -> None:
         try:

@@ -10,6 +10,8 @@ done.
     {"do": "attach"}                  the model joins the run
     {"do": "rounds", "count": 3, "peers": 2}    so many rounds, a step before each  →  how long
         each that counted everybody kept the script, and the digest of the anchor
+    {"do": "look"}                    what a training loop does after a step: the swarm may give
+        memory back
     {"do": "end"}
 """
 
@@ -90,6 +92,8 @@ def main() -> None:
             number, digest = view.round, view.digest
             view.release()
             say("rounds", pauses=pauses, round=number, digest=digest)
+        elif told["do"] == "look":
+            say("look", closing=swarm.closing)
         elif told["do"] == "end":
             break
     swarm.close()

@@ -7,7 +7,13 @@ counts what processes share once, by what is mapped. Programs and libraries cost
 the model's size, so figures a parameter are differences to a small model; of the script they are
 beyond what it had before it attached.
 
-bytes_per_param   script and node between rounds: the sum of all below
+bytes_per_param   script and node between rounds, once nothing is on its way back to the system:
+                  the sum of shared, files and anonymous
+at_once           the same at the moment in which the last round was over
+peak              the most of them while rounds were under way, as looked at every 20 ms, or for a
+                  twentieth of the time where looking takes longer: a lower bound
+returned_s        how long memory was on its way back after the last round; null: the node still
+                  held more than one generation of the anchor after RETURN_S
 shared            of it memory that script and node share: contribution and anchor generations;
                   it can only be swapped out
 files             of it mapped files of the peer's home, results of rounds in use: page cache, which
@@ -25,18 +31,25 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+from _attach_model import pss
 from _bench import CANNOT, FailedError, emit, progress
 from _kits import Peer, Peers
+
+from atoll.node.client.reclaiming import LEAST_BYTES
+from atoll.node.control.shared_memory import FLOAT_BYTES
 
 SMALL = 40_000  # parameters of the model that shows what programs cost
 PATIENCE_S = 550.0
 # while somebody joins, and ten seconds longer, a node keeps a copy of the state for it (8 bytes a
 # parameter)
 SERVED_S = 12.0
+RETURN_S = 120.0
+LOOK_S = 0.02
 KINDS: tuple[str, ...] = ("shared", "files", "anonymous")
 
 TEXT = """\
@@ -75,6 +88,56 @@ def kind_of(path: str, home: Path) -> str:
     return "anonymous" if not path or path.startswith("[") else ""
 
 
+def shared_by(pid: int) -> int:
+    """Bytes of all memory that a node shares with its script, whoever has it mapped."""
+    found = dict[int, int]()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            if str(entry.readlink()).startswith("/memfd:atoll"):
+                status = entry.stat()
+                found[status.st_ino] = status.st_blocks * 512
+        except FileNotFoundError:  # closed just now
+            continue
+    return sum(found.values())
+
+
+class Peak(threading.Thread):
+    """The most memory of some processes, looked at every LOOK_S, or seldom enough not to keep
+    them, until `stop`.
+    """
+
+    def __init__(self, pids: list[int]) -> None:
+        super().__init__(daemon=True)
+        self._pids, self._over, self._most = pids, threading.Event(), 0
+        self.start()
+
+    def run(self) -> None:
+        """Look."""
+        took = 0.0
+        while not self._over.wait(max(LOOK_S, 19 * took)):
+            began = time.monotonic()
+            self._most = max(self._most, sum(map(pss, self._pids)))
+            took = time.monotonic() - began
+
+    def stop(self) -> int:
+        """Bytes."""
+        self._over.set()
+        self.join()
+        return self._most
+
+
+def returned(peer: Peer, bound: int) -> float | None:
+    """Have the script do what a training loop does after a step until the node shares no more
+    than ``bound`` bytes: seconds that it took.
+    """
+    began = time.monotonic()
+    while time.monotonic() < began + RETURN_S:
+        ask([peer], "look")
+        if shared_by(peer.node_pid) <= bound:
+            return time.monotonic() - began
+    return None
+
+
 def ask(among: list[Peer], do: str, **fields: Any) -> list[dict[str, Any]]:
     """Have all do something at once; their answers."""
     for peer in among:
@@ -90,11 +153,15 @@ def measure(options: argparse.Namespace, folder: Path, numel: int) -> dict[str, 
         peer = swarm.all[0]
         script, node = peer.process.pid, peer.node_pid
         made = ask(swarm.all, "make")[0]["numel"]
-        own = mapped(script, folder)
+        own, own_pss = mapped(script, folder), pss(script)
         ask(swarm.all, "attach")
         ask(swarm.all, "rounds", count=options.rounds, peers=2)
         time.sleep(SERVED_S)
+        peak = Peak([script, node])
         seen = ask(swarm.all, "rounds", count=options.rounds, peers=2)
+        most = peak.stop()
+        at_once = pss(script) + pss(node)
+        returned_s = returned(peer, FLOAT_BYTES * made + LEAST_BYTES)
         ask(swarm.all, "make")  # gives back what was freed
         in_script, in_node = mapped(script, folder), mapped(node, folder)
     if seen[0]["round"] != seen[1]["round"] or seen[0]["digest"] != seen[1]["digest"]:
@@ -106,6 +173,9 @@ def measure(options: argparse.Namespace, folder: Path, numel: int) -> dict[str, 
         "numel": made,
         "script": {kind: in_script[kind] - own[kind] for kind in KINDS},
         "node": in_node,
+        "at_once": at_once - own_pss,
+        "peak": most - own_pss,
+        "returned_s": returned_s,
         "pauses": pauses,
     }
 
@@ -121,6 +191,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         }
         for where in ("script", "node")
     }
+    beside = {name: round((large[name] - small[name]) / values, 2) for name in ("at_once", "peak")}
+    returned_s = large["returned_s"]
     total = {kind: round(each["script"][kind] + each["node"][kind], 2) for kind in KINDS}
     emit(
         "memory",
@@ -129,6 +201,8 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         params=large["numel"],
         bytes_per_param=round(sum(total.values()), 2),
         **total,
+        **beside,
+        returned_s=None if returned_s is None else round(returned_s, 3),
         script=each["script"],
         node=each["node"],
         pause_s=round(statistics.median(large["pauses"]), 3),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from atoll.node.client import RunSwarm, join
 from atoll.node.client.link import PendingAnswer
 from atoll.node.client.reclaiming import AGAIN_S, LEAST_BYTES, Reclaiming
 from atoll.node.control import protocol as p
+from atoll.node.control import shared_memory
 from atoll.node.control.shared_memory import MEMFD, SharedBuffer, WritableFloats
 
 pytestmark = pytest.mark.skipif(not MEMFD, reason="no memory here that can be given back")
@@ -187,12 +189,59 @@ def test_fragments_are_returned_alone_and_a_new_loan_wins_over_an_old_answer() -
     step(now + AGAIN_S, link, {0: True, 1: False}.__getitem__)
     link.answer(True)
     step(now + AGAIN_S, link, lambda _: False)
+    reclaiming.wait()
     assert floats.tensor()[cut:].eq(2.0).all()
     assert held(buffer.fd) == 4 * cut + 2 * page  # the other half of the shared page stays, too
     step(now + AGAIN_S, link, lambda _: True)
     link.answer(True)
     step(now + AGAIN_S, link, lambda _: True)
+    reclaiming.wait()
     assert held(buffer.fd) <= mmap.PAGESIZE
+    buffer.close()
+
+
+def test_memory_is_returned_in_pieces_until_somebody_wants_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_memory, "PIECE_BYTES", 1 << 18)
+    buffer = SharedBuffer(LEAST_BYTES)
+    floats = WritableFloats(os.dup(buffer.fd), LEAST_BYTES // 4)
+    floats.tensor().fill_(1.0)
+    asked = iter([True, True, False])
+    floats.clear(0, LEAST_BYTES // 4, lambda: next(asked))
+    assert held(buffer.fd) == LEAST_BYTES // 2
+    assert floats.tensor()[LEAST_BYTES // 8 :].eq(1.0).all()
+    buffer.close()
+
+
+def test_a_loan_in_the_middle_of_a_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The script contributes again while pages of its last contribution are on their way, wherever
+    the thread is: what it writes stays, and a neighbour's contribution does too."""
+    monkeypatch.setattr(shared_memory, "PIECE_BYTES", mmap.PAGESIZE)
+    cut, rng = LEAST_BYTES // 4, random.Random(28)
+    buffer = SharedBuffer(4 * 2 * cut)
+    floats, link = WritableFloats(os.dup(buffer.fd), 2 * cut), Answers()
+    reclaiming = Reclaiming(floats, [(0, cut), (cut, 2 * cut)])
+    step: Any = reclaiming.step
+    reclaiming.lend(1).fill_(-1.0)
+    stopped = 0
+    for value in range(1, 101):
+        reclaiming.lend(0).fill_(float(value))
+        step(0.0, link, {0: True, 1: False}.__getitem__)
+        link.answer(True)
+        step(0.0, link, {0: True, 1: False}.__getitem__)
+        pages = rng.randrange(cut * 4 // mmap.PAGESIZE)
+        while held(buffer.fd) > 4 * 2 * cut - pages * mmap.PAGESIZE:
+            assert pages  # the thread is at work: this ends
+        vector = reclaiming.lend(0)
+        stopped += held(buffer.fd) > 4 * cut
+        vector.fill_(-float(value))
+        del vector
+        reclaiming.wait()
+        assert floats.tensor()[:cut].eq(-float(value)).all()
+        assert floats.tensor()[cut:].eq(-1.0).all()
+        assert held(buffer.fd) == 4 * 2 * cut
+    assert stopped  # at least once it was in the middle
     buffer.close()
 
 

@@ -256,6 +256,16 @@ def test_slots_that_nobody_needs_give_their_memory_back(
     slots.lease()
     slots.abandon()  # the script may read on, in memory that is not the node's any more
     assert held() == [slot]
+    for round_ in (7, 8):  # a script that dies at the current one
+        died = slots.lease()
+        view = ReadOnlyFloats(os.dup(slots.reader_fds()[died.slot]), 1 << 18)
+        slots.abandon()
+        assert held() == [died.slot]
+        slot = publish(round_)
+        assert held() == [slot]
+        seen = torch.empty(1 << 18)
+        view.copy_into(seen)
+        assert seen.eq(float(round_ - 1)).all()
     slots.close()
 
 
