@@ -15,7 +15,7 @@ commands.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import lru_cache, partial
 
 from torch import Tensor
@@ -326,9 +326,7 @@ class Exchange:
         """Send these chunks of a provided blob; they are behind all rounds in the queue."""
         chunks = self._blobs.chunks(name)
         if chunks and peer != self.me:
-            self._sender.box(peer).blobs.update(
-                ((name, chunk), None) for chunk in unfold(spans, chunks)
-            )
+            self._sender.box(peer).queue_blob(name, unfold(spans, chunks))
 
     def want(
         self,
@@ -386,6 +384,11 @@ class Exchange:
     def has_more(self, peer: PeerId) -> bool:
         """Whether `next_record`, which had nothing, may have something by now."""
         return self._sender.has_more(peer)
+
+    @property
+    def busy(self) -> Set[PeerId]:
+        """For whom `next_record` may have something: a driver of many lanes need not ask each."""
+        return self._sender.busy
 
     def destination(
         self, peer: PeerId, header: bytes | bytearray | memoryview, lane: int = 0

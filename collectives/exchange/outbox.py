@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ..identifiers import PeerId
@@ -68,7 +68,8 @@ class Outbox:
     blobs come last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, peer: PeerId, busy: set[PeerId]) -> None:
+        self._peer, self._busy = peer, busy
         self.ring: deque[Flow] = deque()
         self.flows: dict[bytes, Flow] = {}  # by slot id
         self.blobs: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (name, chunk)
@@ -92,6 +93,12 @@ class Outbox:
         if not flow.queued:
             flow.queued = True
             self.ring.append(flow)
+            self._busy.add(self._peer)
+
+    def queue_blob(self, name: bytes, chunks: Iterable[int]) -> None:
+        """Send these chunks of a provided blob when nothing of a round is left to send."""
+        self.blobs.update(((name, chunk), None) for chunk in chunks)
+        self._busy.add(self._peer)
 
     def drop(self, slot_id: bytes) -> None:
         """Forget a round."""
@@ -139,6 +146,7 @@ class Sender:
         lead: Callable[[], Lead],
     ) -> None:
         self.boxes: dict[PeerId, Outbox] = {}
+        self.busy = set[PeerId]()  # for whom `next_record` may have something
         self._frozen = frozen
         self._blobs = blobs
         self._poison = poison  # a contribution is not finite
@@ -149,7 +157,7 @@ class Sender:
         """The outbox of a peer, made on first use."""
         box = self.boxes.get(peer)
         if box is None:
-            box = self.boxes[peer] = Outbox()
+            box = self.boxes[peer] = Outbox(peer, self.busy)
         return box
 
     def more(self, slot: RoundSlot, *peers: PeerId) -> None:
@@ -196,6 +204,7 @@ class Sender:
             record = self._blobs.record(name, chunk)
             if record is not None:
                 return Outgoing(*record)
+        self.busy.discard(peer)
         return None
 
     def _next_of(self, flow: Flow, box: Outbox, peer: PeerId, lane: int) -> Outgoing | None:

@@ -33,7 +33,8 @@ class Log(Sequence[Certified]):
     def __init__(self, read: Callable[[int, int], Sequence[Certified]]) -> None:
         self._read = read
         self.length = 0
-        self.config: Config = ()  # decided by the newest; both are asked for with every message
+        self.config: Config = ()  # decided by the newest; all three are asked for with each message
+        self.members = frozenset[Member]()  # of it
         self._genesis: Certified | None = None
         self._recent = deque[Certified](maxlen=RECENT)
         self._rounds, self._samples = array("Q"), array("Q")  # in all entries before each span
@@ -55,6 +56,7 @@ class Log(Sequence[Certified]):
             self._samples.append(self._last_samples)
         self._recent.append(certified)
         self.config = certified.entry.next_config
+        self.members = frozenset(self.config)
         self.length += 1
         self._last_rounds += rounds_in(certified.entry)
         self._last_samples += samples_in(certified.entry)

@@ -233,7 +233,7 @@ class RoundMachine:
     def is_member(self) -> bool:
         """Whether this member, in this incarnation, is an acceptor of the open round."""
         return (
-            self.me in self.config
+            self.me in self.journal.entries.members
             and self.me not in self.removed
             and not self.forgotten
             and not self.unasked
@@ -425,7 +425,7 @@ class RoundMachine:
             return self.fetch(now, peer)
         if isinstance(body, m.Sealed):
             return self.sealing.on_sealed(who, body)
-        if who in self.config and self.is_member and not self.sealing.active:
+        if who in self.journal.entries.members and self.is_member and not self.sealing.active:
             self._dispatch(now, who, body)
         return None
 

@@ -615,7 +615,7 @@ class RunService:
                 now,
                 peer,
                 len(data),
-                member=self.whole is not None and peer in self.whole.config_peers(),
+                member=self.whole is not None and self.whole.in_config(peer),
             )
             and self.budgets.request(now, peer, own)
         ):

@@ -264,7 +264,7 @@ class Admission:
             machine is None
             or round_ != machine.round
             or machine.open.decided is not None
-            or peer in self.session.config_peers()
+            or self.session.in_config(peer)
         ):
             return  # after the decision anybody knows which chunk is drawn
         if peer in self._trials or len(self._trials) < MOST_TRIALS:

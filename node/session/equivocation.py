@@ -33,7 +33,7 @@ class EquivocationWatch:
             session.machine is None
             or round_ != session.machine.round
             or peer == session.me
-            or peer not in session.config_peers()
+            or not session.in_config(peer)
         ):
             return
         if round_ != self._round:

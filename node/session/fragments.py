@@ -227,7 +227,7 @@ class Fragments:
         self._by_log = {session.log: session for session in self.sessions}
 
     def _in_first(self, peer: PeerId) -> bool:
-        return peer in self.sessions[0].config_peers()
+        return self.sessions[0].in_config(peer)
 
     # ---- views
     @property
@@ -255,6 +255,10 @@ class Fragments:
     def config_peers(self) -> list[PeerId]:
         """The members of any fragment's newest configuration."""
         return sorted({peer for session in self.sessions for peer in session.config_peers()})
+
+    def in_config(self, peer: PeerId) -> bool:
+        """Whether a peer is a member of any fragment's newest configuration."""
+        return any(session.in_config(peer) for session in self.sessions)
 
     def bounds(self, layout: Layout) -> list[tuple[int, int]]:
         """Which elements of the whole flat vector each fragment holds: [start, stop)."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...collectives import messages as m
+from ...collectives.group import Config
 from ...collectives.identifiers import PeerId
 from ...collectives.round import RoundView, check_genesis
 from . import events as ev
@@ -30,6 +31,8 @@ class PeerSelection:
         self.session, self._admission = session, admission
         self._lives: dict[PeerId, int] = {}  # members: the newest incarnation that spoke
         self._speaking: dict[PeerId, int] = {}  # members: the incarnation that spoke last
+        self._config: Config = ()
+        self._counted = dict[PeerId, int]()  # its members' incarnations
         self._logless: set[PeerId] = set()  # they ask for the beginning of the log
         self._lacking: dict[PeerId, int] = {}  # they ask for a state after this entry or later
         self._same: set[PeerId] = set()  # known to be on this history
@@ -39,6 +42,7 @@ class PeerSelection:
         """Peers worth asking, the likeliest first."""
         session = self.session
         config = session.config_peers()
+        inside = set(config)
         known = [
             *config,
             *(record.peer for record in session.membership.records()),
@@ -52,8 +56,8 @@ class PeerSelection:
             and not session.budgets.deaf_to(now, peer)
         ]
         session.rng.shuffle(live)
-        return [peer for peer in live if peer in config] + [
-            peer for peer in live if peer not in config
+        return [peer for peer in live if peer in inside] + [
+            peer for peer in live if peer not in inside
         ]
 
     def knock(self, now: float, targets: Sequence[PeerId]) -> None:
@@ -70,7 +74,7 @@ class PeerSelection:
             return
         if self._deserted(now):
             # They are asked for what follows the newest entry known, applied or not.
-            others = [peer for peer in targets if peer not in session.config_peers()]
+            others = [peer for peer in targets if not session.in_config(peer)]
             for peer in others[:ASKED_AT_ONCE]:
                 session.actions.tell(peer, machine.tail.entry.round + 1, m.Fetch())
         if (
@@ -123,7 +127,10 @@ class PeerSelection:
 
     def other_life(self, peer: PeerId, machine: RoundView) -> str | None:
         """How a peer of the configuration lives on, where not as the life that counts."""
-        counted = next((who.incarnation for who in machine.config if who.peer == peer), None)
+        if self._config is not machine.config:  # asked for each member of it
+            self._config = machine.config
+            self._counted = {who.peer: who.incarnation for who in reversed(machine.config)}
+        counted = self._counted.get(peer)
         if counted is None:
             return None
         if peer == self.session.me:
@@ -169,9 +176,7 @@ class PeerSelection:
     # ---- histories
     def _compare(self, now: float, targets: Sequence[PeerId]) -> None:
         strangers = [
-            peer
-            for peer in targets
-            if peer not in self._same and peer not in self.session.config_peers()
+            peer for peer in targets if peer not in self._same and not self.session.in_config(peer)
         ]
         self._compared = {
             peer: at
@@ -190,7 +195,7 @@ class PeerSelection:
         machine, foreign = session.machine, session.membership.foreign
         if machine is None:
             return False
-        if peer in session.config_peers():
+        if session.in_config(peer):
             self._lives[peer] = max(envelope.incarnation, self._lives.get(peer, 0))
             self._speaking[peer] = envelope.incarnation
         if isinstance(body, m.Catch) and body.entries and body.entries[0].entry.round == 0:

@@ -76,7 +76,7 @@ class Retaining:
         if (
             session.ports.storage.contributions is None
             or machine is None
-            or peer not in session.config_peers()
+            or not session.in_config(peer)
         ):
             return
         statement = Statement(

@@ -9,7 +9,7 @@ and threads, the simulator in virtual time; the code is the same. A member is in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any, Literal, get_args
@@ -170,7 +170,7 @@ class Session:
         self.queue = ContributionQueue(self)
         self.contacts: list[PeerId] = []
         self._config_of: Certified | None = None
-        self._config_peers: tuple[PeerId, ...] = ()
+        self._config_peers = dict[PeerId, int]()  # incarnations by peer
         self._draining = False
         self._asked_at = self._ticked_at = -1e9
         self._now = now
@@ -298,15 +298,22 @@ class Session:
 
     def config_peers(self) -> list[PeerId]:
         """The members of the newest configuration known."""
+        return list(self._newest_config())
+
+    def in_config(self, peer: PeerId) -> bool:
+        """Whether a peer is a member of the newest configuration known."""
+        return peer in self._newest_config()
+
+    def _newest_config(self) -> Mapping[PeerId, int]:
         if self.machine is None:
-            return []
+            return {}
         newest = self.machine.tail
         if self._config_of is not newest:  # asked for with every message
-            self._config_of, self._config_peers = (
-                newest,
-                tuple(member.peer for member in newest.entry.next_config),
-            )
-        return list(self._config_peers)
+            self._config_of = newest
+            self._config_peers = {
+                member.peer: member.incarnation for member in newest.entry.next_config
+            }
+        return self._config_peers
 
     # ---- life
     def start(self, now: float) -> None:
@@ -595,7 +602,7 @@ class Session:
         """
         self._now = now
         self.membership.heard(now, peer)
-        if not self.budgets.message(now, peer, len(data), member=peer in self.config_peers()):
+        if not self.budgets.message(now, peer, len(data), member=self.in_config(peer)):
             return
         try:
             if data[:1] == MEMBERSHIP:

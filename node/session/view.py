@@ -282,6 +282,10 @@ class SessionView(Protocol):
         """The time of the input being handled."""
         ...
 
+    def in_config(self, peer: PeerId) -> bool:
+        """Whether a peer is a member of the newest configuration known."""
+        ...
+
     def config_peers(self) -> list[PeerId]:
         """The members of the newest configuration known."""
         ...

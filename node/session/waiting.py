@@ -160,7 +160,8 @@ class Waits:
     def _no_quorum(
         self, machine: RoundView, there: list[Member]
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
-        gone = [member.peer for member in machine.config if member not in there]
+        counted = set(there)
+        gone = [member.peer for member in machine.config if member not in counted]
         needed = (len(machine.config) + machine.lying) // 2 + 1
         what = f"{needed} of {len(machine.config)} members; {len(there)} can be counted on"
         for peer in gone:

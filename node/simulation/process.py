@@ -177,7 +177,7 @@ class NodeProcess:
         self.session = self.run.sessions[0]
         self._rng, self._emit, self._died = rng, emit, died
         self._events: deque[Any] = deque()
-        self._lanes: list[PeerId] = []
+        self._lanes: dict[PeerId, int] = {}  # in this order they are pulled
         self._timer: Timer | None = None
         self._pumps: dict[PeerId, Timer] = {}
         self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
@@ -194,7 +194,7 @@ class NodeProcess:
             for peer in self.place.peers:
                 if peer != self.peer:
                     self.plane.lane_up(peer)
-                    self._lanes.append(peer)
+                    self._lanes[peer] = len(self._lanes)
             self.run.start(self.world.now)
             self.run.add_contacts(self.world.now, contacts)
 
@@ -241,8 +241,9 @@ class NodeProcess:
             self.run.on_exchange(self.world.now, self._events.popleft())
         if not self.ended:
             if pulled:
-                for peer in self._lanes:
-                    if peer not in self._pumps and self.plane.has_more(peer):
+                busy = self.plane.busy - self._pumps.keys()
+                for peer in sorted(busy & self._lanes.keys(), key=self._lanes.__getitem__):
+                    if self.plane.has_more(peer):
                         self._pump(peer)
             self._arm()
 
@@ -277,8 +278,7 @@ class NodeProcess:
         if self.runs(lambda: self.link(peer, up)):
             with self.alive():
                 (self.plane.lane_up if up else self.plane.lane_down)(peer)
-                if peer not in self._lanes:
-                    self._lanes.append(peer)
+                self._lanes.setdefault(peer, len(self._lanes))
                 self.run.on_link(self.world.now, peer, up)
 
     def gone(self, peer: PeerId) -> None:
