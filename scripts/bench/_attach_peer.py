@@ -5,7 +5,7 @@ model attached. Arguments: home, run, parameters.
 Commands and answers are JSON lines; each command is answered with an event of its name when it is
 done.
 
-    {"do": "make"}                    the model and its optimizer, the first time, and some steps  →
+    {"do": "make", "device": "cpu"}   the model and its optimizer, the first time, and some steps  →
         memory after them
     {"do": "attach"}                  the model joins the run
     {"do": "rounds", "count": 5}      so many rounds, a step before each  →  how many counted
@@ -53,7 +53,7 @@ def main() -> None:
     for line in sys.stdin:
         told = json.loads(line)
         if told["do"] == "make":
-            trainer = trainer or Trainer(numel)
+            trainer = trainer or Trainer(numel, told["device"])
             for _ in range(SETTLED):
                 trainer.step()
             say("make", numel=trainer.numel, pss=held())

@@ -5,9 +5,10 @@ hundredth of its values. Arguments: home, run, parameters.
 Commands and answers are JSON lines; each command is answered with an event of its name when it is
 done.
 
-    {"do": "make"}                    the model and its optimizer, the first time, and some steps;
-        what was freed goes back to the kernel
-    {"do": "attach"}                  the model joins the run
+    {"do": "make", "device": "cpu", "steps": 100}    the model and its optimizer, the first time, and
+        so many steps; what was freed goes back to the kernel
+    {"do": "attach"}                  the model joins the run  →  seconds, the state's transfer
+        among them
     {"do": "rounds", "count": 3, "peers": 2}    so many rounds, a step before each  →  how long
         each that counted everybody kept the script, and the digest of the anchor
     {"do": "look"}                    what a training loop does after a step: the swarm may give
@@ -37,10 +38,12 @@ PIECES = 100  # tensors, one of which a step touches
 class SparseTrainer:
     """A model of ``numel`` parameters, SGD without state, and steps that touch a hundredth."""
 
-    def __init__(self, numel: int) -> None:
+    def __init__(self, numel: int, device: str, *, random: bool) -> None:
+        """``random``: whether values differ; a model that will be the run's anchor needs none."""
         torch.manual_seed(1)
+        make = torch.randn if random else torch.zeros
         self.model = torch.nn.ParameterList(
-            torch.nn.Parameter(torch.randn(numel // PIECES)) for _ in range(PIECES)
+            torch.nn.Parameter(make(numel // PIECES, device=device)) for _ in range(PIECES)
         )
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.steps = 0
@@ -71,14 +74,15 @@ def main() -> None:
         told = json.loads(line)
         if told["do"] == "make":
             if trainer is None:
-                trainer = SparseTrainer(numel)
-                for _ in range(PIECES):
+                trainer = SparseTrainer(numel, told["device"], random=told["steps"] > 0)
+                for _ in range(told["steps"]):
                     trainer.step()
             held()
             say("make", numel=sum(each.numel() for each in trainer.model.parameters()))
         elif told["do"] == "attach" and trainer is not None:
+            began = time.monotonic()
             attachment = attach(trainer.model, trainer.optimizer, swarm)
-            say("attach")
+            say("attach", seconds=time.monotonic() - began)
         elif told["do"] == "rounds" and trainer is not None and attachment is not None:
             pauses = list[float]()
             for _ in range(told["count"]):

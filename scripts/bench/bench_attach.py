@@ -6,6 +6,7 @@ Two peers on this machine, each a script with its node (`_attach_peer.py`). Memo
 set size (PSS, from smaps_rollup), which counts what processes share once; it is sampled every few
 milliseconds through rounds. Programs and libraries cost the same whatever the model's size, so
 figures a parameter are differences to a small model, and what those cost is told as ``fixed_mib``.
+With --device cuda the models are on a GPU; memory is the host's all the same.
 Then, between rounds, one script takes steps of the same model in turns: attached, and with an
 optimizer that has the same state and no hooks.
 
@@ -110,16 +111,16 @@ def measure(
         peer = swarm.all[0]
         script, node = peer.process.pid, peer.node_pid
         joined = pss(script)
-        made = ask(swarm.all, "make")[0]["numel"]
+        made = ask(swarm.all, "make", device=options.device)[0]["numel"]
         with Sampler(script, node) as plain:
-            own = ask(swarm.all, "make")[0]["pss"]
+            own = ask(swarm.all, "make", device=options.device)[0]["pss"]
         ask(swarm.all, "attach")
         ask(swarm.all, "rounds", count=options.rounds, peers=2)
         time.sleep(SERVED_S)
         with Sampler(script, node) as seen:
             whole = ask(swarm.all, "rounds", count=options.rounds, peers=2)[0]["whole"]
         time.sleep(1.0)  # what a round leaves to tidy up
-        resting = ask(swarm.all, "make")[0]["pss"] - own
+        resting = ask(swarm.all, "make", device=options.device)[0]["pss"] - own
         found: dict[str, Any] = {
             "numel": made,
             "own": own - joined,
@@ -247,6 +248,7 @@ def parse() -> argparse.Namespace:
         "--params", type=int, default=5_000_000, help="of the model (default 5,000,000)"
     )
     parser.add_argument("--codec", default="int8", help="default int8")
+    parser.add_argument("--device", default="cpu", help="of the models: cpu (default), or cuda")
     parser.add_argument(
         "--feedback",
         action="store_true",
@@ -273,6 +275,8 @@ def parse() -> argparse.Namespace:
         help="whose optimizer to compare with (default hivemind)",
     )
     options = parser.parse_args()
+    if options.device != "cpu" and options.against != "none":
+        parser.error("hivemind is measured on the CPU: --against none")
     if options.params < 10 * SMALL or min(options.rounds, options.pairs) < 1:
         parser.error(f"--params is at least {10 * SMALL}, --rounds and --pairs at least 1")
     return options

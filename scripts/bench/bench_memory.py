@@ -2,7 +2,7 @@
 """How much host memory a peer of a large model needs between rounds, and what holds it.
 
 Two peers on this machine, each a script with its node (`_memory_peer.py`), and a model whose steps
-each touch one hundredth of its values. Memory is proportional set size (PSS, from smaps), which
+each touch one hundredth of its values, on the CPU or, with --device cuda, on a GPU. Memory is proportional set size (PSS, from smaps), which
 counts what processes share once, by what is mapped. Programs and libraries cost the same whatever
 the model's size, so figures a parameter are differences to a small model; of the script they are
 beyond what it had before it attached.
@@ -22,6 +22,9 @@ anonymous         of it memory of one process: the outer optimizer's state in th
                   and what the allocator keeps of freed memory
 pause_s           how long a round kept the script, median
 same_anchor       whether both peers hold the same anchor, bit for bit (true, or nothing is printed)
+join_s            with --join: how long a third peer's attach() took at the end, whose node fetched
+                  anchor and momentum from the two; start_s: how long its script and node took to
+                  start, and the script to make its model, before
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from _kits import Peer, Peers
 from atoll.node.client.reclaiming import LEAST_BYTES
 from atoll.node.control.shared_memory import FLOAT_BYTES
 
+STEPS = 100  # before a peer attaches: each value was touched once
 SMALL = 40_000  # parameters of the model that shows what programs cost
 PATIENCE_S = 550.0
 # while somebody joins, and ten seconds longer, a node keeps a copy of the state for it (8 bytes a
@@ -145,14 +149,27 @@ def ask(among: list[Peer], do: str, **fields: Any) -> list[dict[str, Any]]:
     return [peer.expect(do, PATIENCE_S) for peer in among]
 
 
-def measure(options: argparse.Namespace, folder: Path, numel: int) -> dict[str, Any]:
+def joined(options: argparse.Namespace, swarm: Peers, folder: Path, worker: Path) -> dict[str, Any]:
+    """Seconds of a newcomer: until it stands with a model, and of its attach()."""
+    began = time.monotonic()
+    swarm.all.append(Peer("p2", folder / "p2", swarm.invite, swarm.numel, script=worker))
+    newcomer = swarm.all[-1:]
+    newcomer[0].expect("ready", PATIENCE_S)
+    ask(newcomer, "make", device=options.device, steps=0)
+    start_s = time.monotonic() - began
+    return {"start_s": start_s, "join_s": ask(newcomer, "attach")[0]["seconds"]}
+
+
+def measure(
+    options: argparse.Namespace, folder: Path, numel: int, *, join: bool = False
+) -> dict[str, Any]:
     """One size: bytes of a peer's script (beyond the model's own) and node, and pauses."""
     text = TEXT.format(codec=options.codec)
     worker = Path(__file__).with_name("_memory_peer.py")
     with Peers(folder, 2, numel, worker, manifest=text) as swarm:
         peer = swarm.all[0]
         script, node = peer.process.pid, peer.node_pid
-        made = ask(swarm.all, "make")[0]["numel"]
+        made = ask(swarm.all, "make", device=options.device, steps=STEPS)[0]["numel"]
         own, own_pss = mapped(script, folder), pss(script)
         ask(swarm.all, "attach")
         ask(swarm.all, "rounds", count=options.rounds, peers=2)
@@ -162,8 +179,10 @@ def measure(options: argparse.Namespace, folder: Path, numel: int) -> dict[str, 
         most = peak.stop()
         at_once = pss(script) + pss(node)
         returned_s = returned(peer, FLOAT_BYTES * made + LEAST_BYTES)
-        ask(swarm.all, "make")  # gives back what was freed
+        # gives back what was freed
+        ask(swarm.all, "make", device=options.device, steps=STEPS)
         in_script, in_node = mapped(script, folder), mapped(node, folder)
+        newcomer = joined(options, swarm, folder, worker) if join else {}
     if seen[0]["round"] != seen[1]["round"] or seen[0]["digest"] != seen[1]["digest"]:
         raise FailedError(f"the peers hold different anchors: {seen}")
     if not (pauses := [pause for each in seen for pause in each["pauses"]]):
@@ -177,13 +196,14 @@ def measure(options: argparse.Namespace, folder: Path, numel: int) -> dict[str, 
         "peak": most - own_pss,
         "returned_s": returned_s,
         "pauses": pauses,
+        "newcomer": {key: round(seconds, 2) for key, seconds in newcomer.items()},
     }
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
     """Measure and print."""
     small = measure(options, folder / "small", SMALL)
-    large = measure(options, folder / "large", options.params)
+    large = measure(options, folder / "large", options.params, join=options.join)
     values = large["numel"] - small["numel"]
     each = {
         where: {
@@ -207,6 +227,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         node=each["node"],
         pause_s=round(statistics.median(large["pauses"]), 3),
         same_anchor=True,
+        **large["newcomer"],
     )
     return 0
 
@@ -223,6 +244,8 @@ def main() -> int:
     parser.add_argument(
         "--rounds", type=int, default=3, help="before memory is measured, twice (default 3)"
     )
+    parser.add_argument("--device", default="cpu", help="of the models: cpu (default), or cuda")
+    parser.add_argument("--join", action="store_true", help="measure a join at the end, too")
     options = parser.parse_args()
     if options.params < 10 * SMALL or options.rounds < 1:
         parser.error(f"--params is at least {10 * SMALL}, --rounds at least 1")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.collectives.codecs import device
-from atoll.collectives.codecs.codec import CODECS, Grid
+from atoll.collectives.codecs.codec import CODECS, Grid, chunk_elements
 from atoll.collectives.codecs.encoded import EncodedVector
 
 NAMES = [name for name in CODECS if name != "bits"]
@@ -114,3 +114,28 @@ def test_a_vector_on_a_gpu_is_encoded_there_without_being_asked() -> None:
     assert torch.equal(
         out.cpu(), torch.cat([values.clone() for _, values in here.grid.decode(here.data)])
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("name", "numel"), [*((name, 8_000_077) for name in NAMES), ("int8", 250_000_000)]
+)
+def test_long_vectors_have_the_same_bits(name: str, numel: int) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("this machine has no CUDA device")
+    flat = torch.randn(numel, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    flat[:: numel // 1000] *= 100.0
+    flat[numel // 2 : numel // 2 + 5000] *= 1e-40
+    flat[: len(SPECIAL)] = torch.tensor(SPECIAL)
+    grid = Grid(name, numel, chunk_elements(name, numel))
+    here, there = (EncodedVector(grid, memoryview(bytearray(grid.nbytes))) for _ in range(2))
+    host = flat.cpu()
+    assert here.encode(host)
+    assert there.encode(flat)
+    assert here.data == there.data
+    out, out_there = torch.empty(numel), torch.empty(numel, device="cuda")
+    here.decode(out)
+    there.decode(out_there)
+    assert torch.equal(out.view(torch.int32), out_there.cpu().view(torch.int32))
+    flat[numel - 1] = float("nan")
+    assert not there.encode(flat)
