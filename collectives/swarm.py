@@ -93,6 +93,7 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every: int = 4  # of delayed_nesterov: steps between two of momentum
     spread: float = 0.0  # of delayed_nesterov: the share of momentum that the steps between take
     agreement: float = 0.5  # of heloco: the cosine with momentum from which nothing is corrected
+    momentum_dtype: Literal["fp32", "bf16"] = "fp32"  # how momenta are kept between rounds
 
 
 class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ _FLOAT_BYTES = 4
 STATE_VECTORS = {"adam": 2, "yogi": 2, "adamw": 2, "delayed_nesterov": 2}
 """Vectors as long as the anchor that an outer optimizer keeps, where it is not one. (The rules
 themselves load torch, for which nobody who reads a manifest waits.)"""
+_MOMENTA = {"delayed_nesterov": 2}  # of them, those that momentum_dtype is about, where not one
 _SNAPSHOTS = {"none": 0, "late": 1, "eager": 3}  # vectors of a script that trains on meanwhile
 _DDP_BYTES = (
     2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
@@ -36,9 +37,11 @@ _DDP_BYTES = (
 
 def state_bytes(settings: RunSettings) -> int:
     """Bytes of a parameter in the state that members keep on disk, and hand to who joins: the
-    anchor and the outer optimizer's vectors, float32.
+    anchor and the outer optimizer's vectors, float32, momenta as `momentum_dtype` says.
     """
-    return _FLOAT_BYTES * (1 + STATE_VECTORS.get(settings.outer.kind, 1))
+    outer = settings.outer
+    saved = 2 * _MOMENTA.get(outer.kind, 1) if outer.momentum_dtype == "bf16" else 0
+    return _FLOAT_BYTES * (1 + STATE_VECTORS.get(outer.kind, 1)) - saved
 
 
 def host_bytes(settings: RunSettings) -> float:
@@ -96,6 +99,7 @@ def describe(manifest: Manifest) -> dict[str, Any]:
             "kind": settings.outer.kind,
             "lr": settings.outer.lr,
             "momentum": settings.outer.momentum,
+            "momentum_dtype": settings.outer.momentum_dtype,
         },
         "join": manifest.join.policy,
     }
@@ -188,6 +192,7 @@ def _steps_text(manifest: Manifest) -> str:
     return (
         f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum "
         f"{settings.outer.momentum:g}"
+        + (" in bf16" if settings.outer.momentum_dtype == "bf16" else "")
     )
 
 

@@ -76,6 +76,10 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             hint='overlap = "none", or method = "diloco"',
         )
     check_share(train, name)
+    _check_outer(train, no_quorum, name)
+
+
+def _check_outer(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
     outer = train.outer
     if outer.stretch and train.method != "diloco":
         raise ConfigError(
@@ -95,6 +99,22 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
                 key=f"$.train.outer.{key}",
                 hint=f'Leave it out, or optimizer = "{optimizer}".',
             )
+    if outer.momentum_dtype != "fp32" and (
+        outer.optimizer in ("sgd", "adagrad") or train.method == "local_sgd"
+    ):
+        raise ConfigError(
+            f"{name}: $.train.outer.momentum_dtype is given, and this outer step has no momentum",
+            key="$.train.outer.momentum_dtype",
+            hint="Leave it out.",
+        )
+    if no_quorum.policy == "branch" and outer.momentum_dtype != "fp32":
+        raise ConfigError(
+            f'{name}: $.no_quorum.policy = "branch" cannot be combined with '
+            f"$.train.outer.momentum_dtype = {outer.momentum_dtype!r}",
+            key="$.train.outer.momentum_dtype",
+            why="What a branch hands over is the anchor and one momentum vector in float32.",
+            hint='Leave it out, or policy = "pause".',
+        )
     if no_quorum.policy == "branch" and (
         outer.optimizer in ("adam", "yogi", "co2", "adamw", "delayed_nesterov") or outer.governor
     ):

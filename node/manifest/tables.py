@@ -122,6 +122,8 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     # of heloco: the cosine with momentum from which nothing is corrected
     agreement: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
+    # how members keep momenta between rounds: 4 bytes each, or 2
+    momentum_dtype: Literal["fp32", "bf16"] = "fp32"
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
@@ -139,6 +141,7 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.every,
             self.spread,
             self.agreement,
+            self.momentum_dtype,
         )
 
 

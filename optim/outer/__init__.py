@@ -8,6 +8,7 @@ Files, lowest first:
     readings  what contributors say of their norms and losses, and what follows from it
     governor  a jump of the update's norm or of the loss: momentum restarts, the rate is halved for
               some rounds
+    state     where state vectors lie, and momenta in bf16
     step      OuterStep: a rule over a whole round, statistics averaged
 """
 

@@ -21,12 +21,11 @@ from ...collectives.telemetry import emit
 from . import governor
 from .readings import Reported, median_loss, stretch, total
 from .rules import RULES, as_float32, norm
+from .state import BLOCK_ELEMENTS, StateVectors
 
 logger = logging.getLogger("atoll")
 
-# four float32 arrays of it are 1 MiB: they stay in the L2 cache between the operations of a rule
-BLOCK_ELEMENTS = 65_536
-
+DTYPES = ("fp32", "bf16")
 PLAIN = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
 
 
@@ -59,7 +58,8 @@ class OuterStep:
 
     **State** is one float32 vector of `state_numel` elements, zero at first: the rule's vectors one
     after another, then what is kept a tensor or a round. A rule without any still has one vector,
-    which nothing reads or writes: so every state has room for momentum.
+    which nothing reads or writes: so every state has room for momentum. With ``momentum_dtype``
+    "bf16" momenta take half the room (`state`).
 
     A step holds scratch and is used by one thread at a time.
     """
@@ -80,6 +80,11 @@ class OuterStep:
         )
         self._scratch = tuple(
             torch.empty(BLOCK_ELEMENTS, dtype=torch.float32, device="cpu") for _ in range(2)
+        )
+        self._halves = self._rule.momenta if settings.momentum_dtype == "bf16" else 0
+        self._widened = tuple(
+            torch.empty(BLOCK_ELEMENTS, dtype=torch.float32, device="cpu")
+            for _ in range(self._halves)
         )
 
     @property
@@ -102,7 +107,10 @@ class OuterStep:
         """Length of the state of an anchor of ``numel`` elements."""
         tail = governor.NUMBERS if self.settings.governor else 0
         tail += self._rule.numbers * max(1, len(self._tensors))
-        return max(1, self._rule.vectors) * numel + tail
+        return self._vectors(numel).length + tail
+
+    def _vectors(self, numel: int) -> StateVectors:
+        return StateVectors(numel, max(1, self._rule.vectors), self._halves)
 
     def state_bytes(self, numel: int) -> int:
         """Length of anchor and state together, in bytes."""
@@ -146,7 +154,7 @@ class OuterStep:
         if not self.whole:
             return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel, reported)
         assert state is not None
-        lr, tail = self._lr, max(1, self._rule.vectors) * numel
+        lr, tail = self._lr, self._vectors(numel).length
         length = self._norm(mean) if self._measures else 0.0
         if self.settings.stretch and (factor := as_float32(stretch(reported, length))) != 1.0:
             length *= factor
@@ -157,7 +165,8 @@ class OuterStep:
             )
             lr, tail = as_float32(factor * lr), tail + governor.NUMBERS
             if event is not None:
-                state[: self._rule.momenta * numel].zero_()
+                momenta = StateVectors(numel, self._rule.momenta, self._halves)
+                state[: momenta.length].zero_()
                 logger.warning(
                     (
                         "the %s jumped to %.4g, usual is %.4g: the outer momentum restarts, its lr "
@@ -215,17 +224,14 @@ class OuterStep:
         lr: float,
         weight: int,
     ) -> None:
-        (start, stop), numel, rule = bounds, old.numel(), self._rule
+        (start, stop), rule = bounds, self._rule
+        lie = StateVectors(old.numel(), rule.vectors, self._halves)
         for first, last, role in self._pieces(start, stop):
             for a in range(first, last, BLOCK_ELEMENTS):
                 b = min(a + BLOCK_ELEMENTS, last)
                 g = mean[a - start : b - start]
                 if role == "parameter":
-                    vectors = (
-                        [state[i * numel + a : i * numel + b] for i in range(rule.vectors)]
-                        if state is not None
-                        else []
-                    )
+                    vectors = lie.load(state, a, b, self._widened) if state is not None else []
                     rule.step(
                         old[a:b],
                         g,
@@ -234,6 +240,8 @@ class OuterStep:
                         lr,
                         [each[: b - a] for each in self._scratch],
                     )
+                    if state is not None:
+                        lie.store(state, a, b, vectors)
                 else:
                     _average(old[a:b], g, new[a:b], role, weight)
 
@@ -250,8 +258,9 @@ class OuterStep:
         for first, last, role in self._special:
             _average(old[first:last], mean[first:last], new[first:last], role, weight)
         rule, numel = self._rule, old.numel()
+        lie = StateVectors(numel, rule.vectors, self._halves)
         for index, (first, last) in enumerate(self._whole_tensors(numel)):
-            vectors = [state[i * numel + first : i * numel + last] for i in range(rule.vectors)]
+            vectors = lie.load(state, first, last)
             numbers = state[tail + rule.numbers * index : tail + rule.numbers * (index + 1)]
             scratch = [
                 torch.empty(last - first, dtype=torch.float32, device="cpu") for _ in range(2)
@@ -259,6 +268,7 @@ class OuterStep:
             rule.step(
                 old[first:last], mean[first:last], (*vectors, numbers), new[first:last], lr, scratch
             )
+            lie.store(state, first, last, vectors)
 
     def _whole_tensors(self, numel: int) -> list[tuple[int, int]]:
         return [(spec.offset, spec.offset + spec.numel) for spec in self._tensors] or [(0, numel)]
@@ -324,6 +334,18 @@ def check_outer(settings: OuterSettings) -> None:
             f"no outer optimizer {settings.kind!r}",
             key="$.train.outer.optimizer",
             hint=f"one of: {', '.join(RULES)}",
+        )
+    if settings.momentum_dtype not in DTYPES:
+        raise ConfigError(
+            f"outer momentum_dtype {settings.momentum_dtype!r}",
+            key="$.train.outer.momentum_dtype",
+            hint=f"one of: {', '.join(DTYPES)}",
+        )
+    if settings.momentum_dtype != "fp32" and not RULES[settings.kind].momenta:
+        raise ConfigError(
+            f"outer {settings.kind} has no momentum to keep in {settings.momentum_dtype}",
+            key="$.train.outer.momentum_dtype",
+            hint="Leave it out.",
         )
 
 

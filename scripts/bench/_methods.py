@@ -87,6 +87,13 @@ METHODS = {
     "rejoin": Method(sync_every=20, newcomers=True, reference="diloco_h20"),
     "rejoin_h100": Method(sync_every=100, newcomers=True, reference="diloco_h100"),
     "diloco_published": Method({"outer": OuterSettings("nesterov", 0.7, 0.9)}),
+    "diloco_bf16": Method(
+        {"outer": msgspec.structs.replace(SHORT, momentum_dtype="bf16")}, reference="diloco"
+    ),
+    "diloco_published_bf16": Method(
+        {"outer": OuterSettings("nesterov", 0.7, 0.9, momentum_dtype="bf16")},
+        reference="diloco_published",
+    ),
     "diloco_int8": Method({"codec": "int8"}, reference="diloco"),
     "diloco_int4": Method({"codec": "int4"}, reference="diloco"),
     "diloco_int4_ef": Method({"codec": "int4", "feedback": True}, reference="diloco"),
@@ -149,7 +156,7 @@ def method_of(name: str) -> Method:
         key, _, text = change.partition("=")
         value: Any = (
             text
-            if key in ("kind", "codec", "overlap")
+            if key in ("kind", "codec", "overlap", "momentum_dtype")
             else (float(text) if "." in text else int(text))
         )
         if key in outer:

@@ -66,6 +66,7 @@ sync_every = 1000000
 [train.outer]
 lr = 0.9
 momentum = 0.6
+momentum_dtype = "{momentum_dtype}"
 [exchange]
 codec = "{codec}"
 """
@@ -164,7 +165,7 @@ def measure(
     options: argparse.Namespace, folder: Path, numel: int, *, join: bool = False
 ) -> dict[str, Any]:
     """One size: bytes of a peer's script (beyond the model's own) and node, and pauses."""
-    text = TEXT.format(codec=options.codec)
+    text = TEXT.format(codec=options.codec, momentum_dtype=options.momentum_dtype)
     worker = Path(__file__).with_name("_memory_peer.py")
     with Peers(folder, 2, numel, worker, manifest=text) as swarm:
         peer = swarm.all[0]
@@ -241,6 +242,9 @@ def main() -> int:
         "--params", type=int, default=20_000_000, help="of the model (default 20,000,000)"
     )
     parser.add_argument("--codec", default="int8", help="default int8")
+    parser.add_argument(
+        "--momentum-dtype", choices=("fp32", "bf16"), default="fp32", help="default fp32"
+    )
     parser.add_argument(
         "--rounds", type=int, default=3, help="before memory is measured, twice (default 3)"
     )

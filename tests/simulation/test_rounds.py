@@ -49,6 +49,12 @@ def test_rounds_of_a_quorum_with_a_grace_window_keep_the_promises(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
+def test_momenta_in_bf16_are_the_same_on_all_members(seed: int) -> None:
+    """Deaths, joins by snapshot and checkpoints included: the checker steps on its own."""
+    assert run_seed(seed, Options(halved=True)).problem == ""
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
 def test_without_faults_nobody_needs_a_second_ballot(seed: int) -> None:
     verdict = run_seed(seed, NO_FAULTS)
     assert verdict.problem == ""

@@ -52,6 +52,7 @@ from atoll.node.manifest import tables
 from atoll.node.manifest.form import as_toml
 from atoll.node.manifest.optional_tables import LEAST_LEFT, LEAST_PEERS, liars_borne
 from atoll.node.manifest.signed import DOMAIN
+from atoll.optim.outer import OuterStep
 from atoll.optim.outer.rules import RULES
 from atoll.security.btard import AttemptSettings
 from atoll.security.identity import Identity
@@ -768,6 +769,19 @@ def test_asynchronous_diloco_waits_for_a_quorum_or_for_groups() -> None:
         ("train = { outer = { every = 3 } }", "$.train.outer.every"),
         ("train = { outer = { optimizer = 'heloco', spread = 0.5 } }", "$.train.outer.spread"),
         ("train = { outer = { agreement = 0.2 } }", "$.train.outer.agreement"),
+        ("train = { outer = { momentum_dtype = 'fp16' } }", "$.train.outer.momentum_dtype"),
+        (
+            "train = { outer = { optimizer = 'sgd', momentum_dtype = 'bf16' } }",
+            "$.train.outer.momentum_dtype",
+        ),
+        (
+            "train = { method = 'local_sgd', outer = { momentum_dtype = 'bf16' } }",
+            "$.train.outer.momentum_dtype",
+        ),
+        (
+            "train = { outer = { momentum_dtype = 'bf16' } }\nno_quorum = { policy = 'branch' }",
+            "$.train.outer.momentum_dtype",
+        ),
         (
             "train = { outer = { optimizer = 'delayed_nesterov' } }\n"
             "no_quorum = { policy = 'branch' }",
@@ -1220,6 +1234,28 @@ def test_memory_and_disk_that_a_run_asks_for() -> None:
     adam = sized('[train.outer]\noptimizer = "adam"\nlr = 0.1\n').settings()
     assert state_bytes(adam) == 12
     assert host_bytes(adam) == host_bytes(plain.settings()) + 4
+
+
+def test_momenta_in_bf16_take_two_bytes_and_an_old_member_refuses_them() -> None:
+    text = 'schema = 1\nname = "x"\n[model]\nentry = "local:x"\nparameters = 1_000_000\n'
+    plain = m.parse_manifest(text)
+    halved = m.parse_manifest(text + '[train.outer]\nmomentum_dtype = "bf16"\n')
+    assert halved.run_id != plain.run_id
+    assert b"momentum_dtype" not in plain.encode()
+    assert halved.settings().outer.momentum_dtype == "bf16"
+    assert describe(halved)["disk_bytes"] == 6_000_000
+    assert host_bytes(plain.settings()) - host_bytes(halved.settings()) == 2
+    for kind, rule in RULES.items():
+        outer = OuterSettings(kind=kind, lr=0.1, momentum_dtype="bf16")
+        if rule.momenta:
+            step = OuterStep(outer)
+            rest = rule.numbers
+            assert state_bytes(RunSettings(outer=outer)) == 4 + 4 * (step.state_numel(2) - rest) / 2
+
+    # to a release without the field it is a name as unknown as this one is to us
+    unknown = halved.encode().replace(b"momentum_dtype", b"momentum_dtypf")
+    with pytest.raises(VersionMismatchError, match="newer atoll"):
+        m.decode_manifest(unknown)
 
 
 def test_state_vectors_are_those_of_the_rules() -> None:

@@ -121,8 +121,11 @@ for threads in (1, 2, 4):
     torch.set_num_threads(threads)
     digest, rng = blake3(), np.random.default_rng(3)
     anchor, mean = (torch.from_numpy(rng.standard_normal(300_001, dtype=np.float32)) for _ in range(2))
-    for kind in ("nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw", "delayed_nesterov", "heloco"):
-        step = OuterStep(OuterSettings(kind=kind, governor=kind == "nesterov", stretch=kind in ("nesterov", "co2")))
+    for kind in ("nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw", "delayed_nesterov", "heloco",
+                 "nesterov16", "adam16", "heloco16", "delayed_nesterov16"):
+        step = OuterStep(OuterSettings(
+            kind=kind.removesuffix("16"), governor=kind == "nesterov",
+            stretch=kind in ("nesterov", "co2"), momentum_dtype="bf16" if kind.endswith("16") else "fp32"))
         said = [(3, Reading(2.5, 0.7 * 300_001**0.5)), (5, Reading(2.25, 1.9 * 300_001**0.5)), (2, Reading())]
         state, out = torch.zeros(step.state_numel(300_001)), torch.empty_like(anchor)
         for _ in range(3):

@@ -138,7 +138,7 @@ class Checker:
     def found(self, genesis: Certified, initial: Tensor) -> None:
         """The run begins: its genesis and initial parameters, float32 (numel,)."""
         self.entries, self.results, self.anchors = [genesis], [b""], [initial.clone()]
-        self._momenta = [torch.zeros_like(initial)]
+        self._momenta = [torch.zeros(self._step.state_numel(initial.numel()))]
 
     def freeze(self, cid: bytes, contribution: FrozenContribution) -> None:
         """A script froze a contribution. The vector must not be changed by the caller."""

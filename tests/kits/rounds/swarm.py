@@ -83,7 +83,8 @@ class Options:
     model is cut, ``codec``: all by the seed where they are None; ``reducer``: what becomes of
     contributions; ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the
     kinds of `losses`, and of faults that aim, where these are asked for. ``arrivals``: rounds wait
-    for a quorum of contributions and a grace window, both by the seed."""
+    for a quorum of contributions and a grace window, both by the seed. ``halved``: momenta are kept
+    in bf16."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -98,6 +99,7 @@ class Options:
     lies: tuple[Lie, ...] = LIES
     losing: float = SHARE
     arrivals: bool = False
+    halved: bool = False
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -159,7 +161,7 @@ class SimSwarm:
             "shatter" in kinds
             and policy.random() < branches
             and self.options.fragments in (None, 1)
-            and not self.options.arrivals
+            and not (self.options.arrivals or self.options.halved)
         )
         drawn = (
             self.world.stream("fragments").choice(CUTS)
@@ -177,7 +179,9 @@ class SimSwarm:
         self.settings = RunSettings(
             codec=self.options.codec
             or (plain if plant is not None or self.options.reducer != "mean" else coarse),
-            outer=OuterSettings(lr=0.7, momentum=0.5),
+            outer=OuterSettings(
+                lr=0.7, momentum=0.5, momentum_dtype="bf16" if self.options.halved else "fp32"
+            ),
             reducer=self.options.reducer,
             plan=self.options.plan or self._drawn(ways),
             fragments=fragments,
