@@ -31,7 +31,7 @@ Cid = Annotated[bytes, msgspec.Meta(min_length=CID_BYTES, max_length=CID_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 LAST_BALLOT = 1 << 48  # the last that can be said; nobody comes there by the clock
 Short = Annotated[str, msgspec.Meta(max_length=MAX_CODEC_NAME, pattern=PLAIN)]
-TopologyKind = Literal["butterfly", "ring", "two-level", "checked"]
+TopologyKind = Literal["butterfly", "ring", "two-level", "checked", "three-level"]
 LogName = Annotated[str, msgspec.Meta(max_length=MAX_LOG_NAME, pattern=WORDS)]
 
 
@@ -85,19 +85,41 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     stop: Count
 
 
+Places = Annotated[
+    tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)], ...],
+    msgspec.Meta(max_length=MAX_MEMBERS),
+]
+"""A number for each contributor, the same for those at one place."""
+
+
 class Topology(msgspec.Struct, frozen=True, array_like=True):
     """On which ways contributions reach the owner of a part, and its result the members: what
     `trees.py` makes its trees of.
 
     ``groups``: a number for each contributor, the same for those at one site; empty: everybody is a
-    site of its own.
+    site of its own. ``hosts``: with three levels, a number of the same kind for those on one host,
+    which is at one site; else empty.
     """
 
     kind: TopologyKind = "butterfly"
-    groups: Annotated[
-        tuple[Annotated[int, msgspec.Meta(ge=0, lt=MAX_MEMBERS)], ...],
-        msgspec.Meta(max_length=MAX_MEMBERS),
-    ] = ()
+    groups: Places = ()
+    hosts: Places = ()
+
+    @property
+    def levels(self) -> tuple[Places, ...]:
+        """Where contributors are, by place: sites first, then what lies within them."""
+        return (self.groups, self.hosts) if self.hosts else (self.groups,) if self.groups else ()
+
+    def fault(self, contributors: int) -> str | None:
+        """Why these are no places of so many contributors, or None."""
+        for what, places in (("groups", self.groups), ("hosts", self.hosts)):
+            if len(places) not in (0, contributors):
+                return f"{len(places)} {what} of {contributors} contributors"
+        if self.hosts and self.kind != "three-level":
+            return f"hosts in a {self.kind} plan"
+        if self.hosts and len({*zip(self.groups, self.hosts, strict=False)}) != len({*self.hosts}):
+            return "a host at several sites"
+        return None
 
 
 BUTTERFLY = Topology()

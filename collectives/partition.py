@@ -122,8 +122,8 @@ def check_plan(plan: Plan) -> str | None:
         return "a peer contributes twice"
     if plan.numel < 1:
         return "an empty vector"
-    if len(plan.topology.groups) not in (0, len(plan.contributors)):
-        return f"{len(plan.topology.groups)} groups of {len(plan.contributors)} contributors"
+    if fault := plan.topology.fault(len(plan.contributors)):
+        return fault
     position = 0
     for part in plan.parts:
         if part.first != position or part.stop <= part.first:

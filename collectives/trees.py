@@ -12,6 +12,9 @@ same tree.
     two-level   contributors at another site than the owner's send to one of theirs, which sends
                 their sum; every one of them in turn, part by part. So a site's sum crosses its
                 uplink once
+    three-level as two levels, and within a site as well: contributors on another host than the
+                site's head (or the owner, at its site) send to one of their host, in turn, which
+                sends their sum. So a host's sum leaves the host once, and a site's the site
     checked     two levels, and another member of the site adds up the same: its *witness*. Both
                 give the owner an *account*: what they added up, and what came of it, by hashes.
                 Where accounts and sum do not agree the sum is not used (`exchange/checking.py`)
@@ -227,16 +230,18 @@ def parents_of(
     topology: Topology, peers: Sequence[PeerId], owners: Sequence[PeerId]
 ) -> list[Parents]:
     """For each part, given its owner: to whom each of the contributors ``peers`` sends."""
-    sites: dict[object, list[PeerId]] = {}
-    for index, peer in enumerate(peers):
-        sites.setdefault(topology.groups[index] if topology.groups else peer, []).append(peer)
-    if topology.kind in ("two-level", "checked"):
-        turns = [0] * len(sites)
-        return [_two_level(list(sites.values()), owner, turns) for owner in owners]
-    circle = [peer for site in sites.values() for peer in site]
+    if topology.kind == "butterfly":
+        return [{peer: owner for peer in peers if peer != owner} for owner in owners]
+    places = _nested(list(enumerate(peers)), topology.levels or (range(len(peers)),))
     if topology.kind == "ring":
+        circle = [peer for place in places for peer in place.members]
         return [_ring(circle, owner) for owner in owners]
-    return [{peer: owner for peer in peers if peer != owner} for owner in owners]
+    found: list[Parents] = []
+    for owner in owners:
+        parents: dict[PeerId, PeerId] = {}
+        _hang(places, owner, parents)
+        found.append(parents)
+    return found
 
 
 def witnesses_of(plan: Plan | Entry, owner: PeerId, parents: Parents) -> Parents:
@@ -267,19 +272,47 @@ def _ring(circle: Sequence[PeerId], owner: PeerId) -> Parents:
     return dict(pairwise(chain))
 
 
-def _two_level(sites: Sequence[Sequence[PeerId]], owner: PeerId, turns: list[int]) -> Parents:
-    """``turns`` counts the parts for which each site has had a head, so that its members take
-    turns.
+class _Place:
+    """Contributors at one site, or on one host of it, in the plan's order; ``inner``: the places
+    within, none on the last level. ``turns``: the parts for which it has had a head of its own, so
+    that its members take turns.
     """
-    parents: dict[PeerId, PeerId] = {}
-    for number, site in enumerate(sites):
-        head = owner
-        if owner not in site:
-            head = site[turns[number] % len(site)]
-            turns[number] += 1
-            parents[head] = owner
-        parents.update((peer, head) for peer in site if peer not in (head, owner))
-    return parents
+
+    def __init__(self, members: Sequence[PeerId], inner: Sequence[_Place]) -> None:
+        self.members, self.inner, self.turns = members, inner, 0
+        self._here = frozenset(members)
+
+    def head(self, root: PeerId) -> PeerId:
+        """Who adds up for this place, for the next part: ``root`` where it is here itself."""
+        if root in self._here:
+            return root
+        self.turns += 1
+        return self.members[(self.turns - 1) % len(self.members)]
+
+
+def _nested(peers: Sequence[tuple[int, PeerId]], levels: Sequence[Sequence[int]]) -> list[_Place]:
+    """The places of ``peers`` (with their numbers in the plan): those of the first level, in the
+    plan's order, and within them those of the levels after it."""
+    found: dict[int, list[tuple[int, PeerId]]] = {}
+    for index, peer in peers:
+        found.setdefault(levels[0][index], []).append((index, peer))
+    return [
+        _Place([peer for _, peer in here], _nested(here, levels[1:]) if levels[1:] else ())
+        for here in found.values()
+    ]
+
+
+def _hang(places: Sequence[_Place], root: PeerId, parents: dict[PeerId, PeerId]) -> None:
+    """Hang each place under ``root`` by one head, and what is in the place under that, level by
+    level."""
+    for place in places:
+        head = place.head(root)
+        if head != root:
+            parents[head] = root
+        if place.inner:
+            _hang(place.inner, head, parents)
+        else:
+            parents.update((peer, head) for peer in place.members if peer not in (head, root))
 
 
 def _account(partial: Term, by: PeerId) -> Term:

@@ -2,8 +2,8 @@
 """Thousands of seeded swarms in virtual time, with faults, checked by an oracle that recomputes
 every result.
 
-Each seed is one run of 5 to 9 members, on butterflies, rings or trees of two levels, some with a
-model in 2 or 3 fragments: the real session and data plane of every member on a network that loses,
+Each seed is one run of 5 to 9 members, on butterflies, rings or trees of two or three levels, some
+with a model in 2 or 3 fragments: the real session and data plane of every member on a network that loses,
 delays, doubles, reorders and partitions, with crashes (also between two writes or two sends),
 freezes, a lost journal, a member that leaves. After the faults all must be repaired: at least two
 more rounds, everybody back at the same round. A seed that fails is printed with its trace hash and
@@ -44,13 +44,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 sys.path.append(str(Path(__file__).resolve().parent / "bench"))  # helpers of the measurements
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # the harness
 
 from _bench import emit
 from kits.rounds.injection import AIMED, ALL_FAULTS
+
+from atoll.collectives.group import TopologyKind
 
 if TYPE_CHECKING:
     from kits.rounds.plant import Plant
@@ -119,6 +121,7 @@ def described() -> argparse.ArgumentParser:
         default=0.05,
         help="with --grid: how many miss each step (default 0.05)",
     )
+    parser.add_argument("--tree", choices=get_args(TopologyKind), help="default: by the seed")
     parser.add_argument(
         "--arrivals",
         action="store_true",
@@ -187,6 +190,7 @@ def options_of(
     lying: int,
     lie: str,
     arrivals: bool = False,
+    tree: TopologyKind | None = None,
 ) -> Options:
     """What a seed is run with."""
     from kits.rounds.injection import FaultKind
@@ -200,18 +204,22 @@ def options_of(
         lying=lying,
         lies=LIES if lie == "all" else cast("tuple[Lie, ...]", tuple(lie.split(","))),
         arrivals=arrivals,
+        plan=tree,
     )
 
 
 def play(
-    task: tuple[int, tuple[int, int], int, tuple[str, ...], str, int, str, bool],
+    task: tuple[
+        int, tuple[int, int], int, tuple[str, ...], str, int, str, bool, TopologyKind | None
+    ],
 ) -> dict[str, Any]:
     """One seed, in a worker process."""
     from kits.rounds.plants import PLANTS
     from kits.rounds.swarm import run_seed
 
-    seed, peers, rounds, kinds, plant, lying, lie, arrivals = task
-    began, options = time.perf_counter(), options_of(peers, rounds, kinds, lying, lie, arrivals)
+    seed, peers, rounds, kinds, plant, lying, lie, arrivals, tree = task
+    began = time.perf_counter()
+    options = options_of(peers, rounds, kinds, lying, lie, arrivals, tree)
     try:
         verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
     except Exception as error:  # a defect that is no violated predicate is one all the same
@@ -251,6 +259,7 @@ def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             arguments.lying,
             arguments.lie,
             arguments.arrivals,
+            arguments.tree,
         )
         for seed in range(arguments.first, arguments.first + arguments.seeds)
     )
@@ -281,6 +290,7 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
             "lying": arguments.lying,
             "lie": arguments.lie,
             "arrivals": arguments.arrivals,
+            "tree": arguments.tree,
             "faults": list(arguments.kinds),
             "jobs": arguments.jobs,
         },
@@ -425,7 +435,7 @@ def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     settings = (peers, arguments.rounds, kinds)
     began, found, played = time.perf_counter(), list[dict[str, Any]](), 0
     while played < arguments.seeds or (len(found) < ENOUGH and played < arguments.most):
-        result = play((arguments.first + played, *settings, name, *liars, False))
+        result = play((arguments.first + played, *settings, name, *liars, False, arguments.tree))
         played += 1
         if result["problem"]:
             found.append(result)
@@ -463,6 +473,7 @@ def again(arguments: argparse.Namespace, seed: int) -> str:
     parts += [f"--faults {arguments.faults}"]
     parts += [f"--lying {arguments.lying} --lie {arguments.lie}"] if arguments.lying else []
     parts += [f"--plant {arguments.plant}"] if arguments.plant else []
+    parts += [f"--tree {arguments.tree}"] if arguments.tree else []
     return " ".join(parts)
 
 

@@ -15,7 +15,15 @@ from codec_kit import reference
 from atoll.collectives.codecs.codec import Grid
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.exchange import Exchange, ExchangeEvent, ReductionReport, ResultComplete
-from atoll.collectives.group import BUTTERFLY, Contributor, Member, Part, Plan, Topology
+from atoll.collectives.group import (
+    BUTTERFLY,
+    Contributor,
+    Member,
+    Part,
+    Plan,
+    Topology,
+    TopologyKind,
+)
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.pace import Lead
 from atoll.collectives.partition import parts_for
@@ -62,6 +70,17 @@ def make_plan(
         codec,
         reducer,
         topology,
+    )
+
+
+def ways(kind: TopologyKind, sites: Sequence[int] = (), hosts: Sequence[int] = ()) -> Topology:
+    """A topology of contributors at these sites; ``hosts``, for three levels, numbers within them."""
+    names = dict[tuple[int, int], int]()
+    within = hosts if kind == "three-level" else ()
+    return Topology(
+        kind,
+        tuple(sites),
+        tuple(names.setdefault(pair, len(names)) for pair in zip(sites, within, strict=False)),
     )
 
 
@@ -125,6 +144,26 @@ def ref_tree(plan: Plan, number: int) -> dict[PeerId, list[PeerId]]:
         else {peer: peer for peer in peers}
     )
     above = dict.fromkeys(peers, owner)
+    if plan.topology.kind == "three-level":
+        host = dict(zip(peers, plan.topology.hosts or range(len(peers)), strict=True))
+        turns: dict[tuple[object, object], int] = {}  # (site or host, its number): heads before
+        for part in plan.parts[: number + 1]:
+            above = {}
+            for name in dict.fromkeys(site[peer] for peer in peers):
+                mates = [peer for peer in peers if site[peer] == name]
+                top = part.owner
+                if top not in mates:
+                    turn = turns["site", name] = turns.get(("site", name), -1) + 1
+                    top = mates[turn % len(mates)]
+                    above[top] = part.owner
+                for one in dict.fromkeys(host[peer] for peer in mates):
+                    local = [peer for peer in mates if host[peer] == one]
+                    head = top
+                    if head not in local:
+                        turn = turns["host", one] = turns.get(("host", one), -1) + 1
+                        head = local[turn % len(local)]
+                        above[head] = top
+                    above |= {peer: head for peer in local if peer not in (head, top)}
     if plan.topology.kind in ("two-level", "checked"):
         for name in set(site.values()):
             mates = [peer for peer in peers if site[peer] == name]

@@ -59,23 +59,28 @@ def topology_of(
     ready: Mapping[Member, m.Ready],
     disputed: Set[PeerId],
 ) -> Topology:
-    """The run's topology over these contributors, grouped by the sites that they name in ``ready``.
-    A contributor without a site is a group of its own; so is one that is ``disputed``.
+    """The run's topology over these contributors, grouped by the places that they name in
+    ``ready``: ``SITE``, or ``SITE/HOST``, of which the host counts with three levels only. A
+    contributor without a site is a group of its own, and one without a host a host of its own; so
+    is one that is ``disputed``.
     """
     if kind == "butterfly":
         return BUTTERFLY
-    sites = [
-        ready[offer.member].site
-        if offer.member in ready and offer.member.peer not in disputed
-        else ""
-        for offer in offers
-    ]
-    keys = [
-        (site, "") if site else ("", offer.member.peer)
-        for site, offer in zip(sites, offers, strict=True)
-    ]
+    sites = list[tuple[str, ...]]()
+    hosts = list[tuple[str, ...]]()
+    for offer in offers:
+        peer, said = offer.member.peer, ready.get(offer.member)
+        label = said.site if said is not None and peer not in disputed else ""
+        site, _, host = label.partition("/")
+        sites.append((site,) if site else ("", peer))
+        hosts.append((*sites[-1], host) if host else (*sites[-1], "", peer))
+    return Topology(kind, _numbered(sites), _numbered(hosts) if kind == "three-level" else ())
+
+
+def _numbered(keys: Sequence[tuple[str, ...]]) -> tuple[int, ...]:
+    """The same number for the same key, counted as they come."""
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return Topology(kind, tuple(numbers[key] for key in keys))
+    return tuple(numbers[key] for key in keys)
 
 
 def plan_trees(plan: Plan) -> tuple[Tree, ...]:

@@ -60,7 +60,7 @@ class Shape:
         same = (
             same
             and what.topology.kind in (self.topology, "butterfly")
-            and len(what.topology.groups) in (0, len(what.contributors))
+            and what.topology.fault(len(what.contributors)) is None
         )
         chunks = -(-self.numel // self.chunk_elements) if what.contributors else 0
         same = same and (len(what.contributors) >= self.least or not what.contributors)

@@ -100,7 +100,9 @@ def addresses_of(status: dict[str, Any]) -> tuple[str, ...]:
     type=GIVEN,
     help="Serve metrics to Prometheus there; :9464 is port 9464 of this machine only.",
 )
-@click.option("--site", metavar="LABEL", help="The same label at all nodes of one fast network.")
+@click.option(
+    "--site", metavar="LABEL", help="The same label at all nodes of one fast network, or SITE/HOST."
+)
 @click.option(
     "--no-port-mapping",
     is_flag=True,

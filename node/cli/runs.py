@@ -64,7 +64,8 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 #                                  # tensor (docs/operating/links.md)
 # codecs = { "*.norm.*" = "fp16" }  # for tensors whose names match
 # plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to
-#                                  # others; butterfly | ring | two-level
+#                                  # others; butterfly | ring | two-level | three-level (labels
+#                                  # SITE/HOST: within a machine first)
 # check = true                     # ... and another member of the site adds up what its head does;
 #                                  # default: in federated runs
 

@@ -47,12 +47,13 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drain_s: Annotated[float, msgspec.Meta(ge=1, le=3600)] = 30.0
     # where `atoll up` serves metrics to Prometheus, such as :9464 on loopback; empty: nowhere
     metrics: Annotated[str, msgspec.Meta(max_length=300)] = ""
-    # the same label at all nodes of one fast network
+    # the same label at all nodes of one fast network, or SITE/HOST: the same SITE there, and the
+    # same HOST at all nodes of one machine
     site: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"\A[A-Za-z0-9._-]{0,64}\Z",
-            description="at most 64 letters, digits, dots, dashes, underscores",
+            pattern=r"\A(?=.{0,64}\Z)([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)?)?\Z",
+            description="at most 64 letters, digits, dots, dashes, underscores; or two, SITE/HOST",
         ),
     ] = ""
 

@@ -199,7 +199,8 @@ def check_exchange(exchange: ExchangeTable, name: str) -> None:
             key="$.exchange.check",
             why=(
                 "Only heads of sites are checked: in a butterfly nobody adds up for another "
-                "member, in a ring everybody does."
+                "member, in a ring everybody does, and on three levels a site's head adds up sums "
+                "of hosts, which only their hosts could check."
             ),
             hint='plan = "two-level", or leave it out',
         )

@@ -241,7 +241,7 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
         1.0  # share of that which is still carried a round later
     )
-    plan: Literal["butterfly", "ring", "two-level"] = "butterfly"
+    plan: Literal["butterfly", "ring", "two-level", "three-level"] = "butterfly"
     check: bool | None = None
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = (

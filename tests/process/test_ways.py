@@ -1,5 +1,5 @@
-"""A ring, and two levels over two sites whose heads are checked, with four real peers: the bits are
-those of the trees, in numpy.
+"""A ring, two levels over two sites whose heads are checked, and three levels, with four real
+peers: the bits are those of the trees, in numpy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from blake3 import blake3
-from exchange_kit import cid_of, make_plan, ref_result, ref_tree_result
+from exchange_kit import cid_of, make_plan, ref_result, ref_tree_result, ways
 from process.test_all_reduce import SCRIPT, await_members, start
 from swarm_kit import MANIFEST, Peers
 
@@ -23,13 +23,15 @@ pytestmark = pytest.mark.slow
 NUMEL = 16_000  # one chunk, so that the plan has one part, whoever owns it
 assert chunk_elements("fp32", NUMEL) >= NUMEL
 SITES = ("lab-1", "lab-2", "lab-1", "lab-2")
+HOSTED = ("lab/1", "lab/2", "lab/1", "lab/2")  # and with three levels
 
 
-@pytest.mark.parametrize("kind", ["ring", "checked"])
+@pytest.mark.parametrize("kind", ["ring", "checked", "three-level"])
 def test_four_peers_at_two_sites(tmp_path: Path, kind: TopologyKind) -> None:
+    sites = HOSTED if kind == "three-level" else SITES
     plan = 'plan = "two-level"\ncheck = true' if kind == "checked" else f'plan = "{kind}"'
     manifest = MANIFEST.replace('codec = "int8"', f'codec = "fp32"\n{plan}')
-    with Peers(tmp_path, 4, NUMEL, script=SCRIPT, manifest=manifest, sites=SITES) as swarm:
+    with Peers(tmp_path, 4, NUMEL, script=SCRIPT, manifest=manifest, sites=sites) as swarm:
         swarm.settle()  # rounds of the run go the same ways
         await_members(swarm)
         start(
@@ -49,6 +51,7 @@ def test_four_peers_at_two_sites(tmp_path: Path, kind: TopologyKind) -> None:
         }
         givers = [(PeerId(swarm.all[index].peer), cid_of(index), index + 1) for index in order]
         groups = tuple(("lab-1", "lab-2").index(SITES[index]) for index in order)
+        at = ways(kind, (0,) * 4 if kind == "three-level" else groups, groups)
 
         def digest(owner: PeerId, topology: Topology) -> str:
             plan = make_plan(givers, [owner], NUMEL, NUMEL, "fp32", topology=topology)
@@ -61,7 +64,7 @@ def test_four_peers_at_two_sites(tmp_path: Path, kind: TopologyKind) -> None:
 
         assert len({one["digest"] for one in found}) == 1
         trees, star = (
-            {digest(peer, Topology(kind, groups)) for peer, _, _ in givers},
+            {digest(peer, at) for peer, _, _ in givers},
             digest(givers[0][0], Topology()),
         )
         assert found[0]["digest"] in trees

@@ -33,7 +33,7 @@ PEER = PeerId("p1")
 @given(
     st.integers(0, 2**32),
     st.lists(FAULTS, min_size=1, max_size=4),
-    st.sampled_from(("butterfly", "ring", "two-level")),
+    st.sampled_from(("butterfly", "ring", "two-level", "three-level")),
 )
 def test_every_promise_holds_whatever_strikes_in_whichever_phase(
     seed: int, script: list[Fault], plan: str

@@ -238,9 +238,10 @@ def on_two_levels(
         sync_every=1, codec="fp32", plan=plan, outer=OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
     )  # type: ignore[arg-type]
     table = Table(4, settings)
+    labels = ("a/0", "b/0", "b/1", "b/1"), ("lab-0", "lab-0", "lab-1", "lab-1")
     table.place = replace(
         table.place,
-        sites={peer.name: f"lab-{index // 2}" for index, peer in enumerate(table.peers)},
+        sites={peer.name: labels[plan != "three-level"][n] for n, peer in enumerate(table.peers)},
     )
     entries = contributed(
         folder, table, 3, lambda: setattr(table.network, "tap", tap if liar else None)
@@ -252,7 +253,7 @@ def on_two_levels(
     )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("plan", ["two-level", "checked", "ring"])
+@pytest.mark.parametrize("plan", ["two-level", "checked", "three-level", "ring"])
 def test_a_round_of_partial_sums_is_recomputed_sum_by_sum(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plan: str
 ) -> None:
@@ -269,10 +270,12 @@ def test_a_round_of_partial_sums_is_recomputed_sum_by_sum(
     for peer in table.peers:
         assert torch.allclose(peer.session.replica.anchor[: LAYOUT.numel], flat, rtol=0, atol=1e-6)  # type: ignore[union-attr]
     for part in found.parts:
-        assert len(part.heads) == (
-            2 if plan == "ring" else 1
-        )  # of a chain of four all but its first and its owner
         assert part.owner not in part.heads
+    heads = [len(part.heads) for part in found.parts]
+    # of a chain of four all but its first and its owner; on three levels one of b and one of b/1,
+    # but for owners there
+    counts = {"ring": [2, 2], "three-level": [2, 1]}
+    assert heads == counts.get(plan, [1, 1])
 
 
 def test_a_head_that_states_another_sum_is_found_out(

@@ -1,4 +1,4 @@
-"""Rounds and all-reduces on rings and two levels: faults at every phase, bits against a reference,
+"""Rounds and all-reduces on rings, two levels and three: faults at every phase, bits against a reference,
 and what crosses between two sites.
 """
 
@@ -21,7 +21,7 @@ from atoll.collectives.group import Plan, TopologyKind
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 
-TREES: tuple[TopologyKind, ...] = ("ring", "two-level", "checked")
+TREES: tuple[TopologyKind, ...] = ("ring", "two-level", "checked", "three-level")
 NUMEL = 2_400_000
 RATE = 12.5e6  # bytes per second of an uplink: 100 Mbit/s
 BEGIN_S = 3.0
@@ -65,11 +65,12 @@ class Sum:
         kill_head: bool = False,
     ) -> None:
         sites = ["lab-1", "lab-2"] * 4
+        labels = [f"{site}/{index // 4}" for index, site in enumerate(sites)]  # two on a host
         self.swarm = LocalSwarm(
             8,
             settings=RunSettings(codec=codec, plan=plan, sync_every=1),
             latency_s=0.0005,
-            sites=sites,
+            sites=labels,
         )
         self.site = dict(zip(self.swarm.names, sites, strict=True))
         for site in set(sites):
@@ -135,9 +136,9 @@ class Sum:
         return plan
 
 
-def test_two_levels_send_a_site_s_sum_once() -> None:
-    """Of an encoded vector V: 4 V on each uplink in the butterfly, V with two levels; and it takes
-    as much less time.
+def test_two_levels_and_three_send_a_site_s_sum_once() -> None:
+    """Of an encoded vector V: 4 V on each uplink in the butterfly, V with two levels or three; and
+    it takes as much less time.
     """
     star, tree = Sum("butterfly"), Sum("two-level")
     assert star.check().topology.groups == ()
@@ -150,6 +151,14 @@ def test_two_levels_send_a_site_s_sum_once() -> None:
     assert set(star.crossed.values()) == {4 * size}
     assert star.elapsed_s > 4 * size / RATE
     assert tree.elapsed_s < 2 * size / RATE
+    three = Sum("three-level")
+    found = three.check().topology
+    assert sorted(zip(found.groups, found.hosts, strict=True)) == sorted(
+        (site, host) for host, site in {*zip(found.hosts, found.groups, strict=True)} for _ in "ab"
+    )
+    assert len({*found.hosts}) == 4
+    assert three.crossed == tree.crossed
+    assert three.elapsed_s < 2 * size / RATE
     checked = Sum("checked")
     chunks = checked.check().chunks / 2  # of the other site's owners
     accounts = 2 * chunks * (1 + 4) * 32

@@ -1,4 +1,4 @@
-"""Rings and two levels between exchanges in one process: bits against a numpy reference, revisions,
+"""Rings, two levels and three between exchanges in one process: bits against a numpy reference, revisions,
 refusals, bytes between sites.
 """
 
@@ -21,6 +21,7 @@ from exchange_kit import (
     ref_tree,
     ref_tree_result,
     vector,
+    ways,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -34,8 +35,9 @@ from atoll.collectives.group import Plan, Topology
 from atoll.collectives.reduce import MEAN, REDUCERS
 from atoll.collectives.trees import trees_of
 
-KINDS = ("butterfly", "ring", "two-level", "checked")
+KINDS = ("butterfly", "ring", "two-level", "checked", "three-level")
 FOURS = (0, 0, 0, 0, 1, 1, 1, 1)
+PAIRS = (0, 0, 1, 1, 0, 0, 1, 1)  # hosts of two at each site
 
 
 def start(net: Net, plan: Plan, vectors) -> None:
@@ -101,8 +103,10 @@ def plans(draw: st.DrawFn) -> tuple[int, Plan]:
         numel,
         chunk,
         codec,
-        topology=Topology(
-            draw(st.sampled_from(KINDS if has_partial_sums(codec) else KINDS[:1])), groups
+        topology=ways(
+            draw(st.sampled_from(KINDS if has_partial_sums(codec) else KINDS[:1])),
+            groups,
+            draw(st.lists(st.integers(0, 2), min_size=len(groups), max_size=len(groups))),
         ),
     )
     return n, plan
@@ -142,7 +146,7 @@ def test_every_contribution_is_summed_once_and_reaches_the_owner(drawn):
         } == ref_tree(plan, number)
 
 
-@pytest.mark.parametrize("kind", ["ring", "two-level"])
+@pytest.mark.parametrize("kind", ["ring", "two-level", "three-level"])
 def test_a_butterfly_and_a_tree_agree_on_integers_but_not_in_their_digests(kind):
     """Sums of small integers are exact in any order; what the bytes mean is not the same."""
     net = Net(4, seed=1)
@@ -150,7 +154,7 @@ def test_a_butterfly_and_a_tree_agree_on_integers_but_not_in_their_digests(kind)
     contributors = [(net.peers[i], cid_of(i), 3 * i + 1) for i in range(4)]
     star = make_plan(contributors, net.peers, 500, 64, "fp32")
     plan = make_plan(
-        contributors, net.peers, 500, 64, "fp32", topology=Topology(kind, (0, 1, 0, 1))
+        contributors, net.peers, 500, 64, "fp32", topology=ways(kind, (0, 1, 0, 1), (0, 1, 1, 0))
     )
     start(net, plan, vectors)
     net.run()
@@ -159,7 +163,7 @@ def test_a_butterfly_and_a_tree_agree_on_integers_but_not_in_their_digests(kind)
         ref_digests(star, ref_result(star, vectors))
     )
     other = make_plan(
-        contributors, net.peers, 500, 64, "fp32", topology=Topology(kind, (0, 0, 1, 1))
+        contributors, net.peers, 500, 64, "fp32", topology=ways(kind, (0, 0, 1, 1), (0, 1, 1, 1))
     )
     assert not set(ref_digests(plan, ref_result(star, vectors))) & set(
         ref_digests(other, ref_result(star, vectors))
@@ -167,7 +171,7 @@ def test_a_butterfly_and_a_tree_agree_on_integers_but_not_in_their_digests(kind)
     assert [e.part for peer in net.peers for e in net.of(peer, PartReduced)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("kind", ["ring", "two-level"])
+@pytest.mark.parametrize("kind", ["ring", "two-level", "three-level"])
 def test_a_sum_over_a_tree(kind):
     net = Net(5, seed=2)
     vectors = {cid_of(i): vector(300, i).mul(50).round() for i in range(5)}
@@ -178,7 +182,7 @@ def test_a_sum_over_a_tree(kind):
         32,
         "fp32",
         reducer="sum",
-        topology=Topology(kind, (0, 0, 0, 1, 1)),
+        topology=ways(kind, (0, 0, 0, 1, 1), (0, 1, 1, 0, 0)),
     )
     start(net, plan, vectors)
     net.run()
@@ -210,7 +214,7 @@ def crossing(kind: str, seed: int = 0) -> tuple[int, int]:
     net = Net(8, seed=seed)
     vectors = {cid_of(i): vector(8_000, i) for i in range(8)}
     contributors = [(p, cid_of(i), 1) for i, p in enumerate(net.peers)]
-    plan = make_plan(contributors, net.peers, 8_000, 100, "int8", topology=Topology(kind, FOURS))
+    plan = make_plan(contributors, net.peers, 8_000, 100, "int8", topology=ways(kind, FOURS, PAIRS))
     site, crossed = dict(zip(net.peers, FOURS, strict=True)), []
     deliver = net.deliver
 
@@ -228,7 +232,7 @@ def crossing(kind: str, seed: int = 0) -> tuple[int, int]:
 
 def test_a_site_sends_its_sum_once():
     """In halves of a vector: in the butterfly 4 members send one each and get as much, in both
-    directions; with two levels a site sends one sum and gets one result. A ring crosses twice for
+    directions; with two levels, or three, a site sends one sum and gets one result. A ring crosses twice for
     most owners: its own site is both where it begins and where it ends."""
     size = crossing("two-level")[1]
     crossed = {kind: crossing(kind)[0] for kind in KINDS}
@@ -236,14 +240,13 @@ def test_a_site_sends_its_sum_once():
     assert crossed == {
         "butterfly": 8 * size,
         "two-level": 2 * size,
+        "three-level": 2 * size,
         "checked": 2 * size + accounts,
         "ring": 3.5 * size,
     }
 
 
-@pytest.mark.parametrize(
-    ("kind", "seed"), list(product(("ring", "two-level", "checked"), range(15)))
-)
+@pytest.mark.parametrize(("kind", "seed"), list(product(KINDS[1:], range(15))))
 def test_death_at_any_moment_and_two_revisions(kind, seed):
     """Whoever dies, owner, head or middle of a chain: the rest reduces under a new tree, with lost
     records and broken lanes.
@@ -252,6 +255,7 @@ def test_death_at_any_moment_and_two_revisions(kind, seed):
     numel, chunk = 1_500, 50
     vectors = {cid_of(i): vector(numel, i) for i in range(6)}
     groups = {peer: net.rng.randrange(3) for peer in net.peers}
+    hosts = {peer: net.rng.randrange(2) for peer in net.peers}
     dead = net.peers[net.rng.randrange(6)]
     contributors = [(p, cid_of(i), 2) for i, p in enumerate(net.peers)]
     plan = make_plan(
@@ -260,7 +264,7 @@ def test_death_at_any_moment_and_two_revisions(kind, seed):
         numel,
         chunk,
         "int8",
-        topology=Topology(kind, tuple(groups[p] for p in net.peers)),
+        topology=ways(kind, [groups[p] for p in net.peers], [hosts[p] for p in net.peers]),
     )
     start(net, plan, vectors)
     net.run(limit=net.rng.randrange(400))
@@ -271,7 +275,7 @@ def test_death_at_any_moment_and_two_revisions(kind, seed):
         contributors = [
             (p, cid_of(net.peers.index(p)), 2 + net.peers.index(p) * (revision - 1)) for p in keep
         ]
-        topology = Topology(kind, tuple(groups[p] for p in keep))
+        topology = ways(kind, [groups[p] for p in keep], [hosts[p] for p in keep])
         plan = make_plan(
             contributors, keep, numel, chunk, "int8", revision=revision, topology=topology
         )
@@ -470,7 +474,7 @@ def test_what_has_no_partial_sums_is_refused_in_a_tree(reducer):
 
 def test_the_error_grows_with_the_number_of_sums():
     """int8, 8 equal contributions of independent values: against a butterfly 1.1 times the error
-    with two levels, 1.7 with a ring.
+    with two levels, 1.2 with three, 1.7 with a ring.
     """
     errors = {}
     for kind in KINDS:
@@ -478,7 +482,7 @@ def test_the_error_grows_with_the_number_of_sums():
         vectors = {cid_of(i): vector(40_000, i) for i in range(8)}
         contributors = [(p, cid_of(i), 1) for i, p in enumerate(net.peers)]
         plan = make_plan(
-            contributors, net.peers, 40_000, 5_000, "int8", topology=Topology(kind, FOURS)
+            contributors, net.peers, 40_000, 5_000, "int8", topology=ways(kind, FOURS, PAIRS)
         )
         start(net, plan, vectors)
         net.run()
@@ -487,4 +491,5 @@ def test_the_error_grows_with_the_number_of_sums():
         errors[kind] = np.sqrt((off**2).mean() / (exact**2).mean())
     assert 0.008 < errors["butterfly"] < 0.012
     assert 1.05 < errors["two-level"] / errors["butterfly"] < 1.2
+    assert 1.1 < errors["three-level"] / errors["butterfly"] < 1.35
     assert 1.5 < errors["ring"] / errors["butterfly"] < 1.8

@@ -81,7 +81,7 @@ def test_a_run_that_ends_or_grows_lets_its_members_become_idle() -> None:
     assert table.open == [peer(3)]
 
 
-@pytest.mark.parametrize("kind", ["butterfly", "ring", "two-level", "checked"])
+@pytest.mark.parametrize("kind", ["butterfly", "ring", "two-level", "checked", "three-level"])
 def test_neighbours_are_all_with_whom_a_tree_exchanges_records(kind: str) -> None:
     everybody = [peer(number) for number in range(7)]
     giving, owners = everybody[:5], [peer(1), peer(3), peer(6)]
@@ -90,8 +90,19 @@ def test_neighbours_are_all_with_whom_a_tree_exchanges_records(kind: str) -> Non
     )
     parts = tuple(Part(owner, index, index + 1) for index, owner in enumerate(owners))
     sites = () if kind == "butterfly" else (0, 1, 0, 1, 1)
+    hosts = (0, 1, 2, 3, 1) if kind == "three-level" else ()
     plan = Plan(
-        "main/x", 1, 0, 0, bytes(32), who, parts, 12, 4, "fp32", topology=Topology(kind, sites)
+        "main/x",
+        1,
+        0,
+        0,
+        bytes(32),
+        who,
+        parts,
+        12,
+        4,
+        "fp32",
+        topology=Topology(kind, sites, hosts),
     )  # type: ignore[arg-type]
     found = {me: neighbours(plan, everybody, me) for me in everybody}
     assert all((a in found[b]) == (b in found[a]) for a, b in itertools.combinations(everybody, 2))

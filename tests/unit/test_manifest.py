@@ -950,6 +950,7 @@ def test_newer_schema_is_a_version_mismatch() -> None:
         ("", "butterfly", "butterfly"),
         ('plan = "ring"', "ring", "ring"),
         ('plan = "two-level"', "two-level", "checked"),
+        ('plan = "three-level"', "three-level", "three-level"),
         ('plan = "two-level"\ncheck = true', "checked", "checked"),
         ('plan = "two-level"\ncheck = false', "two-level", "two-level"),
     ],

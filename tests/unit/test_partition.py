@@ -8,8 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import LocalProtocolError
-from atoll.collectives.group import Part
+from atoll.collectives.group import Contributor, Member, Part, Topology
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.messages import Ready
 from atoll.collectives.partition import SAME, check_plan, comparable, parts_for
+from atoll.collectives.round.routes import topology_of
 
 rates = st.lists(st.one_of(st.just(0.0), st.floats(1e3, 1e9)), min_size=1, max_size=20)
 
@@ -169,3 +172,32 @@ def test_known_paces():
         ("b", 33),
         ("d", 33),
     ]
+
+
+def test_places_that_cannot_be_are_no_plan() -> None:
+    assert Topology("three-level", (0, 0, 1), (0, 1, 2)).fault(3) is None
+    assert Topology("three-level", (0, 0, 1)).fault(3) is None
+    assert Topology("ring", (0, 1)).fault(3) == "2 groups of 3 contributors"
+    assert Topology("three-level", (0, 0, 1), (0, 1)).fault(3) == "2 hosts of 3 contributors"
+    assert Topology("two-level", (0, 0, 1), (0, 1, 2)).fault(3) == "hosts in a two-level plan"
+    assert Topology("three-level", (0, 0, 1), (0, 1, 1)).fault(3) == "a host at several sites"
+    assert Topology("three-level", (), (0, 1, 1)).fault(3) == "a host at several sites"
+
+
+def test_a_label_says_a_site_and_with_three_levels_a_host() -> None:
+    labels = ["lab/1", "lab/2", "lab/1", "lab", "", "home/1", "", "lab"]
+    members = [Member(PeerId(f"p{number}"), 0) for number in range(len(labels))]
+    offers = [Contributor(member, bytes([i]) * 16, 1) for i, member in enumerate(members)]
+    ready = {
+        member: Ready(bytes(32), None, 0, False, site=label)
+        for member, label in zip(members, labels, strict=True)
+        if label
+    }
+    sites, hosts = (0, 0, 0, 0, 1, 2, 3, 0), (0, 1, 0, 2, 3, 4, 5, 6)
+    found = topology_of("three-level", offers, ready, set())
+    assert found == Topology("three-level", sites, hosts)
+    assert found.fault(len(offers)) is None
+    assert topology_of("two-level", offers, ready, set()) == Topology("two-level", sites)
+    assert topology_of("ring", offers, ready, set()) == Topology("ring", sites)
+    apart = topology_of("three-level", offers, ready, {PeerId("p2")})
+    assert apart.groups[2] not in {*apart.groups[:2], *apart.groups[3:]}

@@ -59,6 +59,7 @@ RECERTIFIED = (
     0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
 )
 CHECKED = 0.5  # share of the seeds with two levels in which heads of sites are checked
+THREE = 0.5  # share of the others of them that have three levels
 # share of the seeds in which members die for good, of those where nothing else is lost for ever
 DYING = 0.5
 POWER = 0.4  # share of the seeds in which half of the deaths are power cuts
@@ -203,7 +204,7 @@ class SimSwarm:
             TIMING,
             chunk_elements=16,
             exchange=self.plant.exchange,
-            sites={peer: ways.choice(("", "a", "b")) for peer in self.names},
+            sites=self._sites(ways),
         )
         self.liars = frozenset(self.world.stream("liars").sample(self.names, self.options.lying))
         self.place.liars = self.liars
@@ -362,11 +363,20 @@ class SimSwarm:
 
     def _drawn(self, ways: Random) -> TopologyKind:
         kind = ways.choice(("butterfly", "ring", "two-level"))
-        return (
-            "checked"
-            if kind == "two-level" and self.world.stream("checks").random() < CHECKED
-            else kind
-        )
+        if kind != "two-level":
+            return kind
+        if self.world.stream("checks").random() < CHECKED:
+            return "checked"
+        return "three-level" if self.world.stream("levels").random() < THREE else kind
+
+    def _sites(self, ways: Random) -> dict[PeerId, str]:
+        """Each member's place, with its host where that counts."""
+        sites = {peer: ways.choice(("", "a", "b")) for peer in self.names}
+        if self.settings.plan == "three-level":
+            hosts = self.world.stream("hosts")
+            drawn = {peer: hosts.choice(("", "/x", "/x", "/y")) for peer in self.names}
+            sites = {peer: site and site + drawn[peer] for peer, site in sites.items()}
+        return sites
 
     # ---- what members report
     def heard(self, disk: Disk, event: object) -> None:
