@@ -3,6 +3,7 @@
     completing         names of runs and ids of peers, for a shell
     options            options that every command takes, and the kinds of their values
     settings           settings in use; whether ./atoll.toml may be among them
+    needs              memory, disk and the time of a join, and whether this machine has them
     costs              what a run asks of a member
     child, run_script  the training process that `join` starts; running a script of one's own in it
     meta               demo, explain, completion, version

@@ -158,17 +158,22 @@ def agree(
     invite: Invite | None,
     script: Path | None,
     data: str,
+    down: float | None = None,
 ) -> bool:
-    """Show what the run asks of this machine, and which code of its own runs for it, and ask.
+    """Show what the run asks of this machine, where it lacks that, and which code of its own runs
+    for it, and ask. ``down``: bytes/s that may come in, where that is limited.
 
     Raises ConfigError when the run cannot be trained with ``script`` and ``data``."""
     from .costs import describe_lines
+    from .needs import machine_lines, needs_of, this_machine
 
     manifest = signed.open()
     check_fit(manifest, script, data)
     heading = _heading(signed.run_id, manifest, invite)
     terminal.say(terminal.style(heading, sys.stderr, bold=True))
-    for line in describe_lines(manifest):
+    lines = describe_lines(manifest, down)
+    lines += machine_lines(needs_of(manifest), this_machine(terminal.paths.state_dir))
+    for line in lines:
         terminal.say(f"  {line}")
     own_code = [str(script)] if script is not None else []
     own_code += [data] if is_factory(data) else []
@@ -177,16 +182,22 @@ def agree(
     return terminal.confirm("Join?")
 
 
-def describe_run(terminal: Terminal, signed: SignedManifest, invite: Invite | None) -> None:
-    """Print what the run asks of a member."""
+def describe_run(
+    terminal: Terminal, signed: SignedManifest, invite: Invite | None, down: float | None = None
+) -> None:
+    """Print what the run asks of a member, and what this machine lacks of it."""
     from .costs import describe, describe_lines
+    from .needs import machine_document, machine_lines, needs_of, this_machine
 
     manifest = signed.open()
+    needs, machine = needs_of(manifest), this_machine(terminal.paths.state_dir)
     lines = [
         terminal.style(_heading(signed.run_id, manifest, invite), sys.stdout, bold=True),
-        *(f"  {line}" for line in describe_lines(manifest)),
+        *(f"  {line}" for line in describe_lines(manifest, down)),
+        *(f"  {line}" for line in machine_lines(needs, machine)),
     ]
-    terminal.data("\n".join(lines), {**describe(manifest), "run_id": signed.run_id})
+    document = {**describe(manifest, down), **machine_document(needs, machine)}
+    terminal.data("\n".join(lines), {**document, "run_id": signed.run_id})
 
 
 def _heading(run_id: str, manifest: Manifest, invite: Invite | None) -> str:

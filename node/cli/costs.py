@@ -10,11 +10,9 @@ import msgspec
 
 from ...collectives.codec_names import (
     MASKED_BYTES,
-    RESULTS,
     round_bytes_per_value,
 )
 from ...collectives.codecs.accuracy import bytes_per_value, coarse_share, ladder
-from ...collectives.swarm import RunSettings
 from ...optim.federated.methods import SUMS
 from ..home.output import bytes_text, count_text, span_text
 from ..manifest import Manifest
@@ -23,46 +21,16 @@ from ..manifest.methods import counting, rounds_text
 from ..manifest.optional_tables import liars_borne
 from ..manifest.tables import AdaptersTable
 from ..views.documents import lying_text, rule_text
+from .needs import needs_document, needs_lines, needs_of
 
-_FLOAT_BYTES = 4
-STATE_VECTORS = {"adam": 2, "yogi": 2, "adamw": 2, "delayed_nesterov": 2}
-"""Vectors as long as the anchor that an outer optimizer keeps, where it is not one. (The rules
-themselves load torch, for which nobody who reads a manifest waits.)"""
-_MOMENTA = {"delayed_nesterov": 2}  # of them, those that momentum_dtype is about, where not one
-_SNAPSHOTS = {"none": 0, "late": 1, "eager": 3}  # vectors of a script that trains on meanwhile
 _DDP_BYTES = (
     2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
 )
 
 
-def state_bytes(settings: RunSettings) -> int:
-    """Bytes of a parameter in the state that members keep on disk, and hand to who joins: the
-    anchor and the outer optimizer's vectors, float32, momenta as `momentum_dtype` says.
-    """
-    outer = settings.outer
-    saved = 2 * _MOMENTA.get(outer.kind, 1) if outer.momentum_dtype == "bf16" else 0
-    return _FLOAT_BYTES * (1 + STATE_VECTORS.get(outer.kind, 1)) - saved
-
-
-def host_bytes(settings: RunSettings) -> float:
-    """Bytes of a parameter that script and node of a plain run hold between rounds, beside
-    the model, its optimizer and what programs cost whatever the model: the state, and what
-    the script carries from round to round. Results are files, which the system keeps in memory
-    as long as it has some to spare. `scripts/bench/bench_memory.py` measures it.
-    """
-    default = settings.codec if settings.error is None else ladder(settings.error).fine
-    encoded = [default, *settings.codecs.values()]
-    # a contribution's memory goes back to the system, unless there is one at every step
-    vectors = int(settings.method == "gradient_averaging")
-    vectors += settings.feedback or not RESULTS.keys().isdisjoint(encoded)
-    vectors += 2 if settings.worker_momentum else 0
-    vectors += _SNAPSHOTS[settings.overlap]
-    return state_bytes(settings) + _FLOAT_BYTES * vectors
-
-
-def describe(manifest: Manifest) -> dict[str, Any]:
+def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
     """A run's settings and costs, for JSON. Bytes are those of a round with many members; with n of
-    them (n-1)/n of it.
+    them (n-1)/n of it. ``down``: bytes/s that a newcomer's link brings, where they are known.
     """
     parameters, settings, federated = (
         manifest.parameters,
@@ -118,10 +86,10 @@ def describe(manifest: Manifest) -> dict[str, Any]:
         found |= {
             "bytes_up_per_round": one_way,
             "bytes_down_per_round": one_way,
-            "disk_bytes": parameters * state_bytes(settings),
         }
-        if not (federated or settings.secure or settings.btard):
-            found["host_bytes"] = round(parameters * host_bytes(settings))
+        needs = needs_of(manifest)
+        assert needs is not None
+        found |= needs_document(needs, down)
         if settings.sync_every is not None:
             found["ddp_ratio"] = value / (_DDP_BYTES * settings.sync_every)
     return found
@@ -249,9 +217,9 @@ def explain_rule(manifest: Manifest) -> list[str]:
     return sentences
 
 
-def describe_lines(manifest: Manifest) -> list[str]:
+def describe_lines(manifest: Manifest, down: float | None = None) -> list[str]:
     """The same for people."""
-    d = describe(manifest)
+    d = describe(manifest, down)
     every = f"{d['sync_every']} steps" if d["sync_every"] is not None else span_text(d["round_s"])
     size = (
         f"{count_text(d['parameters'])} parameters"
@@ -283,6 +251,8 @@ def describe_lines(manifest: Manifest) -> list[str]:
                 f"{'':7}  who organises bans no member alone: {2 * d['lying'] + 1} members do"
             )
     lines += _wire_lines(manifest, d)
+    if (needs := needs_of(manifest)) is not None:
+        lines += needs_lines(needs, down)
     lines += _privacy_lines(manifest)
     lines.append("code     nothing is downloaded and executed")
     return lines
@@ -310,7 +280,7 @@ def _btard_lines(d: dict[str, Any]) -> list[str]:
 
 
 def _wire_lines(manifest: Manifest, d: dict[str, Any]) -> list[str]:
-    """What a round takes of the link, and the run of memory and disk."""
+    """What a round takes of the link."""
     lines = list[str]()
     codecs = ", ".join(
         [_codec_text(d), *(f"{codec} for {pattern}" for pattern, codec in d["codecs"].items())]
@@ -327,15 +297,6 @@ def _wire_lines(manifest: Manifest, d: dict[str, Any]) -> list[str]:
                 if d.get("ddp_ratio", 1) < 1
                 else ""
             )
-        )
-        if "host_bytes" in d:
-            lines.append(
-                f"memory   about {bytes_text(d['host_bytes'])} between rounds, "
-                "beside the model and its optimizer"
-            )
-        lines.append(
-            f"disk     {bytes_text(d['disk_bytes'])} for the newest state, "
-            "and two rounds of results"
         )
     else:
         times = (

@@ -131,6 +131,8 @@ def join_command(
     A run that this machine knows may be given by its id, the beginning of it, or its name. Ctrl-C
     once: the round is finished or handed over first. Twice: now.
     """
+    from ..home.bandwidth import bytes_per_s
+
     terminal = current()
     arguments += click.get_current_context().meta[_AFTER]
     target = target_of(terminal, target, invite_file)
@@ -141,12 +143,13 @@ def join_command(
     if fresh_key:
         use_separate_home(terminal, target)
     settings = settings_of(terminal, ask=True)
+    down = bytes_per_s(max_down or "", "max_down") or settings.config.limits[1] or None
     invite, signed = preview(terminal, target, settings.config, dry_run=dry_run)
     if dry_run and signed is not None:
-        describe_run(terminal, signed, invite)
+        describe_run(terminal, signed, invite, down)
         return 0
     given = data or factory_in(settings)
-    if signed is not None and not agree(terminal, signed, invite, script, given):
+    if signed is not None and not agree(terminal, signed, invite, script, given, down):
         return 1
     with ExitStack() as stack:
         limits = {"max_up": max_up, "max_down": max_down, "hours": hours}
@@ -156,7 +159,7 @@ def join_command(
         if signed is None:  # nobody had shown it, and --yes was given for whatever it says
             go = False
             try:
-                go = agree(terminal, entered, invite, script, given)
+                go = agree(terminal, entered, invite, script, given, down)
             finally:
                 if not go and info.run_id not in known:
                     client.leave(info.run_id, now=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from ...collectives.errors import ConfigError
 from ..home.output import Terminal, bytes_text, current, short_peer, span_text
@@ -147,7 +148,8 @@ def plan_command(
     settings = decided.settings()
     if run.train.method == "diloco":
         settings["train.outer"] = {"preset": AUTO}  # outer values depend on what was decided
-    lines = _lines(terminal, conditions, decided, explain, settings, samples)
+    needed, needs = _needs(terminal, run, conditions, decided, settings)
+    lines = _lines(terminal, conditions, decided, explain, settings, samples, needed)
     present = None
     if now is not None and choice is not None:
         cost = price(conditions.parameters, choice, len(conditions.peers))
@@ -160,11 +162,56 @@ def plan_command(
         "\n".join(lines),
         {
             **_document(conditions, decided),
+            **needs,
             "samples": samples,
             "settings": settings,
             "present": present,
         },
     )
+
+
+def _needs(
+    terminal: Terminal,
+    run: Manifest,
+    conditions: Conditions,
+    decided: TrainingPlan,
+    settings: Mapping[str, Mapping[str, Any]],
+) -> tuple[list[str], dict[str, object]]:
+    """What the plan needs of a member's machine, for people and for JSON. The time of a join is
+    that of the slowest of the group.
+    """
+    from .needs import (
+        machine_document,
+        machine_lines,
+        needs_document,
+        needs_lines,
+        needs_of,
+        this_machine,
+    )
+
+    needs = needs_of(_with(run, settings), conditions.parameters)
+    assert needs is not None
+    down, free = _slowest_join(conditions, decided.group), this_machine(terminal.paths.state_dir)
+    return (
+        [*needs_lines(needs, down), *machine_lines(needs, free)],
+        {"needs": needs_document(needs, down), **machine_document(needs, free)},
+    )
+
+
+def _with(manifest: Manifest, settings: Mapping[str, Mapping[str, Any]]) -> Manifest:
+    """The manifest with what decides how much a member needs: codec and overlap."""
+    exchange = msgspec.structs.replace(
+        manifest.exchange, codec=settings["exchange"]["codec"], codecs={}, error=None
+    )
+    train = msgspec.structs.replace(manifest.train, overlap=settings["train"]["overlap"])
+    return msgspec.structs.replace(manifest, exchange=exchange, train=train)
+
+
+def _slowest_join(conditions: Conditions, group: Sequence[str]) -> float:
+    """Bytes/s in which the slowest of the group fetches a state from all others."""
+    peers = [peer for peer in conditions.peers if peer.name in group]
+    up = sum(peer.up for peer in peers)
+    return min(min(peer.down, (up - peer.up) or peer.down) for peer in peers)
 
 
 def _size(manifest: Manifest, parameters: int | None) -> int:
@@ -303,6 +350,7 @@ def _lines(
     explain: bool,
     settings: Mapping[str, Mapping[str, Any]],
     samples: Mapping[str, int] | None,
+    needed: Sequence[str],
 ) -> list[str]:
     estimate, head = decided.estimate, "plan" if decided.reached else "the best there is"
     lines = [
@@ -324,6 +372,7 @@ def _lines(
         shared = ", ".join(f"{name} {count}" for name, count in samples.items())
         longest_s = max(peer.step_s for peer in conditions.peers)
         lines.append(f"  samples  {shared} in a step, which takes {span_text(longest_s)}")
+    lines += (f"  {line}" for line in needed)
     if explain or not decided.reached:
         lines += ["", *(f"  {sentence}" for sentence in decided.why)]
     elif len(decided.group) < len(conditions.peers):

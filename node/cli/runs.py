@@ -14,6 +14,7 @@ from .costs import describe, describe_lines, explain_rule
 from .daemon import finished_words, running
 from .identity import identity_of
 from .invites import addresses_in_use, check_addresses, fresh_invite
+from .needs import machine_document, machine_lines, needs_of, this_machine
 from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
 from .templates import TEMPLATES
 
@@ -146,6 +147,9 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
     found = load_manifest(manifest)
     head = terminal.style(f"{found.name}  {found.run_id}", sys.stdout, bold=True)
     lines, described = describe_lines(found), {"valid": True, **describe(found)}
+    needs, machine = needs_of(found), this_machine(terminal.paths.state_dir)
+    lines += machine_lines(needs, machine)
+    described |= machine_document(needs, machine)
     if explain:
         outer = explain_outer(found, peers)
         lines.append(f"why      outer values: {outer}")

@@ -38,14 +38,8 @@ from atoll.collectives.swarm import (
     SiteSettings,
 )
 from atoll.node import manifest as m
-from atoll.node.cli.costs import (
-    STATE_VECTORS,
-    describe,
-    describe_lines,
-    explain_rule,
-    host_bytes,
-    state_bytes,
-)
+from atoll.node.cli.costs import describe, describe_lines, explain_rule
+from atoll.node.cli.needs import STATE_VECTORS, host_bytes, host_peak_bytes, state_bytes
 from atoll.node.home.config import NodeConfig
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import tables
@@ -1225,11 +1219,17 @@ def test_memory_and_disk_that_a_run_asks_for() -> None:
 
     plain = sized('[train]\nsync_every = 100\n[exchange]\ncodec = "int8"\n')
     found = describe(plain)
-    assert found["disk_bytes"] == 8 * 10**9
+    # of a run of two with 2 million: 37.4 after 45 rounds, and a third state while one is written
+    assert found["disk_bytes"] == round(10**9 * (3 * 8 + 21 * (1 + 4 / 256)))
+    assert (found["join_bytes"], found["join_s"]) == (8 * 10**9, 640.0)
+    assert describe(plain, 1e8)["join_s"] == 80.0
+    assert found["gpu_bytes"] is None
     assert found["host_bytes"] == round(10**9 * host_bytes(plain.settings()))
     assert any(line.startswith("memory   about 7.5 GiB between") for line in describe_lines(plain))
     # scripts/bench/bench_memory.py, 20 million parameters: 6.07 in the node, 2.04 in the script
     assert host_bytes(plain.settings()) == pytest.approx(8.11, rel=0.05)
+    assert found["host_peak_bytes"] == round(10**9 * host_peak_bytes(plain.settings()))
+    assert host_peak_bytes(plain.settings()) == pytest.approx(17.82, rel=0.05)  # the same bench
     kept = sized('[exchange]\ncodec = "int8"\nfeedback = true\n').settings()
     assert host_bytes(kept) == host_bytes(plain.settings()) + 4
     adam = sized('[train.outer]\noptimizer = "adam"\nlr = 0.1\n').settings()
@@ -1244,7 +1244,7 @@ def test_momenta_in_bf16_take_two_bytes_and_an_old_member_refuses_them() -> None
     assert halved.run_id != plain.run_id
     assert b"momentum_dtype" not in plain.encode()
     assert halved.settings().outer.momentum_dtype == "bf16"
-    assert describe(halved)["disk_bytes"] == 6_000_000
+    assert describe(halved)["join_bytes"] == 6_000_000
     assert host_bytes(plain.settings()) - host_bytes(halved.settings()) == 2
     for kind, rule in RULES.items():
         outer = OuterSettings(kind=kind, lr=0.1, momentum_dtype="bf16")
