@@ -22,6 +22,7 @@ group          members, configurations, quorums, plans, log entries: frozen valu
 groups         parts of a configuration: lines of a grid, pairs
 messages       the round's control messages: typed, bounded
 compiled       libraries compiled at installation
+bounds         how many members a run may have, by its plan and by what one message carries
 digest         hashes of chunks, parts and states
 compass        FedCompass' scheduler: who makes how many steps, so that groups arrive together
 pace           how fast a member's links are

@@ -16,7 +16,9 @@ from blake3 import blake3
 from .foreign import PLAIN, WORDS
 from .identifiers import HASH_BYTES, PeerId
 
-MAX_MEMBERS = 256
+MAX_MEMBERS = 4096  # of a run whose plan is a tree: what an entry in one message can name
+MAX_STAR = 256  # where each member's share of a round grows with their number (`bounds`)
+MAX_PARTS = MAX_STAR
 MAX_PATH = 2048  # contributions in all rounds of a branch
 MAX_PEER_ID = 128
 MAX_CODEC_NAME = 64
@@ -111,7 +113,9 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
         return (self.groups, self.hosts) if self.hosts else (self.groups,) if self.groups else ()
 
     def fault(self, contributors: int) -> str | None:
-        """Why these are no places of so many contributors, or None."""
+        """Why these are no ways or places of so many contributors, or None."""
+        if contributors > MAX_STAR and self.kind in ("butterfly", "ring"):
+            return f"{contributors:,} contributors in a {self.kind}: at most {MAX_STAR}"
         for what, places in (("groups", self.groups), ("hosts", self.hosts)):
             if len(places) not in (0, contributors):
                 return f"{len(places)} {what} of {contributors} contributors"
@@ -157,7 +161,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, dict=True):
     revision: Count
     base: Hash
     contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_PARTS)]
     numel: Count
     chunk_elements: Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
     codec: Short
@@ -193,9 +197,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     round: Count
     base: Hash
     base_state: Hash
-    contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(max_length=MAX_PATH)]
-    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
-    part_digests: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    contributors: Annotated[tuple[Contributor, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
+    parts: Annotated[tuple[Part, ...], msgspec.Meta(max_length=MAX_PARTS)]
+    part_digests: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=MAX_PARTS)]
     numel: Count
     chunk_elements: Count
     codec: Short

@@ -26,7 +26,7 @@ from blake3 import blake3
 from .group import MAX_MEMBERS, Config, Member
 
 MAX_GROUP_NAME = 24
-MAX_DIMENSIONS = 8  # of two: MAX_MEMBERS places
+MAX_DIMENSIONS = 8
 MAX_PAIRS = 64
 GROUPS = (
     rf"d[1-{MAX_DIMENSIONS}]\.[0-7]|p[0-9]{{1,2}}|"

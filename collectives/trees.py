@@ -79,7 +79,8 @@ class CheckedSum:
 
 class Tree:
     """The tree of one part. ``parents`` must lead from every contributor to ``owner``;
-    ``witnesses``: who checks each member that adds up for it.
+    ``witnesses``: who checks each member that adds up for it; ``own``: `own_terms` of the
+    contributors, which all trees of a plan share.
     """
 
     def __init__(
@@ -89,12 +90,13 @@ class Tree:
         parents: Parents,
         reducer: StreamingReducer,
         witnesses: Parents | None = None,
+        own: Mapping[PeerId, Term] | None = None,
     ) -> None:
         self.owner = owner
         self.parents = parents
         self._witnesses = witnesses or {}
         self._checks: tuple[CheckedSum, ...] | None = None
-        self._own = {c.member.peer: Term(c.member.peer, c.cid, c.weight) for c in contributors}
+        self._own = own if own is not None else own_terms(contributors)
         self._reducer = reducer
         self._sums: dict[PeerId, PartialSum] = {}
         self._members: dict[PeerId, list[PeerId]] = {}
@@ -201,13 +203,24 @@ class Tree:
         )
 
 
+def own_terms(contributors: Sequence[Contributor]) -> dict[PeerId, Term]:
+    """Each contributor's own contribution."""
+    return {c.member.peer: Term(c.member.peer, c.cid, c.weight) for c in contributors}
+
+
 def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
     """The tree of each part of a plan, or of the entry made from it."""
     peers = [c.member.peer for c in plan.contributors]
     every = parents_of(plan.topology, peers, [part.owner for part in plan.parts])
+    own = own_terms(plan.contributors)
     return tuple(
         Tree(
-            plan.contributors, part.owner, parents, reducer, witnesses_of(plan, part.owner, parents)
+            plan.contributors,
+            part.owner,
+            parents,
+            reducer,
+            witnesses_of(plan, part.owner, parents),
+            own,
         )
         for part, parents in zip(plan.parts, every, strict=True)
     )

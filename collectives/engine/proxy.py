@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..codecs.encoded import EncodedVector
 from ..exchange import Bounds
-from ..group import Plan
+from ..group import MAX_STAR, Plan
 from ..identifiers import PeerId
 
 
@@ -35,9 +35,11 @@ class EngineExchange:
         chunk_elements: int,
         codec: str,
         early: int | None = None,
+        most: int = MAX_STAR,
     ) -> None:
         """See `Exchange.open_round`."""
-        self._submit("open_round", log, round_, tuple(members), numel, chunk_elements, codec, early)
+        opened = (log, round_, tuple(members), numel, chunk_elements, codec, early, most)
+        self._submit("open_round", *opened)
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
         """See `Exchange.freeze`."""

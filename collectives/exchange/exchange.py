@@ -24,7 +24,7 @@ from ..codecs.codec import EncodedChunk, Grid
 from ..codecs.encoded import EncodedVector
 from ..digest import chunk_hash
 from ..errors import ConfigError, LocalProtocolError
-from ..group import MAX_MEMBERS, Plan
+from ..group import MAX_MEMBERS, MAX_STAR, Plan
 from ..identifiers import PeerId
 from ..pace import Lead
 from ..reduce import REDUCERS, FindReducer, least_of
@@ -122,22 +122,26 @@ class Exchange:
         chunk_elements: int,
         codec: str,
         early: int | None = None,
+        most: int = MAX_STAR,
     ) -> None:
         """From now on accept parts of (log, round) from these peers. A second call may only change
         the members.
 
         ``early``: until my contribution is frozen for it, before a plan, no more bytes of parts
         than these are kept (one chunk in any case), no results, and under a plan only what it wants
-        from me.
+        from me. ``most``: how many members a run with this plan may have (`bounds`).
 
         ``log`` must be unique in this exchange: where several runs share it, put the run into the
         name. Raises LocalProtocolError for another grid or senseless sizes, ConfigError for an
         unknown codec.
         """
-        if numel < 1 or not 1 <= chunk_elements <= 1 << 22 or len(members) > MAX_MEMBERS:
+        if numel < 1 or not 1 <= chunk_elements <= 1 << 22:
+            raise LocalProtocolError(f"round of {numel} elements in chunks of {chunk_elements}")
+        if len(members) > most:
             raise LocalProtocolError(
-                f"round of {numel} elements in chunks of {chunk_elements} among "
-                f"{len(members)} members"
+                f"round among {len(members):,} members, where {most:,} is the most",
+                why=f"A member of a star, a ring or a gather has at most {MAX_STAR} others to "
+                f"exchange with; a run whose plan is a tree, at most {MAX_MEMBERS:,} members.",
             )
         slot = RoundSlot(
             log, round_, members, self._grid(codec, numel, chunk_elements), self._pools, early

@@ -10,7 +10,18 @@ from __future__ import annotations
 from enum import Enum
 
 from .. import messages as m
-from ..group import BUTTERFLY, LAST_BALLOT, Config, Contributor, Entry, Member, Part, Plan
+from ..bounds import owners_for
+from ..group import (
+    BUTTERFLY,
+    LAST_BALLOT,
+    MAX_STAR,
+    Config,
+    Contributor,
+    Entry,
+    Member,
+    Part,
+    Plan,
+)
 from ..identifiers import PeerId
 from ..partition import comparable, parts_for, single, slots_for
 from ..trees import Tree
@@ -341,6 +352,7 @@ class Convener:
         ready = view.open.ready
         able = [c.member for c in offers] + self._helpers()
         rates = comparable([(ready[member].up, ready[member].down) for member in able])
+        rates = owners_for(rates, view.round)
         owners = [
             (member.peer, 0.0 if member.peer in self.slow else rate)
             for member, rate in zip(able, rates, strict=True)
@@ -437,6 +449,8 @@ class Convener:
             self.due_at = now + (1 + self.stalls) * (view.stuck_s() + view.transfer_s(plan))
             if not self.trees:
                 return None
+            if len(keep) > MAX_STAR:  # no star bears so many
+                return view.next_ballot(now)
             self.star = True
         return self._new_plan(now, keep)
 

@@ -24,14 +24,14 @@ from typing import Protocol
 import msgspec
 from blake3 import blake3
 
-from ..group import MAX_MEMBERS, Admitted
+from ..group import MAX_STAR, Admitted
 from ..identifiers import PeerId
 
 MOST_TALLIED = 4096
 KEPT_S = 86_400
-MOST_BY_ONE = MAX_MEMBERS * 3 // 4
-"""Members by one invite: who holds its seed can name any number of peers, and leaves places for
-those whom the organiser invites by another.
+SHARE_BY_ONE = 3, 4
+"""Of a run's places, those of members by one invite: who holds its seed can name any number of
+peers, and leaves places for those whom the organiser invites by another.
 """
 PEER_BYTES = 8
 
@@ -149,14 +149,18 @@ class InviteTally:
 
 
 def crowded(
-    came: Mapping[PeerId, bytes], config: Collection[PeerId], admitted: Collection[Admitted]
+    came: Mapping[PeerId, bytes],
+    config: Collection[PeerId],
+    admitted: Collection[Admitted],
+    most: int = MAX_STAR,
 ) -> bool:
-    """Whether more than `MOST_BY_ONE` of a configuration would have come by one invite; ``came``:
-    by which each member did, where it needed one.
+    """Whether more than `SHARE_BY_ONE` of the ``most`` members of a run would have come by one
+    invite; ``came``: by which each member did, where it needed one.
     """
     staying = Counter(came[peer] for peer in config if peer in came)
     new = Counter(each.invite for each in admitted if each.invite)
-    return any(staying[invite] + count > MOST_BY_ONE for invite, count in new.items())
+    by_one = most * SHARE_BY_ONE[0] // SHARE_BY_ONE[1]
+    return any(staying[invite] + count > by_one for invite, count in new.items())
 
 
 def _short(peer: PeerId) -> bytes:

@@ -47,6 +47,7 @@ from random import Random
 import msgspec
 
 from .. import messages as m
+from ..bounds import entry_fault, room_for
 from ..errors import RemoteProtocolError
 from ..group import (
     LAST_BALLOT,
@@ -89,7 +90,7 @@ ALONE_FIRST_S = 10.0  # a member that decides alone waits so long for the others
 # for so long a process that was started again asks all members what it has missed
 ASK_FIRST_S = 3.0
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
-CATCH_ENTRIES = 16  # entries in one Catch: bounded by MAX_MESSAGE_BYTES even at 256 members
+CATCH_ENTRIES = 16  # entries in one Catch, where they are small
 REMEMBERED_ANSWERS = 64  # beyond, those are forgotten that are old enough to be given again
 MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
 # a source that sent nothing for so many pulls is asked again; what is under way would only come
@@ -1163,11 +1164,12 @@ class RoundMachine:
         self.tell(who.peer, promise)
 
     def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
-        if (
-            ballot < self.journal.promised
-            or self.convener_of(ballot) != who
-            or not self.entry_fits(entry)
-            or (self.objection(entry) and not self._perhaps_chosen(ballot, who, entry))
+        if ballot < self.journal.promised or self.convener_of(ballot) != who:
+            return
+        if fault := entry_fault(entry, self.config, self.shape.topology):
+            raise RemoteProtocolError(fault, peer=who.peer)
+        if not self.entry_fits(entry) or (
+            self.objection(entry) and not self._perhaps_chosen(ballot, who, entry)
         ):
             return
         self.ballot = max(self.ballot, ballot)
@@ -1211,6 +1213,7 @@ class RoundMachine:
         )
         same = same and (entry.elapsed_s is None or self.grouping is not None)
         same = same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
+        same = same and entry_fault(entry, self.config, self.shape.topology) is None
         return same and self._admits(entry)
 
     def vote_pending(self, now: float) -> None:
@@ -1485,7 +1488,7 @@ class RoundMachine:
         for certified in self.journal.entries[round_ : round_ + CATCH_ENTRIES]:
             size += len(msgspec.msgpack.encode(certified))
             if entries and size > m.MAX_MESSAGE_BYTES // 2:
-                break  # one that adopts a branch may be large
+                break  # one of thousands of members is large, and one that adopts a branch may be
             entries.append(certified)
         catch = m.Catch(tuple(entries), self.round, self.actions.results_from())
         self.actions.send(peer, self.log, round_, catch)
@@ -1666,14 +1669,17 @@ class RoundMachine:
 
     def welcome(self, joiners: Sequence[Member]) -> list[Member]:
         """Those of ``joiners`` that an entry of this member's could let in: their certificates are
-        known here, and their invites have a use left.
+        known here, their invites have a use left, and the run's plan and a message bear them. A new
+        life of a member takes its place.
         """
         entries, found, words = self.journal.entries, list[Member](), list[Admitted]()
         inside, new, tally = {each.peer for each in self.config}, self._new(joiners), entries.tally
         for joiner in joiners:
             if joiner.peer in new:
                 warrant = self.doors.warrant(joiner.peer)
-                if warrant is None or crowded(entries.came, inside, [*words, warrant]):
+                if warrant is None or crowded(
+                    entries.came, inside, [*words, warrant], self.shape.most
+                ):
                     continue
                 after = tally.after([warrant])
                 if after is None:
@@ -1681,7 +1687,9 @@ class RoundMachine:
                 tally = after
                 words.append(warrant)
             found.append(joiner)
-        return found
+        fresh = [joiner for joiner in found if joiner.peer in new]
+        room = room_for(self.config, fresh, self.shape.topology)
+        return [joiner for joiner in found if joiner not in fresh[room:]]
 
     def entering(self, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
         """What an entry with this next configuration states of its new members, and the hash of the
@@ -1728,7 +1736,10 @@ class RoundMachine:
             and entry.tally == after.hash
             and named == sorted({*named} & new)
             and not crowded(
-                self.journal.entries.came, [each.peer for each in entry.next_config], entry.admitted
+                self.journal.entries.came,
+                [each.peer for each in entry.next_config],
+                entry.admitted,
+                self.shape.most,
             )
             and self.doors.valid(new, entry.admitted)
         )

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from .. import messages as m
 from ..arrivals import ArrivalSettings
+from ..bounds import most_members
 from ..codecs.mixtures import has_partial_sums
 from ..digest import meaning
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
@@ -43,6 +44,11 @@ class Shape:
     single: bool = False
     sample: SampleSettings | None = None
     arrivals: ArrivalSettings | None = None
+
+    @property
+    def most(self) -> int:
+        """How many members a log of this shape may have."""
+        return most_members(self.topology)
 
     def __post_init__(self) -> None:
         if not has_partial_sums(self.codec):

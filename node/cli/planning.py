@@ -19,6 +19,7 @@ from .options import GIVEN, GivenPath, shared_options
 from .reaching import find_peer
 
 if TYPE_CHECKING:
+    from ...collectives.group import TopologyKind
     from ...optim.planning import Conditions, PeerConditions, Price, TrainingPlan
     from ..client.commands import NodeClient
     from ..manifest import Manifest
@@ -127,7 +128,7 @@ def plan_command(
             why="Everything is planned against the time of a step, and only your script knows it.",
             hint="Time a few steps without atoll; then: atoll plan RUN.toml --step-ms 250",
         )
-    found, most = _given(rows, peers, up, down or up, step_ms / 1000)
+    found, most = _given(rows, peers, up, down or up, step_ms / 1000, run.topology)
     rtt_s = (DEFAULT_RTT_MS if rtt_ms is None else rtt_ms) / 1000
     if node:
         with connect(terminal) as client:
@@ -230,17 +231,23 @@ def _size(manifest: Manifest, parameters: int | None) -> int:
 
 
 def _given(
-    rows: Sequence[str], count: int, up: str, down: str, step_s: float
+    rows: Sequence[str],
+    count: int,
+    up: str,
+    down: str,
+    step_s: float,
+    ways: TopologyKind = "butterfly",
 ) -> tuple[list[PeerConditions], list[int | None]]:
     """Peers as the command line describes them, and how many samples the memory of each holds."""
-    from ...collectives.group import MAX_MEMBERS
+    from ...collectives.bounds import most_members, why_so_many
     from ...optim.planning import PeerConditions
 
-    if (many := len(rows) or count) > MAX_MEMBERS:
+    if (many := len(rows) or count) > (bound := most_members(ways)):
         raise ConfigError(
-            f"{many:,} peers: a run has at most {MAX_MEMBERS} members",
+            f"{many:,} peers: a run with this plan has at most {bound:,} members",
             key="peers",
-            hint=f"At most --peers {MAX_MEMBERS}; more machines are several runs.",
+            why=why_so_many(ways),
+            hint=f"At most --peers {bound}; more machines are several runs.",
         )
     if not rows:
         rates = _rate(up, "up"), _rate(down, "down")

@@ -39,6 +39,7 @@ def simulated_fleet(terminal: Terminal, manifest: Manifest, given: dict[str, Any
 
     Raises ConfigError for what cannot be played.
     """
+    from ...collectives.bounds import most_members
     from ..simulation.fleet import parse_fleet
     from ..simulation.fleet_run import FleetRun
 
@@ -48,6 +49,7 @@ def simulated_fleet(terminal: Terminal, manifest: Manifest, given: dict[str, Any
         given["peers"],
         step_s=None if given["step_ms"] is None else given["step_ms"] / 1000,
         flops=_flops(manifest),
+        most=most_members(manifest.topology),
     )
     task, trained = _task(manifest, given)
     mishaps = _mishaps(given["churn"], fleet, given)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ...collectives.bounds import most_members, why_so_many
 from ...collectives.codec_names import RESULTS
 from ...collectives.errors import ConfigError
 from .manifest import Manifest
@@ -210,6 +211,23 @@ def check_exchange(exchange: ExchangeTable, name: str) -> None:
             key="$.exchange.feedback_kept",
             hint="feedback = true",
         )
+
+
+def check_members(manifest: Manifest, name: str) -> None:
+    """Members that the run waits for, beside how many its plan bears."""
+    kind, arrivals = manifest.topology, manifest.exchange.arrivals
+    for key, count in (
+        ("$.train.start_with", manifest.train.start_with),
+        ("$.exchange.arrivals.quorum", arrivals.quorum if arrivals is not None else None),
+    ):
+        if count is not None and count > most_members(kind):
+            raise ConfigError(
+                f"{name}: {key} = {count} is more than a run with "
+                f'plan = "{manifest.exchange.plan}" can have',
+                key=key,
+                why=why_so_many(kind),
+                hint='[exchange] plan = "three-level", or fewer',
+            )
 
 
 def check_error(exchange: ExchangeTable, coarse: Sequence[str], name: str) -> None:

@@ -20,6 +20,7 @@ from .checks import (
     check_adapters,
     check_exchange,
     check_fragments,
+    check_members,
     check_outliers,
     check_places,
     check_schedule,
@@ -175,6 +176,7 @@ def _check(manifest: Manifest, name: str) -> None:
     checks: tuple[tuple[str, Callable[[], object]], ...] = (
         ("E414", lambda: check_exchange(exchange, name)),
         ("E414", lambda: exchange.fragments > 1 and check_fragments(manifest, name)),
+        ("E414", lambda: check_members(manifest, name)),
         ("E414", lambda: check_train(manifest.train, manifest.no_quorum, name)),
         ("E414", lambda: check_adapters(manifest, name)),
         ("E414", lambda: check_outliers(manifest, name)),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ...collectives.codec_names import RESULTS
 from ...collectives.errors import ConfigError
-from ...collectives.group import MAX_MEMBERS
+from ...collectives.group import MAX_STAR
 from ...security.rule_names import (
     MAX_F_MDA,
     parse_reducer,
@@ -68,12 +68,12 @@ def _check_rule(manifest: Manifest, name: str) -> None:
             )
     _check_rule_options(manifest, name)
     parsed = parse_reducer(robust.reducer)
-    if parsed is None or parsed.least > MAX_MEMBERS:
+    if parsed is None or parsed.least > MAX_STAR:
         raise ConfigError(
             f"{name}: $.robust.rule is {robust.reducer}",
             key="$.robust.rule",
             why=f"mda looks at all ways to leave out f contributions: f is at most {MAX_F_MDA}. A "
-            f"kind of step is taken once. And a round has at most {MAX_MEMBERS} contributors.",
+            f"kind of step is taken once. And a round has at most {MAX_STAR} contributors.",
             hint='before = ["nnm"] and rule = "trimmed_mean"',
         )
 

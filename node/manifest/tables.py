@@ -10,7 +10,7 @@ import msgspec
 
 from ...collectives.codec_names import LARGEST_ERROR
 from ...collectives.foreign import LINES, PLAIN, WORDS
-from ...collectives.group import MAX_MEMBERS
+from ...collectives.group import MAX_MEMBERS, MAX_STAR
 from ...collectives.layout import MAX_FRAGMENTS
 from ...collectives.swarm import AdapterSettings, OuterSettings
 from ...security.rule_names import (
@@ -118,7 +118,7 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
     clip_norm: Positive | None = None  # the longest mean; a longer one is scaled down to it
     # of delayed_nesterov: steps between two of momentum, and the share of it that those take
-    every: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)] = 4
+    every: Annotated[int, msgspec.Meta(ge=1, le=MAX_STAR)] = 4
     spread: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.0
     # of heloco: the cosine with momentum from which nothing is corrected
     agreement: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
@@ -357,7 +357,7 @@ class QuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     each on its own machine.
     """
 
-    lying: Annotated[int, msgspec.Meta(ge=0, le=(MAX_MEMBERS - 1) // 3)] = 0
+    lying: Annotated[int, msgspec.Meta(ge=0, le=(MAX_STAR - 1) // 3)] = 0
     bans: Literal["organiser", "quorum"] = "organiser"
 
 

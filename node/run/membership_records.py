@@ -16,12 +16,12 @@ from blake3 import blake3
 
 from ...collectives.errors import BadSignatureError, RemoteProtocolError
 from ...collectives.foreign import PLAIN, quoted
-from ...collectives.group import MAX_CERTIFICATE, Count, Hash, Peer
+from ...collectives.group import MAX_CERTIFICATE, MAX_MEMBERS, Count, Hash, Peer
 from ...collectives.identifiers import PeerId, RunId
 from ..net.transport.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
 
 MAX_RECORD_BYTES = 4096
-MAX_RECORDS = 1024  # members of one run a node keeps in mind
+MAX_RECORDS = MAX_MEMBERS + 1024  # members of one run a node keeps in mind, and who comes
 RECORDS_PER_MESSAGE = 64
 SHORT_BYTES, LINE_BYTES = 8, 16
 LIFE_BYTES = 8

@@ -116,7 +116,13 @@ class Branch(BesideRun):
         """Let the data plane accept parts of the branch's open round."""
         shape, peers = self.machine.shape, [member.peer for member in self.machine.config]
         self.session.ports.exchange.open_round(
-            self.log, self.machine.round, peers, shape.numel, shape.chunk_elements, shape.codec
+            self.log,
+            self.machine.round,
+            peers,
+            shape.numel,
+            shape.chunk_elements,
+            shape.codec,
+            most=shape.most,
         )
 
     @property

@@ -11,7 +11,7 @@ from blake3 import blake3
 
 from ...collectives.codecs.codec import DEFAULT_CHUNK_ELEMENTS, chunk_elements
 from ...collectives.errors import ConfigError, VersionMismatchError
-from ...collectives.group import MAX_MEMBERS, Config, Member, TopologyKind
+from ...collectives.group import MAX_STAR, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
 from ...collectives.reduce import REDUCERS, least_of, works_on_bits
 from ...collectives.round import Shape
@@ -167,7 +167,7 @@ def _fault(spec: Spec) -> str | None:
         return "unknown reduction"
     if works_on_bits(spec.reducer) != (spec.codec == "bits"):
         return f"{spec.reducer} does not work with codec {spec.codec}"
-    limit = MAX_NUMEL // MAX_MEMBERS if spec.reducer == "gather" else MAX_NUMEL
+    limit = MAX_NUMEL // MAX_STAR if spec.reducer == "gather" else MAX_NUMEL
     if not 0 < spec.numel <= limit or (spec.reducer == "wrap64" and spec.numel % 2):
         return f"{spec.numel} elements"
     return group_fault(spec.group) or None if spec.group else None

@@ -135,7 +135,14 @@ class Operation(BesideRun):
         )
         self.peers = [member.peer for member in acceptors]
         session.ports.exchange.open_round(
-            log, 1, self.peers, shape.numel, shape.chunk_elements, spec.codec, EARLY_BYTES
+            log,
+            1,
+            self.peers,
+            shape.numel,
+            shape.chunk_elements,
+            spec.codec,
+            EARLY_BYTES,
+            shape.most,
         )
 
     @property

@@ -116,6 +116,7 @@ class Operations:
                 raise LocalProtocolError(
                     f"operation {op_id!r} is called under a configuration that is no longer known"
                 )
+            self._check_members(call, spec, config, key)
             known = self._make(now, spec, key, config, ours=True)
             if known is None:
                 raise LocalProtocolError(
@@ -145,6 +146,19 @@ class Operations:
                 f"operation {op_id!r} is of {known.spec} at other members, of {spec} here"
             )
         return known
+
+    def _check_members(self, call: Call, spec: Spec, config: Config, key: str) -> None:
+        main, plan = self.session.machine, self.session.settings.plan
+        assert main is not None
+        count = len(spec.acceptors(key, config, main.me))
+        if count > (most := spec.shape((), plan).most):
+            raise ConfigError(
+                f"operation {call.op_id!r} among {count:,} members: {spec.reducer!r} works in a "
+                f"star, of {most} at most",
+                key="op",
+                why="Each member's share of it grows with their number.",
+                hint="average() goes over groups; sums and means work in a run whose plan is a tree.",
+            )
 
     def _check_length(self, call: Call, numel: int) -> None:
         most = self.limits.operation_elements
@@ -399,7 +413,7 @@ class Operations:
         me = self.session.machine.me if self.session.machine is not None else None
         if by is not None and (
             me is None
-            or spec.shape(spec.acceptors(key, config, me)).numel > self.limits.operation_elements
+            or not self._bearable(spec, spec.acceptors(key, config, me))
             or not self._make_room(by)
         ):
             self.session.budgets.refuse(now, by, MADE)
@@ -416,6 +430,12 @@ class Operations:
                 now, True
             )  # nobody here who could call: the others need not wait
         return operation
+
+    def _bearable(self, spec: Spec, acceptors: Config) -> bool:
+        """Whether an operation that only others have called is one that this run may have."""
+        if len(acceptors) > spec.shape((), self.session.settings.plan).most:
+            return False
+        return spec.shape(acceptors).numel <= self.limits.operation_elements
 
     def _make_room(self, by: PeerId) -> bool:
         """Where one peer's messages have made known as many operations as may be, its oldest gives

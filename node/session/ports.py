@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.exchange import Bounds
-from ...collectives.group import Certified, Entry, Plan
+from ...collectives.group import MAX_STAR, Certified, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.messages import Spans
@@ -37,9 +37,10 @@ class DataPlane(Protocol):
         chunk_elements: int,
         codec: str,
         early: int | None = None,
+        most: int = MAX_STAR,
     ) -> None:
-        """Accept parts of (log, round) from these members from now on; ``early``: no more bytes of
-        them before my own contribution or a plan.
+        """Accept parts of (log, round) from these members from now on, ``most`` at most; ``early``:
+        no more bytes of them before my own contribution or a plan.
         """
         ...
 

@@ -995,7 +995,13 @@ class Session:
         peers = [member.peer for member in machine.config]
         shape = machine.shape
         self.ports.exchange.open_round(
-            self.log, machine.round, peers, shape.numel, shape.chunk_elements, shape.codec
+            self.log,
+            machine.round,
+            peers,
+            shape.numel,
+            shape.chunk_elements,
+            shape.codec,
+            most=shape.most,
         )
         self.membership.watch(now, peers, self.log)
         if not self._follows:

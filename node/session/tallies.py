@@ -12,7 +12,8 @@ from ...collectives.group import Certified, Contributor, Member, Reading
 from ...collectives.round import Log, rounds_in
 from ...collectives.swarm import Share, Tally
 
-AT_ONCE = 12  # entries of 256 members are a megabyte, which a control frame holds
+AT_ONCE = 12  # entries, where they are of few members
+NAMES_AT_ONCE = 6144  # names in them are half a megabyte; a control frame holds one
 
 
 def shares_of(
@@ -33,8 +34,12 @@ def tallies(entries: Log, first: int) -> list[Tally]:
     StorageError.
     """
     counted, round_ = list[Tally](), entries.rounds(first - 1)
+    names = 0
     for certified in islice(entries.since(first), AT_ONCE):
         entry, shares = certified.entry, Counter[Member]()
+        names += len(entry.contributors) + len(entry.next_config)
+        if counted and names > NAMES_AT_ONCE:
+            break
         for each in entry.contributors:
             shares[each.member] += each.weight
         round_ += rounds_in(entry)

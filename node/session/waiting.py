@@ -187,6 +187,15 @@ class Waits:
                 _names(machine.unasked),
                 "they answer; who is not heard is waited for 10 s",
             )
+        shape = machine.shape
+        if len(machine.config) >= shape.most:
+            return (
+                "waiting for peers",
+                f"a place: the run has {len(machine.config):,} members, the most that its plan "
+                f"({shape.topology}) bears",
+                (),
+                "a member leaves",
+            )
         return (
             "waiting for peers",
             "to be let in by the next entry",

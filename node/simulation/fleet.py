@@ -13,6 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from ...collectives.errors import ConfigError
+from ...collectives.group import MAX_STAR
 from ..home.bandwidth import bytes_per_s
 
 TFLOPS = {
@@ -39,7 +40,6 @@ TFLOPS = {
 UTILISATION = 0.35
 """The share of it that training of a transformer reaches: 0.3 to 0.5 in published runs."""
 RTT_S = 0.025
-MOST = 256
 ROW = re.compile(
     r"(?:(?P<count>\d{1,9})\s*[x*×]\s*)?(?P<machine>[^@]+)@(?P<up>[^/+]+(?:/s)?)"
     r"(?:/(?P<down>[^+]+))?(?:\+(?P<rtt>[\d.]+)\s*(?P<unit>ms|s))?",
@@ -61,13 +61,16 @@ class FleetPeer:
     latency_s: float
 
 
-def parse_fleet(text: str, *, step_s: float | None, flops: float | None) -> list[FleetPeer]:
+def parse_fleet(
+    text: str, *, step_s: float | None, flops: float | None, most: int = MAX_STAR
+) -> list[FleetPeer]:
     """The machines that ``text`` names, in its order.
 
     Args:
         step_s: what an inner step takes on the first GPU that is named; the others' follow from
             their peak rates. None: from ``flops``.
         flops: of one inner step; None: not known.
+        most: how many members the run may have (`collectives.bounds`).
 
     Raises ConfigError for a text that is no fleet, and for a GPU of which neither is known.
     """
@@ -78,8 +81,8 @@ def parse_fleet(text: str, *, step_s: float | None, flops: float | None) -> list
             raise _wrong(f"{part!r} describes no machines")
         rows.append((int(found["count"] or 1), found["machine"].strip(), found))
     total = sum(count for count, _, _ in rows)
-    if not 1 <= total <= MOST:
-        raise _wrong(f"{total} machines; at least 1, at most {MOST} can be simulated")
+    if not 1 <= total <= most:
+        raise _wrong(f"{total} machines; at least 1, at most {most} can be simulated")
     steps = _Steps(step_s, flops)
     seen, fleet = Counter[str](), list[FleetPeer]()
     for count, machine, found in rows:

@@ -922,5 +922,6 @@ def test_what_cannot_be_planned_is_a_coded_error(atoll: Cli, options: list[str],
 def test_a_plan_of_more_peers_than_a_run_has_says_how_many(atoll: Cli, number: int) -> None:
     given = ("--step-ms", "9", "--parameters", "1000", "--peers", str(number))
     error = atoll.json("plan", "run.toml", *given, status=78)["error"]
-    assert error["message"] == f"{number:,} peers: a run has at most 256 members"
+    assert error["message"] == f"{number:,} peers: a run with this plan has at most 256 members"
+    assert '"three-level" bear 4,096' in error["why"]
     assert error["hints"] == ["At most --peers 256; more machines are several runs."]
