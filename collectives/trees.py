@@ -32,7 +32,7 @@ from itertools import chain, pairwise
 import msgspec
 from blake3 import blake3
 
-from .group import Contributor, Entry, Plan, Topology
+from .group import BUTTERFLY, Contributor, Entry, Plan, Topology, TopologyKind
 from .identifiers import CID_BYTES, PeerId
 from .reduce import REDUCERS, Factors, StreamingReducer
 
@@ -255,6 +255,29 @@ def parents_of(
         _hang(places, owner, parents)
         found.append(parents)
     return found
+
+
+def topology_at(kind: TopologyKind, labels: Mapping[PeerId, str]) -> Topology:
+    """A topology of contributors, in order, with the label of each: ``SITE`` or ``SITE/HOST``, of
+    which the host counts with three levels only; without a label one is a site of its own.
+
+    >>> topology_at("three-level", {"a": "lab/1", "b": "lab/2", "c": "lab/1", "d": ""})
+    Topology(kind='three-level', groups=(0, 0, 0, 1), hosts=(0, 1, 0, 2))
+    """
+    if kind == "butterfly":
+        return BUTTERFLY
+    sites, hosts = list[tuple[str, ...]](), list[tuple[str, ...]]()
+    for peer, label in labels.items():
+        site, _, host = label.partition("/")
+        sites.append((site,) if site else ("", peer))
+        hosts.append((*sites[-1], host) if host else (*sites[-1], "", peer))
+    return Topology(kind, _numbered(sites), _numbered(hosts) if kind == "three-level" else ())
+
+
+def _numbered(keys: Sequence[tuple[str, ...]]) -> tuple[int, ...]:
+    """The same number for the same key, counted as they come."""
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return tuple(numbers[key] for key in keys)
 
 
 def witnesses_of(plan: Plan | Entry, owner: PeerId, parents: Parents) -> Parents:

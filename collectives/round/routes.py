@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from .. import messages as m
-from ..group import BUTTERFLY, Contributor, Member, Plan, Topology, TopologyKind
+from ..group import Contributor, Member, Plan, Topology, TopologyKind
 from ..identifiers import PeerId
 from ..reduce import REDUCERS
-from ..trees import Tree, trees_of
+from ..trees import Tree, topology_at, trees_of
 from .state import OpenRound
 
 # for so many rounds after a dispute nobody adds up for either of its two peers, nor they for others
@@ -64,23 +64,12 @@ def topology_of(
     contributor without a site is a group of its own, and one without a host a host of its own; so
     is one that is ``disputed``.
     """
-    if kind == "butterfly":
-        return BUTTERFLY
-    sites = list[tuple[str, ...]]()
-    hosts = list[tuple[str, ...]]()
+    labels = dict[PeerId, str]()
     for offer in offers:
-        peer, said = offer.member.peer, ready.get(offer.member)
-        label = said.site if said is not None and peer not in disputed else ""
-        site, _, host = label.partition("/")
-        sites.append((site,) if site else ("", peer))
-        hosts.append((*sites[-1], host) if host else (*sites[-1], "", peer))
-    return Topology(kind, _numbered(sites), _numbered(hosts) if kind == "three-level" else ())
-
-
-def _numbered(keys: Sequence[tuple[str, ...]]) -> tuple[int, ...]:
-    """The same number for the same key, counted as they come."""
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return tuple(numbers[key] for key in keys)
+        said = ready.get(offer.member)
+        peer = offer.member.peer
+        labels[peer] = said.site if said is not None and peer not in disputed else ""
+    return topology_at(kind, labels)
 
 
 def plan_trees(plan: Plan) -> tuple[Tree, ...]:

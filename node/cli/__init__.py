@@ -13,6 +13,7 @@
     watching           watch
     looking            ui, top, replay
     reaching           netcheck, ping, relay
+    drawing            the tree of validate --draw
     doctor             doctor
     recertify          recertify
     beginning          begin

@@ -67,6 +67,8 @@ codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int
 # plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to
 #                                  # others; butterfly | ring | two-level | three-level (labels
 #                                  # SITE/HOST: within a machine first)
+# tree = { lab = { box-1 = 4, box-2 = 4 }, home = 1 }  # in place of plan: places and how many peers
+#                                  # each has (docs/operating/links.md); atoll validate --draw
 # check = true                     # ... and another member of the site adds up what its head does;
 #                                  # default: in federated runs
 
@@ -134,14 +136,16 @@ reconfigure_after_s = 120.0
     default=4,
     show_default=True,
     type=click.IntRange(1, 100_000),
-    help="How many peers you expect, for --explain.",
+    help="How many peers you expect, for --explain, and for --draw where [exchange] has no tree.",
 )
+@click.option("--draw", is_flag=True, help="Draw the tree over which a part is added up, too.")
 @shared_options
-def validate_command(manifest: Path, explain: bool, peers: int) -> None:
+def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> None:
     """Check a run's manifest and say what it means."""
     from ..manifest import load_manifest
     from ..manifest.federated import noise_text, privacy_lines
     from ..manifest.presets import explain_outer
+    from .drawing import tree_of
 
     terminal = current()
     found = load_manifest(manifest)
@@ -165,7 +169,12 @@ def validate_command(manifest: Path, explain: bool, peers: int) -> None:
         if (noise := noise_text(found, peers)) is not None:
             lines.append(f"noise    {noise}")
             described["explained"]["noise"] = noise
-    terminal.data("\n".join([head, *(f"  {line}" for line in lines)]), described)
+    text = [head, *(f"  {line}" for line in lines)]
+    if draw:
+        drawing = tree_of(found, peers)
+        described["tree"] = drawing.document
+        text += ["", *drawing.lines(terminal.width)]
+    terminal.data("\n".join(text), described)
 
 
 @click.command("new")

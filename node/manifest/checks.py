@@ -7,12 +7,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from ...collectives.bounds import most_members, why_so_many
 from ...collectives.codec_names import RESULTS
 from ...collectives.errors import ConfigError
+from ...collectives.schemes import PlanName, compile_scheme, peers_in, places
 from .manifest import Manifest
 from .refusals import Refusal, refuse
-from .tables import ExchangeTable, NoQuorumTable, TrainTable
+from .tables import ExchangeTable, NoQuorumTable, TrainTable, Tree
 
 OF_ONE_OPTIMIZER = {
     "every": "delayed_nesterov",
@@ -228,6 +231,51 @@ def check_members(manifest: Manifest, name: str) -> None:
                 why=why_so_many(kind),
                 hint='[exchange] plan = "three-level", or fewer',
             )
+
+
+def with_tree(manifest: Manifest, name: str) -> Manifest:
+    """With the plan that `[exchange] tree` is compiled to. Raises ConfigError where it is none, or
+    where another plan is named beside it.
+    """
+    exchange = manifest.exchange
+    if exchange.tree is None:
+        return manifest
+    plan = plan_of(exchange.tree, name)
+    if exchange.plan not in (plan, "butterfly"):
+        raise ConfigError(
+            f'{name}: $.exchange.plan = "{exchange.plan}" cannot be combined with its tree',
+            key="$.exchange.plan",
+            code="E414",
+            why=f'The tree is what plan = "{plan}" makes.',
+            hint="Leave plan out.",
+        )
+    return msgspec.structs.replace(manifest, exchange=msgspec.structs.replace(exchange, plan=plan))
+
+
+def plan_of(tree: str | Tree, name: str) -> PlanName:
+    """The plan that a tree is compiled to. Raises ConfigError with the reason where it is none."""
+    try:
+        if isinstance(tree, str):
+            return "ring" if tree == "ring" else "butterfly"
+        plan = compile_scheme(places(tree)).plan
+        if peers_in(tree) > most_members(plan or "butterfly"):
+            raise ConfigError(f"{peers_in(tree):,} peers", why=why_so_many(plan or "butterfly"))
+    except ConfigError as error:
+        raise ConfigError(
+            f"{name}: $.exchange.tree: {error.message}",
+            key="$.exchange.tree",
+            code="E414",
+            why=error.why,
+            hint='Places and peers, { lab = { box-1 = 4 }, home = 1 }, or "full", or "ring".',
+        ) from None
+    assert plan is not None
+    return plan
+
+
+def check_tree(manifest: Manifest, name: str) -> None:
+    """The plan is what the tree is compiled to, in a manifest that others have made."""
+    if with_tree(manifest, name) != manifest:
+        raise ConfigError(f"{name}: $.exchange.plan is not that of its tree", key="$.exchange.plan")
 
 
 def check_error(exchange: ExchangeTable, coarse: Sequence[str], name: str) -> None:

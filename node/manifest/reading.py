@@ -25,6 +25,8 @@ from .checks import (
     check_places,
     check_schedule,
     check_train,
+    check_tree,
+    with_tree,
 )
 from .federated import check_budget, check_federated
 from .form import schema_of, stands_for
@@ -78,6 +80,7 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
         )
     if wish is not None:
         manifest = with_preset(manifest, wish, name)
+    manifest = with_tree(manifest, name)
     _check(manifest, name)
     check_budget(manifest, name)
     return manifest
@@ -176,6 +179,7 @@ def _check(manifest: Manifest, name: str) -> None:
     checks: tuple[tuple[str, Callable[[], object]], ...] = (
         ("E414", lambda: check_exchange(exchange, name)),
         ("E414", lambda: exchange.fragments > 1 and check_fragments(manifest, name)),
+        ("E414", lambda: check_tree(manifest, name)),
         ("E414", lambda: check_members(manifest, name)),
         ("E414", lambda: check_train(manifest.train, manifest.no_quorum, name)),
         ("E414", lambda: check_adapters(manifest, name)),

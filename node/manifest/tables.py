@@ -12,6 +12,7 @@ from ...collectives.codec_names import LARGEST_ERROR
 from ...collectives.foreign import LINES, PLAIN, WORDS
 from ...collectives.group import MAX_MEMBERS, MAX_STAR
 from ...collectives.layout import MAX_FRAGMENTS
+from ...collectives.schemes import PlanName
 from ...collectives.swarm import AdapterSettings, OuterSettings
 from ...security.rule_names import (
     MAX_F,
@@ -30,6 +31,16 @@ Line = Annotated[
     msgspec.Meta(max_length=2000, pattern=WORDS, description="one line without control characters"),
 ]
 Scalar = int | float | Line | bool
+Label = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"\A[A-Za-z0-9._-]{1,64}\Z",
+        description="a place: at most 64 letters, digits, dots, dashes, underscores",
+    ),
+]
+Peers = Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)]
+# one level more than there is, so that what is refused is refused with the reason
+Tree = dict[Label, Peers | dict[Label, Peers | dict[Label, Peers]]]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e12)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
 Fraction = Annotated[float, msgspec.Meta(ge=0, lt=1)]
@@ -216,6 +227,8 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``plan``: on which ways they are added up (`collectives/trees.py`). ``fragments``: how many logs
     the model is cut into, each with rounds of its own (`collectives/layout.py`, `cut`). ``check``:
     on two levels another member of a site adds up what its head does; None: in federated runs.
+    ``tree``: a scheme in place of ``plan`` (`collectives/schemes.py`): its name, or places and how
+    many peers each has, ``{ lab = { box-1 = 4, box-2 = 4 }, home = 1 }``.
     """
 
     codec: Line = "int8"
@@ -241,8 +254,9 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
         1.0  # share of that which is still carried a round later
     )
-    plan: Literal["butterfly", "ring", "two-level", "three-level"] = "butterfly"
+    plan: PlanName = "butterfly"
     check: bool | None = None
+    tree: Literal["full", "ring"] | Tree | None = None
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
     deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = (
         None  # None: from measured rates

@@ -157,7 +157,7 @@ class Operations:
                 f"star, of {most} at most",
                 key="op",
                 why="Each member's share of it grows with their number.",
-                hint="average() goes over groups; sums and means work in a run whose plan is a tree.",
+                hint="average() goes over groups; where the plan is a tree, sums and means work.",
             )
 
     def _check_length(self, call: Call, numel: int) -> None:

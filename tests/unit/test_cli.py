@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -925,3 +926,51 @@ def test_a_plan_of_more_peers_than_a_run_has_says_how_many(atoll: Cli, number: i
     assert error["message"] == f"{number:,} peers: a run with this plan has at most 256 members"
     assert '"three-level" bear 4,096' in error["why"]
     assert error["hints"] == ["At most --peers 256; more machines are several runs."]
+
+
+FLEET = """schema = 1
+name = "fleet"
+[exchange]
+tree = { lab = { box-1 = 3, box-2 = 5 }, attic = 2 }
+"""
+
+
+def test_validate_draws_the_tree_of_a_part(
+    atoll: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").write_text(FLEET)
+    tree = atoll.json("validate", "run.toml", "--draw")["tree"]
+    assert tree["plan"] == "three-level"
+    roles = Counter(node["role"] for node in tree["nodes"])
+    assert roles == {"owner": 1, "head": 2, "peer": 7}
+    assert len(tree["edges"]) == 9
+    assert ["attic#2", "attic#1"] in tree["edges"]
+    atoll("validate", "run.toml", "--draw")
+    assert (
+        atoll.out.partition("\n\n")[2]
+        == """three-level: one part of 10 peers', 2 hops up
+Each part has another owner; heads of a place take turns.
+lab/box-1#1  (owner)
+|-- lab/box-2#1  (adds up)
+|   `-- lab/box-2#2 ... lab/box-2#5  (4 peers)
+|-- attic#1  (adds up)
+|   `-- attic#2
+|-- lab/box-1#2
+`-- lab/box-1#3
+"""
+    )
+    monkeypatch.setenv("COLUMNS", "30")
+    atoll("validate", "run.toml", "--draw")
+    assert max(map(len, atoll.out.partition("\n\n")[2].splitlines())) == 30
+
+
+@pytest.mark.parametrize(("plan", "hops"), [("butterfly", 1), ("ring", 5), ("two-level", 1)])
+def test_without_a_tree_so_many_peers_are_drawn(
+    atoll: Cli, tmp_path: Path, plan: str, hops: int
+) -> None:
+    text = f'schema = 1\nname = "x"\n[exchange]\nplan = "{plan}"\n'
+    (tmp_path / "run.toml").write_text(text)
+    atoll("validate", "run.toml", "--draw", "--peers", "6")
+    assert f"one part of 6 peers', {hops} hop" in atoll.out
+    many = atoll("validate", "run.toml", "--draw", "--peers", "257")
+    assert many == (0 if plan == "two-level" else 78)

@@ -91,7 +91,7 @@ def test_grids_cost_few_lanes_and_have_room() -> None:
         "2x2.2",
         "0x2.0",
         "x2.0",
-        "99x99.0",
+        "199x99.0",
         "2x٢.0",
         "d2.1 ",
     ],

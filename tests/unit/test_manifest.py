@@ -1263,3 +1263,50 @@ def test_state_vectors_are_those_of_the_rules() -> None:
     settings = {kind: OuterSettings(kind=kind, lr=0.1) for kind in RULES}
     for kind, rule in RULES.items():
         assert STATE_VECTORS.get(kind, 1) == max(1, rule(settings[kind]).vectors), kind
+
+
+@pytest.mark.parametrize(
+    ("tree", "plan"),
+    [
+        ('"full"', "butterfly"),
+        ('"ring"', "ring"),
+        ("{ lab = 4, home = 1 }", "two-level"),
+        ("{ lab = { box-1 = 4, box-2 = 4 }, home = 1 }", "three-level"),
+    ],
+)
+def test_a_tree_is_compiled_to_a_plan(tree: str, plan: str) -> None:
+    found = m.parse_manifest(f"{PLAIN}[exchange]\ntree = {tree}\n")
+    assert (found.exchange.plan, found.settings().plan) == (plan, plan)
+    assert m.decode_manifest(found.encode()) == found
+    if plan != "butterfly":
+        m.parse_manifest(f'{PLAIN}[exchange]\ntree = {tree}\nplan = "{plan}"\n')
+    other = "two-level" if plan != "two-level" else "ring"
+    with pytest.raises(ConfigError, match="cannot be combined with its tree") as caught:
+        m.parse_manifest(f'{PLAIN}[exchange]\ntree = {tree}\nplan = "{other}"\n')
+    assert caught.value.key == "$.exchange.plan"
+    lied = msgspec.structs.replace(
+        found, exchange=msgspec.structs.replace(found.exchange, plan=other)
+    )
+    with pytest.raises(ConfigError):
+        m.decode_manifest(lied.encode())
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "says"),
+    [
+        ("[exchange]\ntree = { a = { b = { c = 1 } } }", "$.exchange.tree", "within a host"),
+        ("[exchange]\ntree = { a = 4096, b = 1 }", "$.exchange.tree", "4,097 peers"),
+        ("[train]\nstart_with = 257", "$.train.start_with", "at most 256 members"),
+        (
+            "[exchange.arrivals]\nquorum = 257",
+            "$.exchange.arrivals.quorum",
+            "at most 256 members",
+        ),
+    ],
+)
+def test_members_beyond_what_a_plan_bears_are_refused(settings: str, key: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f"{PLAIN}{settings}\n")
+    assert caught.value.key == key
+    assert says in f"{caught.value.message} {caught.value.why}"
+    m.parse_manifest(f'{PLAIN}[train]\nstart_with = 4096\n[exchange]\nplan = "three-level"\n')
