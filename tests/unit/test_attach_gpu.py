@@ -25,12 +25,13 @@ H = 6
 SETTINGS = RunSettings(sync_every=H, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_no_step_between_rounds_waits_for_the_device() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     attachment = attach(model, optimizer, SoloSwarm(SETTINGS))
-    inputs, found_inf = torch.randn(32, 64, device="cuda"), torch.zeros(1, device="cuda")
+    inputs, found_inf = torch.randn(32, 64, device="cuda"), torch.zeros((), device="cuda")
     optimizer.found_inf = found_inf  # type: ignore[attr-defined]  # as GradScaler leaves it at a fused optimizer
     for step in range(3 * H):
         if step % H in (0, H - 1):
@@ -48,6 +49,7 @@ def test_no_step_between_rounds_waits_for_the_device() -> None:
     assert attachment.round == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_values_cross_through_page_locked_memory() -> None:
     model = nn.Linear(512, 512).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
