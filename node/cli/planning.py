@@ -13,19 +13,20 @@ import msgspec
 
 from ...collectives.errors import ConfigError
 from ..home.output import Terminal, bytes_text, current, short_peer, span_text
-from ..manifest.presets import AUTO
+from ..manifest.presets import AUTO, expected_rounds
 from .daemon import connect
 from .options import GIVEN, GivenPath, shared_options
 from .reaching import find_peer
 
 if TYPE_CHECKING:
     from ...collectives.group import TopologyKind
-    from ...optim.planning import Conditions, PeerConditions, Price, TrainingPlan
+    from ...optim.planning import Conditions, Estimate, PeerConditions, Price, TrainingPlan
     from ..client.commands import NodeClient
     from ..manifest import Manifest
 
 DEFAULT_RATE = "100Mbit/s"
 DEFAULT_RTT_MS = 50.0
+MOST_SHOWN = 16  # peers in a line
 
 
 @click.command("plan")
@@ -129,6 +130,7 @@ def plan_command(
             hint="Time a few steps without atoll; then: atoll plan RUN.toml --step-ms 250",
         )
     found, most = _given(rows, peers, up, down or up, step_ms / 1000, run.topology)
+    _holds(most, batch)
     rtt_s = (DEFAULT_RTT_MS if rtt_ms is None else rtt_ms) / 1000
     if node:
         with connect(terminal) as client:
@@ -148,7 +150,7 @@ def plan_command(
         now = estimate(conditions, choice)
     settings = decided.settings()
     if run.train.method == "diloco":
-        settings["train.outer"] = {"preset": AUTO}  # outer values depend on what was decided
+        settings["train.outer"] = {"preset": _preset(run, decided.choice.codec)}
     needed, needs = _needs(terminal, run, conditions, decided, settings)
     lines = _lines(terminal, conditions, decided, explain, settings, samples, needed)
     present = None
@@ -156,8 +158,8 @@ def plan_command(
         cost = price(conditions.parameters, choice, len(conditions.peers))
         present = {**_predicted(now), "price": _price(cost)}
         lines.append(
-            f"as {manifest.name} is: {now.share:.1%} training, {bytes_text(now.nbytes)} up "
-            f"and as much down a round, {cost.loss - 1:.1%} more loss"
+            f"as {manifest.name} is: {now.share:.1%} training, {_bytes(now)} a round, "
+            f"{cost.loss - 1:.1%} more loss"
         )
     terminal.data(
         "\n".join(lines),
@@ -215,6 +217,29 @@ def _slowest_join(conditions: Conditions, group: Sequence[str]) -> float:
     return min(min(peer.down, (up - peer.up) or peer.down) for peer in peers)
 
 
+def _holds(most: Sequence[int | None], batch: int | None) -> None:
+    """Refuse memories without a batch to share."""
+    if batch is None and any(room is not None for room in most):
+        raise ConfigError(
+            "--peer says how many samples a memory holds, and there is no --batch",
+            key="batch",
+            why="Memory limits how many samples of a step a peer takes.",
+            hint="Say how many all take together: --batch 256. Or leave the last number out.",
+        )
+
+
+def _preset(run: Manifest, codec: str) -> str:
+    """Outer values that belong to what was decided. The residual of a sparse codec is the momentum:
+    with it goes SGD.
+    """
+    from ...optim.outer.presets import FEW_ROUNDS  # loads torch
+
+    if not codec.startswith("sparse"):
+        return AUTO
+    rounds = expected_rounds(run)
+    return "short-sparse" if rounds is not None and rounds < FEW_ROUNDS else "sparse"
+
+
 def _size(manifest: Manifest, parameters: int | None) -> int:
     size = parameters if parameters is not None else manifest.parameters
     if size is None:
@@ -242,7 +267,7 @@ def _given(
     from ...collectives.bounds import most_members, why_so_many
     from ...optim.planning import PeerConditions
 
-    if (many := len(rows) or count) > (bound := most_members(ways)):
+    if not 1 <= (many := len(rows) or count) <= (bound := most_members(ways)):
         raise ConfigError(
             f"{many:,} peers: a run with this plan has at most {bound:,} members",
             key="peers",
@@ -271,6 +296,8 @@ def _given(
                 f"--peer {row!r} ends with no time in milliseconds and number of samples",
                 key="peer",
             ) from None
+        if (room := most[-1]) is not None and room < 0:
+            raise ConfigError(f"--peer {row!r}: a memory that holds {room} samples", key="peer")
         found.append(
             PeerConditions(f"p{index}", _rate(fields[0], "peer"), _rate(fields[1], "peer"), own)
         )
@@ -299,7 +326,7 @@ def _balanced(
         for peer, machine, count in zip(peers, machines, counts, strict=True)
         if count
     ]
-    return taking, {peer.name: peer.samples for peer in taking}
+    return taking, {peer.name: count for peer, count in zip(peers, counts, strict=True)}
 
 
 def _split(row: str) -> list[str]:
@@ -364,19 +391,26 @@ def _lines(
         terminal.style(f"{head}: {estimate.share:.1%} training", sys.stdout, bold=True),
         (
             f"  a round  {span_text(estimate.round.seconds)}, "
-            f"{span_text(estimate.round.transfer_s)} of it transfer over {estimate.round.bound}"
+            + (
+                f"{span_text(estimate.round.transfer_s)} of it transfer over {estimate.round.bound}"
+                if estimate.nbytes
+                else estimate.round.bound
+            )
         )
         + (f"; {decided.choice.fragments} fragments" if decided.choice.fragments > 1 else ""),
         (
-            f"  bytes    {bytes_text(estimate.nbytes)} up and as much down, every "
-            f"{decided.choice.sync_every} steps ({span_text(estimate.period_s)})"
+            f"  bytes    {_bytes(estimate)}, every {decided.choice.sync_every} steps "
+            f"({span_text(estimate.period_s)})"
         ),
         f"  loss     {decided.price.loss - 1:.1%} more than synchronous training, says a table: "
         f"{decided.price.samples - 1:.0%} more samples to the same loss",
         f"  group    {len(decided.group)} of {len(conditions.peers)} peers",
     ]
+    steps = decided.steps(conditions)
+    if len(set(steps.values())) > 1:
+        lines.append(f"  steps    {_counts(steps)} of each round")
     if samples:
-        shared = ", ".join(f"{name} {count}" for name, count in samples.items())
+        shared = _counts(samples)
         longest_s = max(peer.step_s for peer in conditions.peers)
         lines.append(f"  samples  {shared} in a step, which takes {span_text(longest_s)}")
     lines += (f"  {line}" for line in needed)
@@ -390,11 +424,23 @@ def _lines(
     return lines
 
 
+def _bytes(estimate: Estimate) -> str:
+    up, down = estimate.nbytes, estimate.received
+    return f"{bytes_text(up)} up and " + (
+        "as much down" if up == down else f"{bytes_text(down)} down"
+    )
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    shown = [f"{name} {count or 'none'}" for name, count in list(counts.items())[:MOST_SHOWN]]
+    return ", ".join(shown) + (", …" if len(counts) > MOST_SHOWN else "")
+
+
 def _toml(value: Any) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
-def _predicted(estimate: Any) -> dict[str, Any]:
+def _predicted(estimate: Estimate) -> dict[str, Any]:
     return {
         "training_share": round(estimate.share, 6),
         "period_s": round(estimate.period_s, 6),
@@ -406,7 +452,7 @@ def _predicted(estimate: Any) -> dict[str, Any]:
         "work_s": round(estimate.round.work_s, 6),
         "transfer_over_compute": round(estimate.transfer_over_compute, 6),
         "bytes_up_per_round": estimate.nbytes,
-        "bytes_down_per_round": estimate.nbytes,
+        "bytes_down_per_round": estimate.received,
         "bound": estimate.round.bound,
     }
 
@@ -429,6 +475,7 @@ def _document(conditions: Conditions, decided: TrainingPlan) -> dict[str, Any]:
         "reached": decided.reached,
         "predicted": {**_predicted(decided.estimate), "price": _price(decided.price)},
         "group": list(decided.group),
+        "steps": decided.steps(conditions),
         "why": list(decided.why),
         "parameters": conditions.parameters,
         "rtt_s": conditions.rtt_s,

@@ -55,6 +55,10 @@ class Conditions:
     share: float | None = None
     max_steps: int | None = None
     links: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    fastest_s: float = field(init=False, compare=False, repr=False)
+    slowest_s: float = field(init=False, compare=False, repr=False)
+    speed: float = field(init=False, compare=False, repr=False)
+    """Of peers that only train: the shortest and the longest step, and samples a second of all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -93,6 +97,10 @@ class Conditions:
                     hint=f"The peers: {', '.join(sorted(names))}",
                 )
             _check("links", rate, 1, 1e15)
+        steps = [peer.step_s for peer in self.peers]
+        object.__setattr__(self, "fastest_s", min(steps))
+        object.__setattr__(self, "slowest_s", max(steps))
+        object.__setattr__(self, "speed", sum(peer.samples / peer.step_s for peer in self.peers))
 
     @property
     def longest(self) -> int:

@@ -3,9 +3,10 @@ plan.
 
 A round costs its member what the data plane moves, some round trips, and passes over memory:
 
-    transfer  the slowest of all peers' links: who owns the share p of the vector sends and receives
-              1 + (n-2)p encoded vectors (`collectives/partition.py`, which divides by bandwidth;
-              the same division is used here)
+    transfer  the slowest of all peers' links: who owns the share p of the vector sends (1-p) of an
+              encoded contribution and (n-1)p of an encoded result, and receives as much with the
+              two in each other's place (`collectives/partition.py`, which divides by bandwidth; the
+              same division is used here)
     latency   ROUND_TRIPS between the furthest two: ready, plan, the first bytes, votes, decision
     work      encoding, decoding and summing, hashing, the outer step: a time per value
 
@@ -19,7 +20,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ...collectives.codec_names import chunk_elements, round_bytes_per_value
+from ...collectives.codec_names import BYTES_PER_VALUE, RESULTS, chunk_elements
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
@@ -52,13 +53,14 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class RoundCost:
     """What one round of one fragment costs, in seconds; ``bound``: what decided the transfer;
-    ``nbytes``: the most that one peer sends.
+    ``nbytes``, ``received``: the most that one peer sends, and receives.
     """
 
     transfer_s: float
     latency_s: float
     work_s: float
     nbytes: int
+    received: int
     bound: str
 
     @property
@@ -91,10 +93,13 @@ class Estimate:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the peer with the most to send sends, for all fragments; it receives as
-        many.
-        """
+        """Bytes that the peer with the most to send sends, for all fragments."""
         return self.round.nbytes * self.fragments
+
+    @property
+    def received(self) -> int:
+        """Bytes that the peer with the most to receive receives, for all fragments."""
+        return self.round.received * self.fragments
 
     @property
     def transfer_over_compute(self) -> float:
@@ -113,39 +118,52 @@ def estimate(
     is known; ``margin``: by what factor a round that must be over in time may be longer than said.
     """
     one = one or round_of(conditions, choice.codec, choice.fragments)
-    steps = [peer.step_s for peer in conditions.peers]
+    fastest_s, slowest_s = conditions.fastest_s, conditions.slowest_s
     passes_s = SCRIPT_S if choice.overlap == "none" else SCRIPT_S + LATE_S
     compute_s, script_s = (
-        choice.sync_every * min(steps),
+        choice.sync_every * fastest_s,
         passes_s * conditions.parameters + ASK_S * choice.fragments,
     )
-    if len(steps) == 1:
+    if len(conditions.peers) == 1:
         return Estimate(compute_s, one, 0.0, script_s, choice.fragments)
-    apart = LATE_SHARE * max(steps) if max(steps) > min(steps) else 0.0
+    apart = LATE_SHARE * slowest_s if slowest_s > fastest_s else 0.0
     waiting_s = apart + one.seconds
     if choice.overlap != "none":
         waiting_s = max(
             0.0,
             margin * one.seconds
-            - (choice.sync_every if choice.delay is None else choice.delay) * min(steps),
+            - (choice.sync_every if choice.delay is None else choice.delay) * fastest_s,
         )
     return Estimate(compute_s, one, choice.fragments * waiting_s, script_s, choice.fragments)
 
 
-def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> RoundCost:
-    """What one round of one of so many fragments costs."""
+def round_of(
+    conditions: Conditions,
+    codec: str,
+    fragments: int = 1,
+    known: dict[float, dict[str, float]] | None = None,
+) -> RoundCost:
+    """What one round of one of so many fragments costs. ``known``: who adds up what part of a
+    vector of so many chunks, kept from call to call under the same conditions.
+    """
     values, n = math.ceil(conditions.parameters / fragments), len(conditions.peers)
     if n == 1:
-        return RoundCost(0.0, 0.0, WORK_S * values, 0, "nothing is sent")
-    nbytes = values * round_bytes_per_value(codec)
-    share = _shares(conditions, codec, values)
-    moved = {name: nbytes * (1 + (n - 2) * part) for name, part in share.items()}
-    times = [(moved[peer.name] / peer.up, f"{peer.name}'s uplink") for peer in conditions.peers]
+        return RoundCost(0.0, 0.0, WORK_S * values, 0, 0, "nothing is sent")
+    given = values * BYTES_PER_VALUE[codec]
+    result = values * BYTES_PER_VALUE[RESULTS.get(codec, codec)]
+    chunks = values / chunk_elements(codec, values)
+    known = {} if known is None else known
+    if chunks not in known:
+        known[chunks] = _shares(conditions, chunks)
+    share = known[chunks]
+    sent = {name: given * (1 - part) + result * (n - 1) * part for name, part in share.items()}
+    received = {name: given * (n - 1) * part + result * (1 - part) for name, part in share.items()}
+    times = [(sent[peer.name] / peer.up, f"{peer.name}'s uplink") for peer in conditions.peers]
     times += [
-        (moved[peer.name] / peer.down, f"{peer.name}'s downlink") for peer in conditions.peers
+        (received[peer.name] / peer.down, f"{peer.name}'s downlink") for peer in conditions.peers
     ]
     times += [
-        (nbytes * (share[a] + share[b]) / rate, f"the link from {a} to {b}")
+        ((given * share[b] + result * share[a]) / rate, f"the link from {a} to {b}")
         for (a, b), rate in conditions.links.items()
     ]
     slowest_s, bound = max(times, key=lambda row: row[0])
@@ -153,14 +171,14 @@ def round_of(conditions: Conditions, codec: str, fragments: int = 1) -> RoundCos
         slowest_s / EFFICIENCY,
         ROUND_TRIPS * conditions.rtt_s,
         WORK_S * values,
-        round(max(moved.values())),
+        round(max(sent.values())),
+        round(max(received.values())),
         bound,
     )
 
 
-def _shares(conditions: Conditions, codec: str, values: int) -> dict[str, float]:
+def _shares(conditions: Conditions, chunks: float) -> dict[str, float]:
     """What part of the vector each peer reduces, as the convener of a round divides it."""
-    chunks = values / chunk_elements(codec, values)
     rates = comparable([(round(peer.up), round(peer.down)) for peer in conditions.peers])
     parts = parts_for(
         chunks,

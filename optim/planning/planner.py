@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import Any
 
 from ...collectives.layout import MAX_FRAGMENTS
@@ -24,8 +25,12 @@ LEAST_STEPS = 10
 # results are due this much later than estimated: links are never exactly as fast as they were
 MARGIN = 1.25
 LEAST_VALUES = 1_000_000  # of a fragment: below, round trips cost more than what is saved
+# not those that are sparse both ways: what they cost was measured for rounds of 5 and 10 steps
+# only, and rises from one to the other (docs/benchmarks-training.md)
 CODECS = ("int8", "int4", "stat2", "stat2_both", "sparse256", "sparse128", "sparse64")
-SPACING = 1.1  # between the lengths of rounds that are tried first
+SPACING = 1.2  # between the lengths of rounds that are tried first
+STARTS = 4  # of which the best is refined
+SMALL_FLEET = 4  # peers of which every group is tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,17 @@ class TrainingPlan:
     why: tuple[str, ...]
     reached: bool
 
+    def steps(self, conditions: Conditions) -> dict[str, int]:
+        """Whole steps that each of the group makes while the fastest makes ``sync_every``: none of
+        who contributes to some rounds only.
+        """
+        peers = [peer for peer in conditions.peers if peer.name in self.group]
+        fastest_s = min(peer.step_s for peer in peers)
+        return {
+            peer.name: int(self.choice.sync_every * fastest_s / peer.step_s + 1e-9)
+            for peer in peers
+        }
+
     def settings(self) -> dict[str, dict[str, Any]]:
         """Tables of a manifest with what was decided."""
         c = self.choice
@@ -52,19 +68,18 @@ class TrainingPlan:
 
 
 def plan(conditions: Conditions) -> TrainingPlan:
-    """The settings for these conditions, and the group of peers that is there soonest with them."""
-    order = sorted(
-        conditions.peers, key=lambda peer: (-min(peer.up, peer.down), peer.step_s, peer.name)
-    )
+    """The settings for these conditions, and the group of peers that is there soonest with them.
+
+    Of up to SMALL_FLEET peers no group is there sooner. Of more, slow links are left out one after
+    the other, the slowest first.
+    """
     best = whole = _plan(conditions)
     left = conditions
-    for count in range(len(order) - 1, 1, -1):  # of one peer there is no swarm
-        if min(order[count].up, order[count].down) >= min(
-            order[count - 1].up, order[count - 1].down
-        ):
-            continue  # alike: leaving one of them out gains nothing
-        smaller = conditions.only({peer.name for peer in order[:count]})
+    for names in _groups(conditions):
+        smaller = conditions.only(names)
         found = _plan(smaller)
+        if not found.reached and _slowest(smaller) <= _slowest(conditions):
+            continue  # what brings nobody to the wanted share is no reason to leave an equal out
         if (found.reached, -seconds_a_sample(smaller, found.choice)) > (
             best.reached,
             -seconds_a_sample(left, best.choice),
@@ -75,20 +90,48 @@ def plan(conditions: Conditions) -> TrainingPlan:
     )
 
 
+def _slowest(conditions: Conditions) -> float:
+    return min(min(peer.up, peer.down) for peer in conditions.peers)
+
+
+def _groups(conditions: Conditions) -> Iterator[set[str]]:
+    """Groups of two and more, without that of all: the larger ones first, since of two that are
+    there as soon the first is kept, and of groups that are alike only one.
+    """
+    order = sorted(
+        conditions.peers, key=lambda peer: (-min(peer.up, peer.down), peer.step_s, peer.name)
+    )
+    if len(order) > SMALL_FLEET:
+        for count in range(len(order) - 1, 1, -1):
+            slower, last = order[count], order[count - 1]
+            if min(slower.up, slower.down) < min(last.up, last.down):
+                yield {peer.name for peer in order[:count]}
+        return
+    seen = set[tuple[Any, ...]]()
+    for size in range(len(order) - 1, 1, -1):
+        for group in combinations(order, size):
+            names = {peer.name for peer in group}
+            kind = tuple((peer.up, peer.down, peer.step_s, peer.samples) for peer in group)
+            links = frozenset(ends for ends in conditions.links if set(ends) <= names)
+            if (kind, links) not in seen:
+                seen.add((kind, links))
+                yield names
+
+
 def seconds_a_sample(conditions: Conditions, choice: Choice, one: RoundCost | None = None) -> float:
     """What the settings are judged by: wall seconds of the whole group for what synchronous
     training learns from one sample. Results that must be there in time may take MARGIN times as
     long as estimated.
     """
-    found = estimate(conditions, choice, one=one, margin=MARGIN)
-    speed = found.share * sum(peer.samples / peer.step_s for peer in conditions.peers)
-    return price(conditions.parameters, choice, len(conditions.peers)).samples / speed
+    share = estimate(conditions, choice, one=one, margin=MARGIN).share
+    cost = price(conditions.parameters, choice, len(conditions.peers))
+    return cost.samples / (share * conditions.speed)
 
 
 def _plan(conditions: Conditions) -> TrainingPlan:
     names = tuple(peer.name for peer in conditions.peers)
     if len(names) == 1:
-        choice = Choice(min(conditions.longest, 100))
+        choice = Choice(conditions.longest)
         found, cost = estimate(conditions, choice), price(conditions.parameters, choice, 1)
         return TrainingPlan(
             choice, found, cost, names, ("One peer waits for nobody.",), reached=True
@@ -114,14 +157,14 @@ class _PlanSearch:
 
     def __init__(self, conditions: Conditions) -> None:
         self.conditions = conditions
-        self.step_s = min(peer.step_s for peer in conditions.peers)
         self._rounds: dict[tuple[str, int], RoundCost] = {}
+        self._shares: dict[float, dict[str, float]] = {}
 
     def round(self, choice: Choice) -> RoundCost:
         """What one fragment's round costs."""
         key = choice.codec, choice.fragments
         if key not in self._rounds:
-            self._rounds[key] = round_of(self.conditions, *key)
+            self._rounds[key] = round_of(self.conditions, *key, self._shares)
         return self._rounds[key]
 
     def reaches(self, choice: Choice) -> bool:
@@ -136,13 +179,16 @@ class _PlanSearch:
         return 1.0, -self._share(choice)
 
     def best(self, codec: str, overlap: str) -> Choice:
-        """Of the settings with this codec; refined in single steps at the end."""
-        found = min(self._tried(codec, overlap), key=self.key)
+        """Of the settings with this codec: the best that were tried, refined in single steps."""
+        tried = sorted(self._tried(codec, overlap), key=self.key)
+        return min((self._refined(choice) for choice in tried[:STARTS]), key=self.key)
+
+    def _refined(self, choice: Choice) -> Choice:
         while True:
-            nearer = min(self._around(found), key=self.key, default=found)
-            if not self.key(nearer) < self.key(found):
-                return found
-            found = nearer
+            nearer = min(self._around(choice), key=self.key, default=choice)
+            if not self.key(nearer) < self.key(choice):
+                return choice
+            choice = nearer
 
     def _share(self, choice: Choice) -> float:
         return estimate(self.conditions, choice, one=self.round(choice), margin=MARGIN).share
@@ -158,23 +204,26 @@ class _PlanSearch:
         if overlap == "none":
             yield Choice(steps, codec)
             return
-        fragments = 1
-        while (
-            fragments <= MAX_FRAGMENTS
-            and fragments < steps
-            and (fragments == 1 or self.conditions.parameters >= fragments * LEAST_VALUES)
-        ):
-            one = self.round(Choice(steps, codec, "late", 1, fragments))
-            needed = max(1, math.ceil(MARGIN * one.seconds / self.step_s))
-            room = (steps - 1) // fragments
-            if room:
-                for delay in {min(room, needed), min(room, max(1, needed // 2)), 1}:
-                    yield Choice(steps, codec, "late", delay, fragments)
-            fragments *= 2
+        for fragments in range(1, min(MAX_FRAGMENTS, steps - 1) + 1):
+            if not self._may(fragments):
+                return
+            needed, room = self._enough(codec, fragments), (steps - 1) // fragments
+            for delay in {min(room, needed), min(room, max(1, needed // 2)), 1}:
+                yield Choice(steps, codec, "late", delay, fragments)
 
     def _around(self, choice: Choice) -> Iterator[Choice]:
-        """Settings that differ by a little in the steps of a round, the delay, or both."""
+        """Settings that differ by a little in the steps of a round, the delay, or both; or by one
+        fragment, which changes what delay is enough.
+        """
         least = min(LEAST_STEPS, self.conditions.longest)
+        for fragments in (choice.fragments - 1, choice.fragments + 1):
+            if choice.delay is not None and self._may(fragments):
+                enough = self._enough(choice.codec, fragments)
+                for delay in {choice.delay, enough, max(1, enough - 1)}:
+                    steps = {choice.sync_every, fragments * delay + 1, fragments * (delay + 1)}
+                    for each in steps:
+                        if least <= each <= self.conditions.longest and delay * fragments < each:
+                            yield Choice(each, choice.codec, choice.overlap, delay, fragments)
         for more in (-8, -1, 0, 1, 8):
             steps = choice.sync_every + more
             if not least <= steps <= self.conditions.longest:
@@ -186,6 +235,16 @@ class _PlanSearch:
                 delay = choice.delay + later
                 if delay >= 1 and delay * choice.fragments < steps:
                     yield replace(choice, sync_every=steps, delay=delay)
+
+    def _may(self, fragments: int) -> bool:
+        """Whether the model may be cut into so many."""
+        large = self.conditions.parameters >= fragments * LEAST_VALUES
+        return 1 <= fragments <= MAX_FRAGMENTS and (fragments == 1 or large)
+
+    def _enough(self, codec: str, fragments: int) -> int:
+        """Steps until the result of one of so many fragments is surely there."""
+        one = self.round(Choice(1, codec, "late", 1, fragments))
+        return max(1, math.ceil(MARGIN * one.seconds / self.conditions.fastest_s))
 
 
 # ── words
@@ -253,7 +312,8 @@ def _verdict(conditions: Conditions, found: Estimate) -> str:
     if conditions.share is None and found.share < 0.5:
         return (
             f"Only {found.share:.0%} of the time is training: faster links, longer rounds or a "
-            f"smaller model would help. {source}"
+            "smaller model would help, perhaps a codec that is sparse both ways "
+            f"(docs/optimizers.md). {source}"
         )
     if conditions.share is None or found.share >= conditions.share:
         return source
@@ -273,7 +333,7 @@ def _group_words(
     gain = 1 - seconds_a_sample(left, best.choice) / seconds_a_sample(conditions, whole.choice)
     return [
         f"Without {', '.join(out)} the others are at the same loss {gain:.0%} sooner than all "
-        "together would be: leave them out, or let them join when their links are faster."
+        "together would be: leave them out, or plan again when their links or machines are others."
     ]
 
 

@@ -849,8 +849,8 @@ def test_a_plan_says_settings_and_why(atoll: Cli, tmp_path: Path) -> None:
     ]
     found = atoll.json(*arguments)
     assert found["settings"] == {
-        "train": {"sync_every": 25, "overlap": "late", "delay": 3},
-        "exchange": {"codec": "stat2_both", "fragments": 8},
+        "train": {"sync_every": 21, "overlap": "late", "delay": 4},
+        "exchange": {"codec": "stat2_both", "fragments": 5},
         "train.outer": {"preset": "auto"},
     }
     assert found["reached"] is True
@@ -860,7 +860,7 @@ def test_a_plan_says_settings_and_why(atoll: Cli, tmp_path: Path) -> None:
     assert 1 < found["predicted"]["price"]["loss"] < found["present"]["price"]["loss"] < 1.1
     assert atoll(*arguments) == 0
     tables = atoll.out[atoll.out.index("[train]") :].rpartition("as run.toml is")[0]
-    assert parse_manifest(RUN + tables).train.delay == 3  # what it prints can be pasted
+    assert parse_manifest(RUN + tables).train.delay == 4  # what it prints can be pasted
     assert "int4, waiting for each round" not in atoll.out
     assert atoll(*arguments, "--explain") == 0
     assert "int4, waiting for each round" in atoll.out
@@ -873,13 +873,13 @@ def test_a_plan_of_unequal_peers(atoll: Cli) -> None:
         "--peer",
         "20 Mbit/s/12.5MB/s/250",
         "--peer",
-        "0.5Mbit/s/5Mbit/s",
+        "0.5Mbit/s/0.5Mbit/s",
     ]
     found = atoll.json("plan", "run.toml", "--step-ms", "200", "--parameters", "10000000", *rows)
     assert [(peer["up"], peer["down"], peer["step_s"]) for peer in found["peers"]] == [
         (12_500_000, 12_500_000, 0.2),
         (2_500_000, 12_500_000, 0.25),
-        (62_500, 625_000, 0.2),
+        (62_500, 62_500, 0.2),
     ]
     assert found["group"] == ["p0", "p1"]
 
@@ -894,6 +894,27 @@ def test_a_step_is_shared_among_unequal_peers(atoll: Cli) -> None:
     assert [peer["step_s"] for peer in found["peers"]] == pytest.approx([0.075, 0.3, 0.3])
     assert atoll(*given, *words) == 0
     assert "p0 64, p1 64, p2 128 in a step" in atoll.out
+    full = ("--peer", "50Mbit/s/50Mbit/s/200/0")  # a memory that holds none
+    assert atoll.json(*given, *words, *full)["samples"]["p3"] == 0
+    assert atoll(*given, *words, *full) == 0
+    assert "p3 none in a step" in atoll.out
+
+
+def test_a_plan_for_thin_uplinks_can_be_pasted(atoll: Cli) -> None:
+    """Sparse contributions go with SGD, and with the steps that unequal machines make."""
+    rows = ["1Gbit/s/1Gbit/s", *["1Mbit/s/100Mbit/s"] * 2, "1Mbit/s/100Mbit/s/400"]
+    words = [word for row in rows for word in ("--peer", row)]
+    given = ["plan", "run.toml", "--step-ms", "200", "--parameters", "100000000", *words]
+    found = atoll.json(*given)
+    assert found["settings"]["exchange"]["codec"].startswith("sparse")
+    assert found["settings"]["train.outer"] == {"preset": "short-sparse"}
+    assert found["predicted"]["bytes_up_per_round"] > found["predicted"]["bytes_down_per_round"]
+    steps = found["settings"]["train"]["sync_every"]
+    assert list(found["steps"].values()) == [steps, steps, steps, steps // 2]
+    assert atoll(*given) == 0
+    assert f"p3 {steps // 2} of each round" in atoll.out
+    tables = atoll.out[atoll.out.index("[train]") :].rpartition("as run.toml is")[0]
+    assert parse_manifest(RUN + tables).train.outer.optimizer == "sgd"
 
 
 @pytest.mark.parametrize(
@@ -902,6 +923,7 @@ def test_a_step_is_shared_among_unequal_peers(atoll: Cli) -> None:
         ([], "step"),
         (["--step-ms", "0"], "step"),
         (["--step-ms", "9", "--peers", "0"], "peers"),
+        (["--step-ms", "9", "--peers", "-3"], "peers"),
         (["--step-ms", "9", "--peers", "257"], "peers"),
         (["--step-ms", "9", "--up", "fast"], "up"),
         (["--step-ms", "9", "--peer", "20Mbit/s"], "peer"),
@@ -911,6 +933,8 @@ def test_a_step_is_shared_among_unequal_peers(atoll: Cli) -> None:
         (["--step-ms", "9", "--batch", "9" * 20], "batch"),
         (["--step-ms", "9", "--batch", "9", "--peer", "1MB/s/1MB/s/9/8"], "batch"),
         (["--step-ms", "9", "--peer", "1MB/s/1MB/s/9/few"], "peer"),
+        (["--step-ms", "9", "--batch", "9", "--peer", "1MB/s/1MB/s/9/-8"], "peer"),
+        (["--step-ms", "9", "--peer", "1MB/s/1MB/s/9/8"], "batch"),  # of no batch
         (["--step-ms", "9", "--parameters", "-1"], "parameters"),
     ],
 )
