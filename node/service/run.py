@@ -87,11 +87,13 @@ class RunService:
         *,
         seeding: bool = True,
     ) -> None:
-        """``certificate``: what lets this node in, empty for the organiser's. ``seeding``: take
-        part also while no script is attached.
+        """``certificate``: what lets this node in; not used at the organiser's, who needs none and
+        may have joined by an invite of its own. ``seeding``: take part also while no script is
+        attached.
         """
         self.node, self.run_id, self.organiser, self.seeding = node, run_id, organiser, seeding
-        self.signed, self.certificate = signed, certificate
+        self.signed = signed
+        self.certificate = b"" if organiser == node.identity.peer else certificate
         self.entrants = Entrants(node.paths.run_dir(run_id))
         self.manifest: Manifest | None = None
         self.whole: Whole | None = None  # driven as one
@@ -110,7 +112,7 @@ class RunService:
         self.banning = Banning(self)
         self.gate = Gate(run_id, organiser, self.banning.lists, self._members)
         self.doors = doors_of(self.gate, time.time)
-        own = self.gate.recognise(node.identity.peer, certificate)
+        own = self.gate.recognise(node.identity.peer, self.certificate)
         if own is not None and own.capability.role != "train":
             self.roles[node.identity.peer] = own.capability.role
         self.troubles = Troubles(run_id, node.publish)

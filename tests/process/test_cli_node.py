@@ -64,6 +64,20 @@ def test_a_run_from_beginning_to_end(home: Path, tmp_path: Path) -> None:
     assert not list((home / "run").glob("*.sock"))
 
 
+def test_the_organiser_joins_by_an_invite_of_its_own(home: Path, tmp_path: Path) -> None:
+    """As whoever pastes the same line everywhere. Its node announced itself with the certificate,
+    which it then refused itself, and ended, at every start."""
+    up = atoll(home, "up", "--background", *LISTEN)
+    try:
+        made = atoll(home, "new", str(tmp_path / "run.toml"))
+        joined = atoll(home, "join", made["invite"], "--yes", "--steps", "30")
+        assert (joined["exit"], joined["run_id"]) == (0, made["run_id"])
+        assert alive(up["pid"])
+        assert atoll(home, "status", "tiny")["runs"][0]["round"] > 0
+    finally:
+        atoll(home, "down")
+
+
 def test_own_script_in_a_private_node_and_ctrl_c(home: Path, tmp_path: Path) -> None:
     text = TINY.replace('name = "tiny"', 'name = "own"').replace("rounds = 6", "rounds = 3")
     (tmp_path / "run.toml").write_text(
