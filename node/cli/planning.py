@@ -267,7 +267,8 @@ def _given(
     from ...collectives.bounds import most_members, why_so_many
     from ...optim.planning import PeerConditions
 
-    if not 1 <= (many := len(rows) or count) <= (bound := most_members(ways)):
+    many, bound = len(rows) or count, most_members(ways)
+    if not 1 <= many <= bound:
         raise ConfigError(
             f"{many:,} peers: a run with this plan has at most {bound:,} members",
             key="peers",

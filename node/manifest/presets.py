@@ -44,6 +44,13 @@ def take_wish(table: dict[str, Any], name: str) -> Wish | None:
             why="A preset sets optimizer, lr and momentum.",
             hint="Remove one of the two.",
         )
+    if not isinstance(preset, str):
+        raise ConfigError(
+            f"{name}: $.train.outer.preset is {preset!r}",
+            key="$.train.outer.preset",
+            code="E413",
+            hint=f'Write a name: preset = "{AUTO}"',
+        )
     if type(peers) is not int or not 1 <= peers <= 100_000:
         raise ConfigError(
             f"{name}: $.train.outer.peers is {peers!r}",

@@ -168,6 +168,8 @@ def test_how_long_a_run_is() -> None:
     [
         ('preset = "atuo"', "", "$.train.outer.preset"),
         ("preset = 3", "", "$.train.outer.preset"),
+        ("preset = []", "", "$.train.outer.preset"),
+        ("preset = {}", "", "$.train.outer.preset"),
         ('preset = "auto"\nlr = 0.5', "", "$.train.outer.lr"),
         ('preset = "auto"\nmomentum = 0.5', "", "$.train.outer.momentum"),
         ('preset = "auto"\npeers = 0', "", "$.train.outer.peers"),
