@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from atoll.collectives.codec_names import BYTES_PER_VALUE
 from atoll.collectives.codec_names import CODECS as NAMES
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.group import MAX_MEMBERS
 from atoll.node.manifest import parse_manifest
 from atoll.optim.planning import (
     Choice,
@@ -352,7 +353,10 @@ def bad(**fields: Any) -> Conditions:
         ({"parameters": 0}, "parameters"),
         ({"parameters": 1 << 50}, "parameters"),
         ({"peers": ()}, "peers"),
-        ({"peers": tuple(PeerConditions(f"p{i}", 1e6, 1e6, 1) for i in range(257))}, "peers"),
+        (
+            {"peers": tuple(PeerConditions(f"p{i}", 1e6, 1e6, 1) for i in range(MAX_MEMBERS + 1))},
+            "peers",
+        ),
         ({"peers": (PeerConditions("a", 1e6, 1e6, 1), PeerConditions("a", 1e6, 1e6, 1))}, "peers"),
         ({"peers": (PeerConditions("a", 0, 1e6, 1),)}, "up"),
         ({"peers": (PeerConditions("a", 1e6, math.inf, 1),)}, "down"),
