@@ -43,6 +43,8 @@ def nothing_stays() -> Iterator[None]:
         if process.poll() is None:
             process.terminate()
             process.communicate(timeout=60)
+        with process:  # closes the pipes of one that nobody listened to
+            pass
     _started.clear()
 
 
