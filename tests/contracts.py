@@ -697,6 +697,7 @@ def kept(storage: Storage, log: list[Certified]) -> list[bytes | None]:
 def storage_is_empty_at_first(case: StorageCase) -> None:
     storage = case.again()
     assert (storage.layout(), storage.results_from(), storage.spent()) == (None, 0, [])
+    assert not storage.was_founded
     assert kept(storage, log_of(2)) == [None, None]
     assert journal_state(storage.journal()) == (0, [], -1, None)
     replica = storage.replica(LAYOUT, restore=False)
@@ -711,6 +712,7 @@ def storage_keeps_journal_and_layout(case: StorageCase) -> None:
         storage.journal().append(certified)
     storage.journal().accept(1, entries[2].entry)
     later = case.again()
+    assert later.was_founded
     assert later.layout() == LAYOUT
     assert journal_state(later.journal()) == (0, entries[:2], 1, (1, entries[2].entry))
     assert later.journal().restarted

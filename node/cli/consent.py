@@ -85,8 +85,8 @@ def preview(
     which leaves no trace on either side.
 
     No manifest: nobody at the invite's addresses shows it, and ``--yes`` was given. Raises
-    NotAdmittedError, NetworkError (E110, E113), ConfigError; click.exceptions.Exit where the owner
-    does not want to ask strangers.
+    NotAdmittedError, NetworkError (E110, E113, E120), ConfigError; click.exceptions.Exit where the
+    owner does not want to ask strangers.
     """
     from ..manifest import list_runs, load_run
     from ..run.invite import is_invite, parse_invite
@@ -106,7 +106,7 @@ def preview(
         if terminal.yes and not dry_run:
             return invite, None
         if not terminal.yes and not terminal.interactive:
-            raise _nobody(invite, seen)
+            raise nobody_shows(invite, seen)
         for who, how in seen.tried.items():
             terminal.say(f"  {quoted(who[-8:])}: {how}")
         terminal.say("Nobody at the invite's addresses shows this run. Others may, as strangers:")
@@ -115,7 +115,7 @@ def preview(
             raise click.exceptions.Exit(1)
         seen = among_strangers(invite, own, config.node.bootstrap, dht=config.network.dht)
     if seen.signed is None:
-        raise seen.refusal or _nobody(invite, seen)
+        raise seen.refusal or nobody_shows(invite, seen)
     return invite, seen.signed
 
 
@@ -126,11 +126,14 @@ def _own_key(terminal: Terminal) -> Identity | None:
     return load(file) if file.exists() else None
 
 
-def _nobody(invite: Invite, seen: Seen) -> NetworkError:
+def nobody_shows(invite: Invite, seen: Seen) -> NetworkError:
     """Why the run could not be looked at."""
     from ..net.transport.addresses import at_home
+    from ..run.clocks import wrong_clock
 
     tried = "; ".join(f"{who[-8:]}: {how}" for who, how in seen.tried.items()) or "no address"
+    if seen.answered and (error := wrong_clock(list(seen.ahead_s.values()))) is not None:
+        return error  # members may be there, and take what this machine signs for too old or new
     if seen.answered:
         return NetworkError(
             f"no member of run {invite.run_id} shows it: {tried}",

@@ -167,7 +167,7 @@ def up_command(
     _ = config.limits, config.hours, config.metrics  # a wrong one is told here
     terminal.paths.ensure()
     identity_of(terminal)
-    client = running(terminal)
+    client = first_there(terminal)
     if client is not None and not client.node.private:
         client.close()
         raise already_running(terminal.paths)
@@ -211,6 +211,20 @@ def _node_command(config: NodeConfig) -> list[str]:
     command += ["--metrics", config.node.metrics] if config.node.metrics else []
     command += ["--site", config.node.site] if config.node.site else []
     return command
+
+
+def first_there(terminal: Terminal) -> NodeClient | None:
+    """The node of this home; one that starts, as a script's own does some time after `atoll down`,
+    or ends, is waited for.
+    """
+    from ..home.lifecycle import node_there
+
+    until = time.monotonic() + READY_S
+    while (client := running(terminal)) is None and node_there(terminal.paths):
+        if time.monotonic() > until:
+            return None
+        threading.Event().wait(_SLICE_S)
+    return client
 
 
 def _take_over(terminal: Terminal, client: NodeClient) -> None:

@@ -381,7 +381,7 @@ def _close_all(fds: list[int]) -> None:
 def closed(reason: str) -> SwarmClosedError:
     """E160."""
     return SwarmClosedError(
-        f"the connection to the node is gone: {reason}",
+        reason,
         hint="atoll status tells whether a node runs; its log tells why it ended.",
     )
 

@@ -26,6 +26,7 @@ import fcntl
 import os
 import socket
 import stat
+import threading
 import weakref
 from pathlib import Path
 from typing import Protocol
@@ -34,6 +35,9 @@ import msgspec
 
 from ...collectives.errors import StateError
 from .paths import Paths, make_private, storage_error, write_atomic
+
+LOOKS, LOOK_S = 4, 0.05
+"""Who only looks at a lock (`node_there`) holds it for a moment: it is tried again so often."""
 
 
 class NodeFile(msgspec.Struct, frozen=True):
@@ -64,12 +68,28 @@ class NodeLock:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise storage_error(f"cannot open {name}", error) from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            raise already_running(paths) from None
+        for left in reversed(range(LOOKS)):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if not left:
+                    os.close(fd)
+                    raise already_running(paths) from None
+                threading.Event().wait(LOOK_S)
         return cls(fd, paths.runtime_dir)
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the file that is locked still is the home's: not where the home was deleted, or
+        moved away, and perhaps made anew.
+        """
+        try:
+            return os.path.samestat(os.fstat(self._fd), os.stat(self._file.with_name("node.lock")))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:  # a file system that cannot tell at this moment
+            return True
 
     def publish(self, node: NodeFile) -> None:
         """Let scripts and commands find this node. Call it when the socket listens."""
@@ -78,9 +98,25 @@ class NodeLock:
     def release(self) -> None:
         """Take the file away and give the home free. Idempotent."""
         if self._fd >= 0:
-            self._file.unlink(missing_ok=True)
+            if self.in_place:  # else the file is another node's
+                self._file.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
+
+
+def node_there(paths: Paths) -> bool:
+    """Whether a process holds the home's lock: a node that runs, starts or ends."""
+    try:
+        fd = os.open(paths.runtime_dir / "node.lock", os.O_RDWR | os.O_CLOEXEC)
+    except OSError:  # there was none yet
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(fd)
 
 
 def already_running(paths: Paths) -> StateError:

@@ -290,6 +290,8 @@ class Verdicts:
                     self._withdraw("V02", "", at)
             case "run.trouble" | "storage.trouble" if event["code"] in TROUBLES:
                 self._trouble(TROUBLES[event["code"]], at, str(event["message"]))
+            case "storage.mended":
+                self._mended("V06", at)
             case _:
                 pass
 
@@ -297,7 +299,13 @@ class Verdicts:
         self._reported_at[code] = at
         self._raise(code, "", at, text)
 
+    def _mended(self, code: str, at: float) -> None:
+        self._reported_at.pop(code, None)
+        self._withdraw(code, "", at)
+
     def _round(self, event: Mapping[str, Any], at: float) -> None:
+        if self._reported_at.get("V08", at) < self._decided_at:
+            self._mended("V08", at)  # a node whose key another process has decides nothing
         self._decided_at, self._waits = at, ""
         self._withdraw("V09", "", at)
         seconds = float(event["elapsed_s"])

@@ -16,7 +16,7 @@ from ..session import documents
 from ..session import events as ev
 from .troubles import doubled_here, founded_twice, removed_here
 from .view import RunView
-from .waiting import document_of
+from .waiting import document_of, explained
 
 log = logging.getLogger("atoll")
 USUAL = ("training", "round under way", "finished", "left")  # no news for whoever watches a log
@@ -173,20 +173,21 @@ class Chronicle:
                 )
                 self._tell("member.renewed", fragment, life=event.incarnation)
             case ev.StillWaiting():
-                document = document_of(event.waiting, trio.current_time())
-                level = logging.INFO if event.waiting.state in USUAL else logging.WARNING
-                if event.waiting.state == "finished":
+                waiting = explained(event.waiting, run.troubles.current)
+                document = document_of(waiting, trio.current_time())
+                level = logging.INFO if waiting.state in USUAL else logging.WARNING
+                if waiting.state == "finished":
                     log.info("run %s: finished: all rounds are committed", run.run_id)
                 else:
                     log.log(
                         level,
                         "run %s: %s for %.0f s: waits for %s%s; it ends when %s",
                         run.run_id,
-                        event.waiting.state,
-                        event.waiting.round_open_s,
-                        event.waiting.what,
-                        ", of " + ", ".join(event.waiting.of) if event.waiting.of else "",
-                        event.waiting.ends,
+                        waiting.state,
+                        waiting.round_open_s,
+                        waiting.what,
+                        ", of " + ", ".join(waiting.of) if waiting.of else "",
+                        waiting.ends,
                     )
                 self._tell("run.waiting", fragment, **document)
             case ev.WaitEnded():

@@ -553,12 +553,16 @@ class Node:
         sessions = whole.sessions
         if sessions[0].admission.probation or not sessions[0].admission.may_enter():
             return  # it takes rounds, or never comes
+        waited = False
         with trio.move_on_after(
             ADMISSION_PATIENCE_S
         ):  # what is trained before cannot be counted in the round that is open
             while not all(session.machine and session.machine.is_member for session in sessions):
+                waited = True
                 progress("waiting to be admitted", 0, 0)
                 await trio.sleep(POLL_S / 2)
+            if waited:
+                progress("admitted: a member of the run from now on", 0, 0)
 
     @property
     def plain_lanes(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -27,6 +28,7 @@ from ...collectives.identifiers import PeerId
 from ...security.identity import Identity
 from ..manifest import SignedManifest, decode_signed
 from ..net import look
+from ..net.measuring import Measuring
 from ..net.network import PeerNetwork
 from ..net.reach.circuits import Circuits
 from ..net.reach.reach import ReachSettings
@@ -45,15 +47,18 @@ MOST_ASKED = 32
 AT_ONCE = 4
 
 LookAt = Callable[[PeerId, look.Look], Awaitable[look.LookAnswer]]
+ClockOf = Callable[[PeerId], Awaitable[tuple[float, float]]]
 
 
 @dataclass(slots=True)
 class Seen:
     """What came of it. ``refusal``: a member's, where nobody showed the manifest. ``answered``:
-    whether any node of ours was met. ``tried``: peer or name → how that ended."""
+    whether any node of ours was met. ``ahead_s``: by how much this machine's clock is ahead of
+    each of those that do not show it. ``tried``: peer or name → how that ended."""
 
     signed: SignedManifest | None = None
     answered: bool = False
+    ahead_s: dict[str, float] = field(default_factory=dict[str, float])
     refusal: AtollError | None = None
     tried: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -105,7 +110,8 @@ class _Preview:
                     await host.connect(peer, await dnsaddr.numeric(named[peer], given))
                     return await look.ask(host, peer, shown)
 
-                await self._ask_all(look_at, list(named))
+                clock_of = Measuring(host, lambda peer: False).clock_of
+                await self._ask_all(look_at, clock_of, list(named))
                 nursery.cancel_scope.cancel()
         return self._seen
 
@@ -153,26 +159,26 @@ class _Preview:
                     for peer, addresses in found:
                         network.add_addresses(peer, addresses)
                     asked.update(fresh)
-                    await self._ask_all(network.look_at, fresh)
+                    await self._ask_all(network.look_at, network.measuring.clock_of, fresh)
                     await trio.sleep(SEARCH_AGAIN_S)
                 nursery.cancel_scope.cancel()
         return self._seen
 
-    async def _ask_all(self, look_at: LookAt, peers: Sequence[PeerId]) -> None:
+    async def _ask_all(self, look_at: LookAt, clock_of: ClockOf, peers: Sequence[PeerId]) -> None:
         """Ask each, a few at a time, until one has shown the manifest."""
         limit = trio.CapacityLimiter(AT_ONCE)
         async with trio.open_nursery() as nursery:
 
             async def one(peer: PeerId) -> None:
                 async with limit:
-                    await self._ask(look_at, peer)
+                    await self._ask(look_at, clock_of, peer)
                 if self._seen.signed is not None:
                     nursery.cancel_scope.cancel()
 
             for peer in peers:
                 nursery.start_soon(one, peer)
 
-    async def _ask(self, look_at: LookAt, peer: PeerId) -> None:
+    async def _ask(self, look_at: LookAt, clock_of: ClockOf, peer: PeerId) -> None:
         run, moment = self._invite.run_id, self._moment.peer
         try:
             shown = look.look_of(run, self._certificate, moment, peer, self._holder)
@@ -180,6 +186,8 @@ class _Preview:
             self._seen.answered = True
             if answer.code in (look.NOT_HERE, look.BUSY):
                 self._seen.tried[peer] = quoted(answer.reason)
+                with suppress(AtollError):
+                    self._seen.ahead_s[peer] = (await clock_of(peer))[0]
             elif answer.code:
                 self._seen.refusal = NotAdmittedError(
                     (

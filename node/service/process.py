@@ -20,7 +20,7 @@ import torch
 import trio
 
 from ...collectives.engine import EngineSettings, EngineThread, derive_lane_keys
-from ...collectives.errors import AtollError
+from ...collectives.errors import AtollError, StorageError
 from ...collectives.exchange import CommandFailed, LaneDown, LanesWanted
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
@@ -46,6 +46,7 @@ from .node import DRAIN_S, Node
 from .troubles import coded, described
 
 log = logging.getLogger("atoll")
+HOME_S = 2.0  # how often the node looks whether its home is still there
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +224,7 @@ async def _main(
                     nursery.start_soon(_follow_parent, link, options.parent_pid, node)
                 nursery.start_soon(node.links.run)
                 nursery.start_soon(node.watch_clock)
+                nursery.start_soon(_watch_home, lock, paths, node)
                 if context.notifier is not None:
                     nursery.start_soon(context.notifier.run)
                 # what is loaded now stays; the collector need not walk it again and again while an
@@ -337,6 +339,22 @@ def _resume(node: Node) -> None:
         node.resume(run_id, signed)
     for error in node.troubles:
         log.error("%s %s", error.code, error.message)
+
+
+async def _watch_home(lock: NodeLock, paths: Paths, node: Node) -> None:
+    """End the node once its home is gone: no command finds it there, and nothing it writes is
+    kept.
+    """
+    while lock.in_place:
+        await trio.sleep(HOME_S)
+    node.fail(
+        StorageError(
+            f"the home of this node is gone: {paths.runtime_dir} was deleted, or moved away",
+            exit_code=73,
+            why="No command reaches a node without its home, and nothing that it writes is kept.",
+            hint="Start it again where the home is now: atoll up --background",
+        )
+    )
 
 
 async def _follow_parent(link: ParentLink, parent_pid: int, node: Node) -> None:

@@ -37,6 +37,7 @@ class Troubles:
         self._past: deque[dict[str, Any]] = deque(maxlen=HISTORY)
         self._token, self._thread = trio.lowlevel.current_trio_token(), threading.get_ident()
         self._reported_at: dict[str, float] = {}  # by trouble, the newest last
+        self._storage_fails = self._failed_again = False
 
     def tell(self, error: AtollError) -> None:
         """Something fails; the run goes on as far as it can."""
@@ -44,6 +45,9 @@ class Troubles:
             self._token.run_sync_soon(self.tell, error)
             return
         self.current = error
+        storage = error.code in ("E303", "E501")
+        self._storage_fails |= storage
+        self._failed_again |= storage
         # A full disk fails one file after another, and small writes succeed in between: it is one
         # trouble.
         now, what = time.monotonic(), error.code if error.code == "E501" else error.message
@@ -55,12 +59,18 @@ class Troubles:
             del self._reported_at[next(iter(self._reported_at))]
         log.warning("run %s: %s %s", self._run_id, error.code, error.message)
         self._past.append({"at": time.time(), **described(error)})
-        kind = "storage.trouble" if error.code in ("E303", "E501") else "run.trouble"
+        kind = "storage.trouble" if storage else "run.trouble"
         self._publish({"event": kind, "run": self._run_id, **described(error)})
 
     def clear(self) -> None:
-        """The run gets on."""
+        """A round is committed. Storage that has not failed since the round before works again."""
         self.current = None
+        if self._storage_fails and not self._failed_again:
+            self._storage_fails = False
+            self._reported_at.pop("E501", None)  # should it fail again, that is news
+            log.info("run %s: what must be written is written again", self._run_id)
+            self._publish({"event": "storage.mended", "run": self._run_id})
+        self._failed_again = False
 
     def past(self) -> list[dict[str, Any]]:
         """The last ones, oldest first, each with the time it was told first."""

@@ -31,7 +31,7 @@ from .refusals import Refusal
 from .starting import ScriptStart
 from .troubles import described, founded_twice
 from .view import RunView
-from .waiting import document_of
+from .waiting import document_of, explained
 
 
 class ShownRun(RunView, Protocol):
@@ -306,6 +306,7 @@ def waiting_of(run: ShownRun) -> dict[str, Any] | None:
     now = trio.current_time()
     found = [(session.waits.look(now), session.waits) for session in run.whole.sessions]
     waiting, waits = max(found, key=lambda each: each[0].round_open_s)
+    waiting = explained(waiting, run.troubles.current)
     return {**document_of(waiting, now), "quiet": waits.announced}
 
 

@@ -5,7 +5,23 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
+from ...collectives.errors import AtollError
 from ..session.events import Waiting
+
+STORES = ("lacking state", "round under way")
+"""What a member waits for that cannot write what it has received."""
+
+
+def explained(waiting: Waiting, trouble: AtollError | None) -> Waiting:
+    """What is waited for, where this node's disk refuses what must be written (E501): the session
+    knows only that it lacks the bytes.
+    """
+    if trouble is None or trouble.code != "E501" or waiting.state not in STORES:
+        return waiting
+    what = "room for what this node must write before it votes"
+    return msgspec.structs.replace(waiting, what=what, of=(), ends="its disk takes that")
 
 
 def document_of(waiting: Waiting, now: float) -> dict[str, Any]:

@@ -94,6 +94,11 @@ class MemoryStorage:
         return self._journal
 
     @property
+    def was_founded(self) -> bool:
+        """See Storage. A later life than the first has lost what it held."""
+        return self._journal.incarnation > 0 or bool(self._journal.entries)
+
+    @property
     def written(self) -> int:
         """Nothing is: there is no medium."""
         return 0

@@ -175,6 +175,11 @@ class Storage(Protocol):
         ...
 
     @property
+    def was_founded(self) -> bool:
+        """Whether this member ever held the state of the run."""
+        ...
+
+    @property
     def written(self) -> int:
         """How many records were written that others may come to depend on: promises, votes,
         entries, operations. It only grows.

@@ -86,13 +86,12 @@ class Waits:
         """What is waited for where nothing of the log is here."""
         session, holders = self.session, self._others.with_log(now)
         what = "the beginning of the run's log"
-        first_life = session.ports.storage.journal().incarnation == 0
         if holders:
             ends = "a member that has it is reached"
             return "waiting for peers", what, _names(holders), ends
-        if session.me == session.organiser and first_life:
-            script = "a script on this node, with whose model the run begins"
-            ends = f"a script trains here; if the run had begun already, {RESTORED}"
+        if session.me == session.organiser and not session.ports.storage.was_founded:
+            script = "a script of yours, with whose model the run begins: none has attached here"
+            ends = f"one trains here; if the run had begun already, {RESTORED}"
             return "waiting for peers", script, (), ends
         ends = f"the organiser's script begins the run; if it had, {RESTORED}"
         return "waiting for peers", f"{what}; {ALL_SEEK_IT}", (), ends

@@ -232,7 +232,7 @@ def waiting_lines(run: Document) -> list[str]:
     for long.
     """
     waiting = run.get("waiting")
-    if not isinstance(waiting, Mapping) or not waiting.get("quiet"):
+    if not isinstance(waiting, Mapping) or not waiting.get("quiet") or run.get("finished"):
         return []
     of = ", ".join(short_peer(str(peer)) for peer in waiting.get("of") or ())
     open_s = float(waiting.get("round_open_s") or 0)

@@ -86,6 +86,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
         + f"; it ends when {escaped(e['ends'])}"
     ),
     "run.goes_on": lambda e: "it goes on",
+    "storage.mended": lambda e: "what must be written is written again",
     "run.starting": lambda e: (
         f"the script waits with its first step: {int(e['there'])} of "
         f"{int(e['wanted'])} members are there"

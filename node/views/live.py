@@ -114,6 +114,7 @@ class TrainingView:
         self._lock = threading.RLock()
         self._closed = False
         self._waits = ""  # what was last said of sites that are missing
+        self._paused = ""  # why the script is kept from training, as last said
         self.starting = False  # the script waits for the members that the run is to begin with
         self._started_s = time.monotonic()
 
@@ -162,6 +163,14 @@ class TrainingView:
                 self._waits = waits
                 if waits and self._live is None:
                     self.say(waits)
+            if (paused := str(run.get("paused") or "")) != self._paused:
+                self._paused = paused
+                if self._live is None:
+                    self.say(
+                        f"training is {escaped(paused)}; the node serves the run"
+                        if paused
+                        else "training may go on"
+                    )
             if draining:
                 self._progress.state = (
                     "draining: the round is finished or handed over; Ctrl-C again to stop now"

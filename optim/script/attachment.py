@@ -513,6 +513,7 @@ class Attachment:
                     **self._realised_error(),
                 },
                 undecided=undecided,
+                done=self.done,
             )
         except AtollError as error:
             self._failed(error)

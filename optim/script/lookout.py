@@ -34,6 +34,7 @@ class Lookout:
         self._sums: dict[str, tuple[Any, int]] = {}
         self._warned_alone = self._warned_no_quorum = False
         self._seen: dict[PeerId, bool] = {}  # whether each other member lived when last looked at
+        self._member: bool | None = None  # whether this peer was one then
 
     def add(self, name: str, value: Any) -> None:
         """One more value of a metric: a number, or a tensor of one element, which stays where it is
@@ -87,6 +88,10 @@ class Lookout:
         members = self.swarm.members()
         others = {member.peer: member.live for member in members if member.peer != self.swarm.peer}
         self.peers = sum(others.values())
+        member = len(others) < len(members)
+        if member and self._member is False:
+            logger.info("admitted: this peer is a member of the run from now on")
+        self._member = member
         self._tell_of(others)
         return members
 
@@ -135,9 +140,9 @@ class Lookout:
         line += "".join(f", {name} {value:.4g}" for name, value in sorted(self.metrics.items()))
         logger.info("%s", line)
 
-    def look(self, report: dict[str, float], *, undecided: bool) -> None:
+    def look(self, report: dict[str, float], *, undecided: bool, done: bool) -> None:
         """See who is there and say what has changed; tell the node ``report``. ``undecided``: a
-        round was waited for in vain.
+        round was waited for in vain. ``done``: the run has all its rounds.
         """
         members = self.count()
         self.privacy = msgspec.to_builtins(getattr(self.swarm, "spent", None))  # a node tells it
@@ -146,7 +151,7 @@ class Lookout:
         self._tell_quorum(there, undecided)
         if self.peers:
             self._warned_alone = False
-        elif there.quorum and not self._warned_alone:
+        elif there.quorum and not self._warned_alone and not done:
             self._warned_alone = True
             logger.info("training alone; peers may join at any time")
             emit(TrainingAlone(self.swarm.run_id, node_lost=False))

@@ -132,6 +132,20 @@ def test_the_port_is_taken(home: Path) -> None:
             assert "Traceback" not in err
 
 
+def test_a_node_whose_home_is_deleted_ends_and_says_why(home: Path, tmp_path: Path) -> None:
+    with start(home, "up", *LISTEN) as process:
+        assert process.stderr is not None
+        while "is up" not in (line := process.stderr.readline()):
+            assert line
+        home.rename(tmp_path / "away")
+        out, err = process.communicate(timeout=100)
+    assert process.returncode == 73, err
+    said = f"the home of this node is gone: {home / 'run'} was deleted, or moved away"
+    assert said in " ".join(err.split())  # it is wrapped
+    assert "Traceback" not in out + err
+    assert not home.exists()
+
+
 def test_nobody_answers_at_the_invites_address(home: Path, tmp_path: Path) -> None:
     dead = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWDzMngWyanCrpqTHK4eTtc1Fy14yrqBAsJ2Rb8b5ZWeZM"
     invite = atoll(tmp_path / "o", "new", str(tmp_path / "run.toml"), "--bootstrap", dead)["invite"]

@@ -262,8 +262,8 @@ def test_a_run_that_nobody_has_begun_waits_for_a_script_of_its_organiser() -> No
     first, second = (peer.start() for peer in table.peers)
     table.until(lambda: all(waits_of(peer) for peer in (first, second)))
     mine, others = (peer.session.waits.look(table.world.now) for peer in (first, second))
-    assert mine.what == "a script on this node, with whose model the run begins"
-    assert mine.ends.startswith("a script trains here;")
+    assert mine.what.startswith("a script of yours, with whose model the run begins: none has")
+    assert mine.ends.startswith("one trains here;")
     assert others.what.startswith("the beginning of the run's log")
     assert others.ends.startswith("the organiser's script begins the run;")
     table.end()

@@ -814,6 +814,19 @@ def test_a_site_that_waits_for_others_says_so_once(capsys: pytest.CaptureFixture
     assert told == ["no sum yet: 2 more sites must join", "no sum yet: one more site must join"]
 
 
+def test_a_run_that_is_paused_is_said_to_be_once_and_when_it_goes_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_ = {"phase": "running", "script": True, "members": ["p"]}
+    with TrainingView(Terminal(), RunProgress("tide", 9)) as view:
+        for paused in ("", "paused by its owner", "paused by its owner", ""):
+            view.take_status({**run_, "paused": paused}, draining=False)
+    assert capsys.readouterr().err.splitlines() == [
+        "training is paused by its owner; the node serves the run",
+        "training may go on",
+    ]
+
+
 def test_child_output_and_status() -> None:
     lines: list[str] = []
     import os

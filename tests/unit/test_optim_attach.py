@@ -21,10 +21,12 @@ from atoll.collectives.errors import (
     ModelMismatchError,
     SwarmClosedError,
 )
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Share
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.swarm import Outcome, OuterSettings, PeerView, RunSettings, Share
 from atoll.collectives.telemetry import subscribe
 from atoll.optim import Attachment, SoloSwarm, attach
 from atoll.optim.rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
+from atoll.optim.script.lookout import Lookout
 
 H = 3
 SETTINGS = RunSettings(sync_every=H, outer=OuterSettings("nesterov", 0.9, 0.6))
@@ -160,6 +162,34 @@ def test_golden_trajectory(weights: list[int], method: str) -> None:
     assert table.decided[0] == tuple(
         Share(peer, H * weight) for peer, weight in zip(table.peers, weights, strict=True)
     )
+
+
+class Newcomer(SoloSwarm):
+    """Is let in between the first look and the second."""
+
+    others: tuple[PeerView, ...] = (PeerView(PeerId("p1"), 1, True, "direct", True),)
+    looks = 0
+
+    def members(self) -> list[PeerView]:
+        self.looks += 1
+        return [*self.others, *(super().members() if self.looks > 1 else ())]
+
+
+def test_a_script_is_told_that_it_is_admitted_and_not_that_it_trains_alone_at_the_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.INFO, "atoll"):
+        newcomer = Lookout(Newcomer(SETTINGS))
+        for _ in range(3):
+            newcomer.count()
+        alone = Lookout(SoloSwarm(SETTINGS))
+        alone.look({}, undecided=False, done=True)
+        assert [record.message for record in caplog.records] == [
+            "p1 is a member",
+            "admitted: this peer is a member of the run from now on",
+        ]
+        alone.look({}, undecided=False, done=False)
+        assert caplog.records[-1].message == "training alone; peers may join at any time"
 
 
 def test_the_optimizer_stays_the_users_and_training_alone_goes_on(

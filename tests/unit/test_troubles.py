@@ -9,8 +9,12 @@ from typing import Any
 import trio
 
 from atoll.collectives.errors import StorageError
+from atoll.collectives.identifiers import PeerId
+from atoll.node.run.verdicts import Verdicts
 from atoll.node.service.idle import AFTER_S, Idle
 from atoll.node.service.troubles import Troubles
+from atoll.node.service.waiting import explained
+from atoll.node.session.events import Waiting
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
 
@@ -34,6 +38,50 @@ def test_a_full_disk_is_told_once_though_small_writes_succeed_in_between() -> No
     ]
     assert troubles.current is not None
     assert troubles.current.message == "the last one"  # status has the newest all the same
+
+
+def test_storage_that_fails_through_no_whole_round_is_mended_and_its_verdict_goes() -> None:
+    told = list[dict[str, Any]]()
+
+    async def main() -> None:
+        troubles = Troubles("r", told.append)
+        for fails in (1, 0, 2, 1, 0, 0, 1):  # how often in each round
+            for number in range(fails):
+                troubles.tell(StorageError(f"cannot write file {number}: no space", code="E501"))
+            troubles.clear()
+
+    trio.run(main)
+    assert [event["event"] for event in told] == [
+        *("storage.trouble", "storage.mended"),
+        *("storage.trouble", "storage.mended"),
+        "storage.trouble",
+    ]
+    verdicts = Verdicts()
+    raised = [verdicts.take({"at": 1e9 + at, **event}) for at, event in enumerate(told)]
+    assert [[(change.raised, change.verdict.code) for change in each] for each in raised] == [
+        [(True, "V06")],
+        [(False, "V06")],
+        [(True, "V06")],
+        [(False, "V06")],
+        [(True, "V06")],
+    ]
+    assert list(Words().of(told[1])) == ["what must be written is written again"]
+
+
+def test_who_cannot_write_what_came_waits_for_its_disk_and_for_nobody_else() -> None:
+    lacks = Waiting(
+        "lacking state", "the result of entry 7", (PeerId("p1"),), "one of them is reached", 0.0
+    )
+    full = StorageError("no space", code="E501")
+    found = explained(lacks, full)
+    assert (found.state, found.of) == ("lacking state", ())
+    assert (found.what, found.ends) == (
+        "room for what this node must write before it votes",
+        "its disk takes that",
+    )
+    assert explained(lacks, None) == explained(lacks, StorageError("old", code="E303")) == lacks
+    trains = Waiting("training", "contributions", (), "one of them contributes", 0.0)
+    assert explained(trains, full) == trains
 
 
 def test_a_script_that_never_contributes_is_named_once() -> None:

@@ -308,6 +308,18 @@ def test_odd_events_are_passed_over() -> None:
     assert verdicts.take({}) == []
 
 
+def test_a_key_that_is_one_nodes_again_is_no_verdict_after_two_rounds() -> None:
+    verdicts, run = Verdicts(), Run(7)
+    took = [verdicts.take(each) for each in run.round()]
+    doubled = run.event("run.trouble", code="E308", message="told")
+    took.append(verdicts.take(doubled))
+    assert set(verdicts.standing) == {("V08", "")}
+    for _ in range(2):
+        assert set(verdicts.standing) == {("V08", "")}
+        took += [verdicts.take(each) for each in run.round()]
+    assert not verdicts.standing
+
+
 def test_every_verdict_has_a_page_that_no_error_has() -> None:
     assert list(PAGES) == [f"V0{n}" for n in range(1, 10)]
     assert not PAGES.keys() & ERRORS.keys()

@@ -25,3 +25,9 @@ def test_a_wait_is_shown_once_it_is_longer_than_usual() -> None:
         "           ends when enough of them come back",
     ]
     assert document["round_open_s"] == 12.4
+
+
+def test_a_run_that_has_all_its_rounds_waits_for_nothing() -> None:
+    done = Waiting("finished", "nothing", (), "all rounds are committed", 40.0, 12.4)
+    run = {"waiting": {**document_of(done, now=52.4), "quiet": True}}
+    assert waiting_lines({**run, "finished": True}) == []
