@@ -8,7 +8,8 @@ journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
 signed        what is signed where members may lie
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
-returning     what a process may have forgotten that was started again, and who can tell
+returning     what a process may have forgotten that begins on what an earlier one left, and who
+              can tell
 patience      how long a reduction may take, from measured rates
 gathering     when a round that does not wait for everybody has what it waits for
 dynamic_steps DyLU: how many inner steps each member makes, by what the log says

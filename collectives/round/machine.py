@@ -185,13 +185,18 @@ class RoundMachine:
         self.unasked: set[PeerId] = set()  # who has not answered yet: see `ask_first`
         self._beyond: set[PeerId] = set()  # of them, who knows of later entries
         self._ask_until = now
-        self.asked: CopyCheck | None = None  # what it has asked since
+        # what it has asked, and whether it says nothing in a round before enough have answered
+        self.asked: CopyCheck | None = None
+        self.asking = False
+        # the newest that others were heard to say, to tell who comes back
         self.heard_of = LastSaid(journal.entries[-RECENT:], at_once=shape.arrivals is None)
-        # the incarnation to go on under: acts of this member are known that its journal does not
+        # the incarnation to go on under: the log knows acts of this member that the journal does
+        # not
         self.forgotten = 0
         self.renewed = False  # it has gone on as another member, and nobody was told yet
 
-        # ---- when entries were asked for, and given; who voted late, or echoed, in the last round
+        # ---- when entries were asked for, and given
+        # of the round before: who voted in it, or echoed, after it was decided here
         self._late_votes: set[tuple[PeerId, str]] = set()
         self._answered_at: dict[tuple[PeerId, int], float] = {}
         self._asked_at: dict[PeerId, float] = {}
@@ -249,11 +254,6 @@ class RoundMachine:
             and not self.forgotten
             and not self.unasked
         )
-
-    @property
-    def asking(self) -> bool:
-        """Whether this member says nothing in a round before more have answered: `ask_first`."""
-        return self.asked is not None and self.asked.waits
 
     @property
     def may_act(self) -> bool:
@@ -1761,6 +1761,7 @@ class RoundMachine:
         heard for ``ALONE_FIRST_S``."""
         left = m.Said(self.me.incarnation, self.round, self.journal.promised)
         self.asked = CopyCheck(left, 1 + self.rng.getrandbits(47), self.lying)
+        self.asking = True
         others = {member.peer for member in self.config if member.peer != self.me.peer}
         if others and not self.lying and self.me in self.config and self.quorum([self.me]):
             self.unasked, self._ask_until = others, now + ALONE_FIRST_S
@@ -1807,8 +1808,8 @@ class RoundMachine:
         self._consider_answers()
 
     def _consider_answers(self) -> None:
-        if self.asked is not None and self.asked.waits and not self.unasked:
-            self.asked.waits = not self.quorum([self.me, *self.asked.answered(self.round)])
+        if self.asked is not None and self.asking and not self.unasked:
+            self.asking = not self.quorum([self.me, *self.asked.answered(self.round)])
 
     def look_for_another_past(self, entries: Sequence[Certified]) -> None:
         """Certified entries that were not known here. Where they hold a vote or a contribution of
@@ -1838,7 +1839,7 @@ class RoundMachine:
         self.journal.renew(self.forgotten)
         self.me = Member(self.me.peer, self.forgotten)
         self.forgotten, self.renewed = 0, True
-        self.asked = None  # this one has said nothing
+        self.asked, self.asking = None, False  # this one has said nothing
         self.open.pending = None
         self.convening.stop()
 

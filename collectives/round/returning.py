@@ -78,7 +78,6 @@ class CopyCheck:
 
     def __init__(self, left: m.Said, nonce: int, lying: int) -> None:
         self.nonce = nonce
-        self.waits = True  # not enough have answered yet
         self._heads: dict[Member, int] = {}  # how many entries each had when it answered first
         self._left, self._lying = left, lying
         self._heard: dict[PeerId, m.Said] = {}
