@@ -817,7 +817,7 @@ class Session:
             or self._unrecorded is not None
         ):
             return False
-        if machine.stateless or machine.engaged or machine.leaving or not machine.may_act:
+        if machine.stateless or machine.engaged or machine.leaving or not machine.is_member:
             return False
         if any(who not in machine.config for who in machine.joiners):
             return False

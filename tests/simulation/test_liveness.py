@@ -14,7 +14,6 @@ from session_table import SETTINGS, Peer, Table
 
 from atoll.collectives.group import Entry, Vote
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.messages import Said
 from atoll.collectives.round.machine import CATCH_ENTRIES
 from atoll.node.session import events as ev
 
@@ -358,52 +357,6 @@ def test_a_run_of_two_goes_on_when_one_of_them_comes_back_from_a_backup(
     assert [event.incarnation for event in renewed] == [1]
     assert peer.machine.me.incarnation == 1
     assert other.machine.me.incarnation == 0
-    table.end()
-
-
-def test_a_copy_from_within_the_open_round_is_known_by_what_another_heard() -> None:
-    """The promise that it has forgotten is in no certificate: who heard it tells."""
-    table = Table(3)
-    first = table.all_in()[0]
-    together(table, table.peers, "first")
-    named = {peer.name: peer for peer in table.peers}
-    dead, convener, copied = (named[first.machine.convener_of(ballot).peer] for ballot in range(3))
-    backup, round_ = copied.storage.copy(), convener.machine.round
-    dead.kill()
-    for peer in (convener, copied):
-        peer.contribute(f"second {peer.name}")
-    table.until(lambda: convener.machine.heard_of.of(copied.name) == Said(0, round_, 1))
-    copied.kill()
-    copied.storage = backup
-    assert backup.journal().promised == -1
-    copied.start().attach()
-    table.until(lambda: copied.machine.me.incarnation == 1)
-    assert convener.machine.round == round_
-    dead.start().attach()
-    goes_on(table, table.peers)
-    assert [event.incarnation for event in copied.heard if isinstance(event, ev.Renewed)] == [1]
-    assert (dead.machine.me.incarnation, convener.machine.me.incarnation) == (0, 0)
-    table.end()
-
-
-def test_members_that_all_start_again_at_once_go_on_as_who_they_were() -> None:
-    """Each asks the others, who have heard nothing yet, and answer at once; one lags."""
-    table = Table(3)
-    _, lags, _ = table.all_in()
-    together(table, table.peers, "first")
-    lags.kill()
-    together(table, [peer for peer in table.peers if peer is not lags], "second")
-    for peer in table.peers:
-        if peer is not lags:
-            peer.kill()
-    for peer in table.peers:
-        peer.start().attach()
-    assert not any(peer.machine.may_act for peer in table.peers)
-    began = table.world.now
-    table.until(lambda: all(peer.machine.may_act for peer in table.peers))
-    assert table.world.now - began < 1.0
-    goes_on(table, table.peers)
-    assert [peer.machine.me.incarnation for peer in table.peers] == [0, 0, 0]
     table.end()
 
 
