@@ -86,7 +86,7 @@ def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
         "op/5/fp32/mean/any@d9.0/key/config",
         "op/5/fp32/mean/any@d2.2/key/config",
         "op/5/fp32/mean/any@p64/key/config",
-        "op/5/fp32/mean/any@99x99.0/key/config",
+        "op/5/fp32/mean/any@999x999.0/key/config",
         "op/5/fp32/mean/any@2x2/key/config",
         f"op/5/fp32/mean/any@{'2x' * 11}2.0/key/config",
     ],
