@@ -46,7 +46,7 @@ def meaning(bound: Plan | Entry) -> bytes:
         bound.round,
         bound.base,
         bound.contributors,
-        ranges if butterfly else (bound.topology, bound.parts),
+        ranges if butterfly else (bound.topology.named, bound.parts),
         bound.numel,
         bound.chunk_elements,
         bound.codec,
@@ -70,7 +70,7 @@ def part_meaning(bound: Plan | Entry, part: Part) -> bytes:
         bound.reducer,
     )
     if bound.topology.kind != "butterfly":
-        of = (*of, bound.topology, bound.parts)
+        of = (*of, bound.topology.named, bound.parts)
     return msgspec.msgpack.encode(of)
 
 

@@ -108,6 +108,11 @@ class Topology(msgspec.Struct, frozen=True, array_like=True):
     hosts: Places = ()
 
     @property
+    def named(self) -> tuple[object, ...]:
+        """What is hashed of it: without hosts it is what it was before there were any."""
+        return (self.kind, self.groups, self.hosts) if self.hosts else (self.kind, self.groups)
+
+    @property
     def levels(self) -> tuple[Places, ...]:
         """Where contributors are, by place: sites first, then what lies within them."""
         return (self.groups, self.hosts) if self.hosts else (self.groups,) if self.groups else ()
@@ -218,13 +223,17 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     def hash(self) -> bytes:
         """blake3 of the canonical encoding, in which an entry that neither lets in nor counts
-        anybody ends before these fields.
+        anybody ends before these fields, and a topology without hosts before those: so logs
+        from before there were such fields keep their hashes.
         """
         return self._hash
 
     @cached_property
     def _hash(self) -> bytes:
-        fields = msgspec.structs.astuple(self)
+        topology = self.topology
+        fields = tuple(
+            topology.named if each is topology else each for each in msgspec.structs.astuple(self)
+        )
         named = fields if self.admitted or self.tally else fields[:-2]
         return blake3(b"atoll/entry/1" + msgspec.msgpack.encode(named)).digest()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import LocalProtocolError
-from atoll.collectives.group import Contributor, Member, Part, Topology
+from atoll.collectives.group import Contributor, Entry, Member, Part, Topology
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Ready
 from atoll.collectives.partition import SAME, check_plan, comparable, parts_for
@@ -201,3 +201,26 @@ def test_a_label_says_a_site_and_with_three_levels_a_host() -> None:
     assert topology_of("ring", offers, ready, set()) == Topology("ring", sites)
     apart = topology_of("three-level", offers, ready, {PeerId("p2")})
     assert apart.groups[2] not in {*apart.groups[:2], *apart.groups[3:]}
+
+
+def test_an_entry_without_hosts_has_the_hash_it_had_before_there_were_any() -> None:
+    """Else the logs of runs that have begun would continue nothing."""
+    entry = Entry(
+        "main/r",
+        3,
+        b"b" * 32,
+        b"r" * 32,
+        (),
+        (Part(PeerId("p0"), 0, 2),),
+        (b"d" * 32,),
+        8,
+        4,
+        "int8",
+        "mean",
+        (),
+        topology=Topology("two-level", (0, 0, 1)),
+    )
+    before = "c1ca8efd9fe1848ec25a45d8cfd7904fa5f3e5595d0d39f4806141674a2a62a8"
+    assert entry.hash().hex() == before
+    hosted = Topology("three-level", (0, 0, 1), (0, 1, 2))
+    assert hosted.named == ("three-level", (0, 0, 1), (0, 1, 2))
