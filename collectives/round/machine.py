@@ -181,6 +181,8 @@ class RoundMachine:
         self.renewed = False  # it has gone on as another member, and nobody was told yet
 
         # ---- when entries were asked for, and given
+        # of the round before: who voted in it, or echoed, after it was decided here
+        self._late_votes: set[tuple[PeerId, str]] = set()
         self._answered_at: dict[tuple[PeerId, int], float] = {}
         self._asked_at: dict[PeerId, float] = {}
         self._asked_all_at = -1e9
@@ -400,6 +402,10 @@ class RoundMachine:
         if isinstance(body, m.Join) and who not in self.config:
             self._on_join(now, who, round_)
         if round_ < self.round:
+            if isinstance(body, (m.Accepted, m.Echo)) and self._is_under_way(
+                now, who, round_, body
+            ):
+                return None
             return self._answer(now, peer, round_)
         if isinstance(body, (m.Accept, m.Accepted)):
             self.voted = max(self.voted, round_)
@@ -505,6 +511,7 @@ class RoundMachine:
         where this member has just been started.
         """
         self.open = OpenRound(born=now, progress_at=now)
+        self._late_votes.clear()
         self.base = self.journal.entries[-1].entry.hash()
         self.draw = self._drawn(before)
         if self.grouping is not None:
@@ -1485,6 +1492,25 @@ class RoundMachine:
             entries.append(certified)
         catch = m.Catch(tuple(entries), self.round, self.actions.results_from())
         self.actions.send(peer, self.log, round_, catch)
+
+    def _is_under_way(
+        self, now: float, who: Member, round_: int, vote: m.Accepted | m.Echo
+    ) -> bool:
+        """Whether a vote of a decided round tells nothing of its sender but that it has voted: it
+        comes after those of a quorum, and its sender has these, too. Else each round would be
+        answered with its entry, which names all members, by everybody to everybody else. A member
+        that lags repeats its vote every ``pull_s`` for longer than a message and its answer take.
+        """
+        if round_ < max(1, self.round - 1):
+            return False
+        key = (who.peer, type(vote).__name__)
+        if key in self._late_votes:
+            known_s = now - self.open.born
+            return known_s < max(self.timing.pull_s, patience.rtt_s(self.actions.pace()))
+        if who in self.journal.entries[round_ - 1].entry.next_config:
+            self._late_votes.add(key)
+            return True
+        return False
 
     def fetch(self, now: float, peer: PeerId) -> None:
         """The peer seems to be ahead: ask for what follows the newest entry known."""
