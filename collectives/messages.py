@@ -120,6 +120,23 @@ class PlanMessage(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
     plan: Plan
 
 
+class PacedPlan(msgspec.Struct, frozen=True, array_like=True, tag="paced_plan"):
+    """The convener's plan where there are relays (`round.relays`). ``slowest``: the rate in bytes/s
+    of the slowest contributor; elsewhere each member hears that in the others' Readys.
+    """
+
+    plan: Plan
+    slowest: Count
+
+
+class RoundCloses(msgspec.Struct, frozen=True, array_like=True, tag="closing"):
+    """To the column of a grid of relays: somebody contributes to the envelope's round, after the
+    entry with hash ``base``.
+    """
+
+    base: Hash
+
+
 class Missing(msgspec.Struct, frozen=True, array_like=True, tag="missing"):
     """From who adds something up to the convener and the senders concerned: these contributions or
     partial sums have not (fully) arrived.
@@ -156,11 +173,21 @@ class Accept(msgspec.Struct, frozen=True, array_like=True, tag="accept"):
 
 
 class Accepted(msgspec.Struct, frozen=True, array_like=True, tag="accepted"):
-    """A vote, to all of the configuration."""
+    """A vote, to all of the configuration; in ballot 0, where there are relays, to its convener."""
 
     ballot: Count
     entry_hash: Hash
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
+class QuorumVotes(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
+    """The votes of a quorum for an entry, where there are relays: from the convener to them, who
+    ``pass_on`` it to their row.
+    """
+
+    entry_hash: Hash
+    votes: Votes
+    pass_on: bool
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
@@ -386,10 +413,13 @@ Body = (
     | Prepare
     | Promise
     | PlanMessage
+    | PacedPlan
+    | RoundCloses
     | Missing
     | Need
     | Accept
     | Accepted
+    | QuorumVotes
     | Fetch
     | Catch
     | Join

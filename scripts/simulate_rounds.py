@@ -128,6 +128,13 @@ def described() -> argparse.ArgumentParser:
         help="rounds that wait for a quorum and a grace window, by the seed",
     )
     parser.add_argument(
+        "--relayed-above",
+        type=int,
+        metavar="N",
+        help="configurations of more than N members have relays (default: as in a node); half of "
+        "the seeds have a member that passes nothing on",
+    )
+    parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)"
     )
     parser.add_argument(
@@ -191,6 +198,7 @@ def options_of(
     lie: str,
     arrivals: bool = False,
     tree: TopologyKind | None = None,
+    relayed_above: int | None = None,
 ) -> Options:
     """What a seed is run with."""
     from kits.rounds.injection import FaultKind
@@ -205,21 +213,31 @@ def options_of(
         lies=LIES if lie == "all" else cast("tuple[Lie, ...]", tuple(lie.split(","))),
         arrivals=arrivals,
         plan=tree,
+        relayed_above=relayed_above,
     )
 
 
 def play(
     task: tuple[
-        int, tuple[int, int], int, tuple[str, ...], str, int, str, bool, TopologyKind | None
+        int,
+        tuple[int, int],
+        int,
+        tuple[str, ...],
+        str,
+        int,
+        str,
+        bool,
+        TopologyKind | None,
+        int | None,
     ],
 ) -> dict[str, Any]:
     """One seed, in a worker process."""
     from kits.rounds.plants import PLANTS
     from kits.rounds.swarm import run_seed
 
-    seed, peers, rounds, kinds, plant, lying, lie, arrivals, tree = task
+    seed, peers, rounds, kinds, plant, lying, lie, arrivals, tree, above = task
     began = time.perf_counter()
-    options = options_of(peers, rounds, kinds, lying, lie, arrivals, tree)
+    options = options_of(peers, rounds, kinds, lying, lie, arrivals, tree, above)
     try:
         verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
     except Exception as error:  # a defect that is no violated predicate is one all the same
@@ -260,6 +278,7 @@ def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             arguments.lie,
             arguments.arrivals,
             arguments.tree,
+            arguments.relayed_above,
         )
         for seed in range(arguments.first, arguments.first + arguments.seeds)
     )
@@ -291,6 +310,7 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
             "lie": arguments.lie,
             "arrivals": arguments.arrivals,
             "tree": arguments.tree,
+            "relayed_above": arguments.relayed_above,
             "faults": list(arguments.kinds),
             "jobs": arguments.jobs,
         },
@@ -435,7 +455,8 @@ def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     settings = (peers, arguments.rounds, kinds)
     began, found, played = time.perf_counter(), list[dict[str, Any]](), 0
     while played < arguments.seeds or (len(found) < ENOUGH and played < arguments.most):
-        result = play((arguments.first + played, *settings, name, *liars, False, arguments.tree))
+        how = (*liars, False, arguments.tree, arguments.relayed_above)
+        result = play((arguments.first + played, *settings, name, *how))
         played += 1
         if result["problem"]:
             found.append(result)
@@ -474,6 +495,9 @@ def again(arguments: argparse.Namespace, seed: int) -> str:
     parts += [f"--lying {arguments.lying} --lie {arguments.lie}"] if arguments.lying else []
     parts += [f"--plant {arguments.plant}"] if arguments.plant else []
     parts += [f"--tree {arguments.tree}"] if arguments.tree else []
+    parts += ["--arrivals"] if arguments.arrivals else []
+    above = arguments.relayed_above
+    parts += [f"--relayed-above {above}"] if above is not None else []
     return " ".join(parts)
 
 

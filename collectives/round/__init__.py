@@ -13,6 +13,7 @@ gathering     when a round that does not wait for everybody has what it waits fo
 dynamic_steps DyLU: how many inner steps each member makes, by what the log says
 grouping      FedCompass: groups whose contributions are a round, by what the log says
 sampling      who takes part in a round of a run that asks some of its members only
+relays        the grid over which news of a round goes in large configurations
 routes        the trees of a plan, who holds one up, who disputes a sum
 blame         which owners of parts held up reductions, over rounds
 view          RoundView: what the roles of a round see of the machine that owns it
@@ -49,6 +50,7 @@ from .merging import (
     tip_entry,
     unproposed,
 )
+from .relays import RELAYED_ABOVE
 from .sampling import drawn
 from .sealing import Sealing, gone
 from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
@@ -67,6 +69,7 @@ __all__ = [
     "MemoryJournal",
     "OPEN",
     "RECENT",
+    "RELAYED_ABOVE",
     "SPAN",
     "OpenRound",
     "Phase",

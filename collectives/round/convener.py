@@ -27,6 +27,7 @@ from ..partition import comparable, parts_for, single, slots_for
 from ..trees import Tree
 from .acceptor import Acceptor
 from .merging import best_tip
+from .patience import rate
 from .routes import broken_by, held_up_by, plan_trees, topology_of
 from .view import RoundView
 
@@ -155,19 +156,33 @@ class Convener:
             if self.plan and self.phase is Phase.REDUCE:
                 self._repeat_plan(now, self.plan)
         elif self.phase is Phase.ACCEPT and self.entry:
-            self._broadcast(m.Accept(self.ballot, self.entry))
+            self._repeat_accept(now, self.entry)
+
+    def _repeat_accept(self, now: float, entry: Entry) -> None:
+        """Where there are relays all votes come here: who has voted need not hear it again."""
+        if not self.view.relayed:
+            return self._broadcast(m.Accept(self.ballot, entry))
+        if now - self.repeated_at < REPEAT_S:
+            return None
+        self.repeated_at = now
+        voted = self.view.open.votes.get((self.ballot, entry.hash()), {})
+        for member in self.view.config:
+            if member not in voted:
+                self._tell(member.peer, m.Accept(self.ballot, entry))
+        return None
 
     def _repeat_plan(self, now: float, plan: Plan) -> None:
         """To those who show that they may not have it, and now and then to all. Whoever has a
         contribution and no plan says so again and again.
         """
-        everybody = (plan.ballot, plan.revision) != (
-            0,
-            0,
-        ) or now - self.repeated_at >= REPEAT_S  # an older plan leaves its holder silent
+        due = now - self.repeated_at >= REPEAT_S
+        if self.view.relayed and not due:
+            return  # of many, too many ask while the plan is still on its way
+        # an older plan leaves its holder silent
+        everybody = due or (plan.ballot, plan.revision) != (0, 0)
         for who in self.view.config:
             if everybody or who in self.asking or who not in self.view.open.ready:
-                self._tell(who.peer, m.PlanMessage(plan))
+                self._tell(who.peer, self._told(plan))
         self.asking.clear()
         if everybody:
             self.repeated_at = now
@@ -340,6 +355,8 @@ class Convener:
             self.view.open.first_ready_at,
         )
         again = max(timing.grace(self.view.round_s, self.ballot), lossy_s)
+        if self.view.large:  # what was offered in ballot 0, only its convener knows
+            again = max(again, self.view.silent_s(2))
         if self.ballot > 0 and now - self.began_at <= again:
             return False
         waited = self.ballot > 0 and (opened.plan is not None or first is None)
@@ -386,7 +403,14 @@ class Convener:
         self.due_at = now + view.stuck_s() + LATE * view.transfer_s(self.plan)
         self.missing, self.reported_at = {}, {}
         self.asking, self.repeated_at = set(), now
-        self._broadcast(m.PlanMessage(self.plan))
+        self._broadcast(self._told(self.plan))
+
+    def _told(self, plan: Plan) -> m.PlanMessage | m.PacedPlan:
+        ready = self.view.open.ready
+        if not self.view.relayed:
+            return m.PlanMessage(plan)
+        offers = [ready[c.member] for c in plan.contributors if c.member in ready]
+        return m.PacedPlan(plan, min(map(rate, offers), default=0))
 
     def _helpers(self) -> list[Member]:
         """Members that own parts though they contribute nothing: of a star, since other trees go by
@@ -598,7 +622,7 @@ class Convener:
             self.acceptor.cast(
                 now, self.ballot, entry
             )  # the convener votes first, but for another draw that is not adopted
-        self.phase, self.entry = Phase.ACCEPT, entry
+        self.phase, self.entry, self.repeated_at = Phase.ACCEPT, entry, now
         self._broadcast(m.Accept(self.ballot, entry))
         return None
 

@@ -79,6 +79,7 @@ from .gathering import is_ripe, window_s
 from .grouping import Grouping
 from .journal import Journal
 from .merging import adopts, tip_entry
+from .relays import RelayGrid
 from .routes import Disputes, broken_by
 from .sampling import Draw, drawn
 from .sealing import Sealing, gone
@@ -119,6 +120,7 @@ class RoundMachine:
         site: str = "",
         merges: bool = False,
         lying: int = 0,
+        relayed_above: int | None = None,
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
         root: bytes | None = None,
@@ -127,7 +129,8 @@ class RoundMachine:
     ) -> None:
         """``site``: the label by which members near each other recognise that. ``merges``: an entry
         of this log may adopt a branch. ``lying``: how many members of a configuration may be
-        Byzantine. ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that
+        Byzantine. ``relayed_above``: larger configurations have relays (`relays`), but where members
+        may lie or branch; None: none has. ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that
         those of a process that was started again have greater numbers. ``doors``: what lets peers
         enter. ``root``, ``stateless``, ``idle``: as the attributes, from the start.
         """
@@ -136,6 +139,7 @@ class RoundMachine:
         self.actions, self.rng = actions, rng
         self.site, self.merges, self.lying, self.doors = site, merges, lying, doors
         self.unix_offset_s = unix_offset_s
+        self._relayed_above = None if lying or merges else relayed_above
 
         # ---- what other members are known for
         self.caught = set[PeerId]()  # peers that are proved to be Byzantine
@@ -147,6 +151,7 @@ class RoundMachine:
         self.leavers = set[Member]()  # who has announced that it leaves: it is not lost
         # the newest incarnation that a peer was heard under since it was suspected
         self._spoke: dict[PeerId, int] = {}
+        self._swept_at = now  # when those that are silent were last forgotten, of many
         self.voted = 0  # the newest round in which others were heard to vote
 
         # ---- the own contribution and script
@@ -169,6 +174,7 @@ class RoundMachine:
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
         # of which round, and in the order of its ballots
         self._conveners: tuple[int, list[Member]] | None = None
+        self._grid: tuple[int, RelayGrid] | None = None  # of which round
 
         # ---- a start from what an earlier process left
         self._began_at = now
@@ -284,6 +290,24 @@ class RoundMachine:
         order = self._conveners[1]
         return order[ballot % len(order)]
 
+    @property
+    def large(self) -> bool:
+        """Whether the configuration of the open round is one with relays."""
+        return self._relayed_above is not None and len(self.config) > self._relayed_above
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the round's news goes over relays: in ballot 0, as far as this member knows."""
+        return self.ballot == 0 and self.large
+
+    @property
+    def grid(self) -> RelayGrid:
+        """Of the open round's members."""
+        if self._grid is None or self._grid[0] != self.round:
+            order = conveners(self.run, self.log, self.round, self.config)
+            self._grid = (self.round, RelayGrid([member.peer for member in order]))
+        return self._grid[1]
+
     def quorum(self, voters: Sequence[Member]) -> bool:
         """Whether these acceptors decide the open round."""
         return is_quorum(self.config, set(voters), self.organiser, self.lying)
@@ -354,6 +378,8 @@ class RoundMachine:
             patience.rate(self.actions.pace()),
             *(patience.rate(ready) for ready in self.open.ready.values() if ready.cid is not None),
         ]
+        if self.open.slowest:
+            rates.append(max(patience.SLOWEST, self.open.slowest))
         return patience.gap_s(rates, len(self.config), max(self._chunk_bytes))
 
     def silence_s(self, peers: Collection[PeerId]) -> float:
@@ -402,12 +428,14 @@ class RoundMachine:
         if isinstance(body, m.Join) and who not in self.config:
             self._on_join(now, who, round_)
         if round_ < self.round:
+            if isinstance(body, m.QuorumVotes):
+                return None  # its sender knows the decision, too
             if isinstance(body, (m.Accepted, m.Echo)) and self._is_under_way(
                 now, who, round_, body
             ):
                 return None
             return self._answer(now, peer, round_)
-        if isinstance(body, (m.Accept, m.Accepted)):
+        if isinstance(body, (m.Accept, m.Accepted, m.QuorumVotes)):
             self.voted = max(self.voted, round_)
         if isinstance(body, m.Seal) and not self.lying:
             return self.sealing.on_seal(now, who, round_, body)
@@ -437,6 +465,18 @@ class RoundMachine:
                 self._on_ready(now, who, body)
             case m.PlanMessage():
                 self._on_plan(now, who, body.plan)
+            case m.PacedPlan():
+                if self.convener_of(body.plan.ballot) == who:
+                    self.open.slowest = body.slowest
+                self._on_plan(now, who, body.plan)
+            case m.RoundCloses():
+                if body.base != self.base:
+                    raise RemoteProtocolError(
+                        f"RoundCloses for round {self.round} on another base", peer=who.peer
+                    )
+                self._closes(now)
+            case m.QuorumVotes():
+                self._on_decided(now, who, body)
             case m.Missing():
                 self._on_missing(now, who, body)
             case m.Disputed():
@@ -452,12 +492,14 @@ class RoundMachine:
         """
         if self.forgotten and not self.open.applying:
             self.renew()
-        opened, known = self.open, {member.peer for member in self.config}
-        self._spoke = {
-            who: life
-            for who, life in self._spoke.items()
-            if who in known and not self.actions.suspected(who)
-        }
+        opened = self.open
+        if not self.large or now - self._swept_at > self.timing.detect_s / 2:
+            self._swept_at, known = now, {member.peer for member in self.config}
+            self._spoke = {
+                who: life
+                for who, life in self._spoke.items()
+                if who in known and not self.actions.suspected(who)
+            }
         if opened.decided and not opened.applying:
             self._try_apply(now)
         if opened.applying:
@@ -708,8 +750,33 @@ class RoundMachine:
         self._send_ready()
         ready = self.my_ready()
         if ready and (self.contribution or self._declines) and self.is_member:
-            for peer in self.others:
+            for peer in self.grid.row(self.me.peer) if self._closes_by_rows else self.others:
                 self.tell(peer, ready)
+            if self.open.first_ready_at is None:
+                self._tell_column()
+
+    @property
+    def _closes_by_rows(self) -> bool:
+        """Whether nobody but the convener counts contributions, so that the others need but know
+        that there is one.
+        """
+        shape = self.shape
+        return self.relayed and shape.least == 1 and shape.arrivals is None and shape.sample is None
+
+    def _tell_column(self) -> None:
+        """Pass on, once, that a contribution is there."""
+        if self._closes_by_rows and not self.open.closing_told:
+            self.open.closing_told = True
+            for peer in self.grid.column(self.me.peer):
+                self.tell(peer, m.RoundCloses(self.base))
+
+    def _closes(self, now: float) -> None:
+        """A contribution is known to be there: the first one closes the round."""
+        if self.open.first_ready_at is None:
+            self.open.first_ready_at = now
+            self.actions.closing(self.round)
+            if self.idle:
+                self._send_ready()
 
     def _on_ready(self, now: float, who: Member, ready: m.Ready) -> None:
         """A member has a contribution, or will have none. Raises RemoteProtocolError when it is of
@@ -726,10 +793,8 @@ class RoundMachine:
                 peer=who.peer,
             )
         if ready.cid is not None and opened.first_ready_at is None:
-            opened.first_ready_at = now
-            self.actions.closing(self.round)
-            if self.idle:
-                self._send_ready()
+            self._tell_column()
+            self._closes(now)
         opened.ready[who] = ready
         self.heard_leave(who, ready.leave)
         self.convening.on_ready(who)
@@ -1268,7 +1333,12 @@ class RoundMachine:
         """Send a vote that the journal has."""
         digest = entry.hash()
         payload = vote_payload(*self.slot, ballot, digest)
-        self.broadcast(m.Accepted(ballot, digest, self.actions.sign(payload)))
+        vote = m.Accepted(ballot, digest, self.actions.sign(payload))
+        if ballot > 0 or not self.relayed:
+            return self.broadcast(vote)
+        for peer in dict.fromkeys([self.convener_of(0).peer, self.me.peer]):
+            self.tell(peer, vote)
+        return None
 
     def repeat_votes(self, now: float) -> None:
         """Repair loss: a vote is repeated from the journal, never from a fresh reduction, until the
@@ -1277,20 +1347,36 @@ class RoundMachine:
         opened = self.open
         if opened.decided:
             return
-        if self.journal.accepted:
+        if self.journal.accepted and self._repeats_vote(now):
             self.send_vote(*self.journal.accepted)
         for (_, entry_hash), votes in opened.votes.items():
             if entry_hash not in opened.known:
                 self.fetch(now, self.rng.choice(sorted(votes)).peer)
+
+    def _repeats_vote(self, now: float) -> bool:
+        """Whether the own vote is to be sent again. Over relays the decision takes longer."""
+        opened = self.open
+        if self.relayed:
+            if opened.vote_sent_at is None:
+                opened.vote_sent_at = now  # about then
+            if now - opened.vote_sent_at < self._under_way_s:
+                return False
+            opened.vote_sent_at = now
+        return True
 
     # ---- 6. a decision is learnt and applied -----------------------------------------------------
 
     def count_vote(self, now: float, who: Member, body: m.Accepted) -> None:
         """A vote of an acceptor; a quorum of them under one ballot decides."""
         votes = self.open.votes.setdefault((body.ballot, body.entry_hash), {})
+        collects = self.relayed and body.ballot == 0 and self.convener_of(0) == self.me
         if who not in votes:
+            if collects and who != self.me:
+                self._check_vote(who, who.peer, body, body.entry_hash)
             self.progress(now)
             votes[who] = body.signature
+        elif collects and self.open.decided is not None:
+            self._tell_decision(now, who.peer)
         if self.open.decided is None and self.quorum(list(votes)):
             entry = self.open.known.get(body.entry_hash)
             if entry is None:
@@ -1298,9 +1384,69 @@ class RoundMachine:
             certificate = tuple(
                 Vote(member, body.ballot, signature) for member, signature in sorted(votes.items())
             )
-            self.open.decided = Certified(entry, certificate)
+            self.open.decided, self.open.decided_at = Certified(entry, certificate), now
+            if collects:
+                self._announce(m.QuorumVotes(body.entry_hash, certificate, True))
             self._try_apply(now)
         return None
+
+    def _announce(self, decision: m.QuorumVotes) -> None:
+        """Tell the own row, and a relay of each other one."""
+        row = self.grid.row(self.me.peer)
+        for peer in self.grid.relays(self.me.peer, self._unheard):
+            self.tell(peer, msgspec.structs.replace(decision, pass_on=peer not in row))
+
+    def _unheard(self, peer: PeerId) -> bool:
+        return self.actions.suspected(peer) or self.actions.deaf_to(peer)
+
+    def _check_vote(
+        self, who: Member, sender: PeerId, vote: m.Accepted | Vote, digest: bytes
+    ) -> None:
+        """Raise RemoteProtocolError, of ``sender``, unless a member has signed its vote. What makes
+        a certificate for others must be true; each member's own certificate only it goes by."""
+        payload = vote_payload(*self.slot, vote.ballot, digest)
+        if not self.actions.verify(who.peer, payload, vote.signature):
+            raise RemoteProtocolError(f"a vote that {who.peer} has not signed", peer=sender)
+
+    def _tell_decision(self, now: float, peer: PeerId) -> None:
+        """Its vote is repeated for longer than the decision takes over a relay: it has not heard of
+        it.
+        """
+        decided, key = self.open.decided, (peer, self.round)
+        if (
+            decided is None
+            or now - max(self.open.decided_at, self._answered_at.get(key, -1e9))
+            <= self._under_way_s
+        ):
+            return
+        self._answered_at[key] = now
+        self.tell(peer, m.QuorumVotes(decided.entry.hash(), decided.votes, False))
+
+    def _on_decided(self, now: float, who: Member, body: m.QuorumVotes) -> None:
+        """The votes of a quorum, perhaps by a relay: it can withhold them, and forge none. Raises
+        RemoteProtocolError.
+        """
+        passes = body.pass_on and not self.open.passed_on and self.large
+        if self.open.decided is not None and not passes:
+            return
+        voters, ballots = [vote.member for vote in body.votes], {vote.ballot for vote in body.votes}
+        if len({*voters}) < len(voters) or len(ballots) != 1 or not self.quorum(voters):
+            raise RemoteProtocolError("a decision without a quorum", peer=who.peer)
+        for vote in body.votes:
+            if vote.member not in self.config:
+                raise RemoteProtocolError("a vote of no member", peer=who.peer)
+            self._check_vote(vote.member, who.peer, vote, body.entry_hash)
+        if passes:
+            self.open.passed_on = True
+            for peer in self.grid.row(self.me.peer):
+                if peer != who.peer:
+                    self.tell(peer, msgspec.structs.replace(body, pass_on=False))
+        if self.open.decided is not None:
+            return
+        entry = self.open.known.get(body.entry_hash)
+        if entry is None:
+            return self.fetch(now, who.peer)
+        self.learn(now, Certified(entry, body.votes))
 
     def void_votes(self) -> None:
         """The open round is sealed: what those who are removed voted for, decides nothing."""
@@ -1505,12 +1651,19 @@ class RoundMachine:
             return False
         key = (who.peer, type(vote).__name__)
         if key in self._late_votes:
-            known_s = now - self.open.born
-            return known_s < max(self.timing.pull_s, patience.rtt_s(self.actions.pace()))
+            return now - self.open.born < self._under_way_s
         if who in self.journal.entries[round_ - 1].entry.next_config:
             self._late_votes.add(key)
             return True
         return False
+
+    @property
+    def _under_way_s(self) -> float:
+        """A vote that comes so long after the decision is one of a member that has not heard of
+        it. Over relays the decision takes a step more.
+        """
+        once_s = max(self.timing.pull_s, patience.rtt_s(self.actions.pace()))
+        return 2 * once_s if self.large else once_s
 
     def fetch(self, now: float, peer: PeerId) -> None:
         """The peer seems to be ahead: ask for what follows the newest entry known."""

@@ -257,6 +257,13 @@ class OpenRound:
     pending: tuple[int, Entry, PeerId] | None = None  # an Accept whose bytes are not all here
     decided: Certified | None = None
     applying: bool = False
+    decided_at: float = 0.0
+    vote_sent_at: float | None = None  # where the decision comes over relays
+    slowest: int | None = (
+        None  # the rate of the slowest contributor, by the plan of a relayed round
+    )
+    closing_told: bool = False  # the own column knows that a contribution is there
+    passed_on: bool = False  # the own row knows the decision
     announced_at: float = (
         -1e9
     )  # when all others were last told of the own contribution, since too few were known

@@ -203,6 +203,16 @@ class RoundView(Protocol):
         ...
 
     @property
+    def large(self) -> bool:
+        """Whether the configuration is one with relays (`relays`)."""
+        ...
+
+    @property
+    def relayed(self) -> bool:
+        """Whether the round's news goes over relays (`relays`), as far as this member knows."""
+        ...
+
+    @property
     def hopeless(self) -> bool:
         """Whether too few of the drawn members can still contribute in time."""
         ...

@@ -25,7 +25,7 @@ from ...collectives.record_layer import SECRET_BYTES
 from .wires import WireOffer
 
 PROTOCOL = "/atoll/topic/1"
-VERSION = 2
+VERSION = 3
 """Version of what is said inside a topic; two peers of different versions refuse each other with
 E140.
 """

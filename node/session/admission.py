@@ -109,7 +109,7 @@ class Admission:
                 self._check(peer, [peer] if ready.cid is not None else [])
             case m.Promise(ready=m.Ready() as ready) | m.Pledge(ready=m.Ready() as ready):
                 self._check(peer, [peer] if ready.cid is not None else [])
-            case m.PlanMessage(plan):
+            case m.PlanMessage(plan) | m.PacedPlan(plan):
                 self._check(peer, [contributor.member.peer for contributor in plan.contributors])
             case m.Accept(entry=entry) | m.Propose(entry=entry):
                 self._check(peer, [contributor.member.peer for contributor in entry.contributors])

@@ -61,6 +61,7 @@ REQUESTS: dict[str, Rate] = {
     "offer": Rate(64, 256),
     "gone": Rate(64, 256),
     "catch": Rate(64, 256),
+    "decided": Rate(16, 64),  # each is as many signatures as half of the members
     "trial": Rate(4, 16),
     "sample": Rate(4, 16),
     "retained": Rate(16, 128),

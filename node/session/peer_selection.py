@@ -9,7 +9,7 @@ tells its own, and neither counts on the other any more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ...collectives import messages as m
 from ...collectives.group import Config
@@ -60,21 +60,21 @@ class PeerSelection:
             peer for peer in live if peer not in inside
         ]
 
-    def knock(self, now: float, targets: Sequence[PeerId]) -> None:
+    def knock(self, now: float, targets: Callable[[], Sequence[PeerId]]) -> None:
         """Ask for the log while there is none, or nobody is heard of those who would have the rest
         of it; for admission while this member is not in the configuration; strangers for their
-        history."""
+        history. ``targets``: see `targets`, which is asked where that is needed."""
         session = self.session
         machine = session.machine
         if session.left:
             return
         if machine is None:
-            for peer in targets[:ASKED_AT_ONCE]:
+            for peer in targets()[:ASKED_AT_ONCE]:
                 session.actions.tell(peer, 0, m.Fetch())
             return
         if self._deserted(now):
             # They are asked for what follows the newest entry known, applied or not.
-            others = [peer for peer in targets if not session.in_config(peer)]
+            others = [peer for peer in targets() if not session.in_config(peer)]
             for peer in others[:ASKED_AT_ONCE]:
                 session.actions.tell(peer, machine.tail.entry.round + 1, m.Fetch())
         if (
@@ -87,7 +87,7 @@ class PeerSelection:
             for peer in session.config_peers():
                 session.actions.tell(peer, machine.round, m.Join())
         if session.me == session.organiser:
-            self._compare(now, targets)
+            self._compare(now, targets())
 
     def _deserted(self, now: float) -> bool:
         """Whether nobody else of the configuration that is known here is heard. The log may go on

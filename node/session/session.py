@@ -34,6 +34,7 @@ from ...collectives.layout import Layout
 from ...collectives.round import (
     BRANCH,
     OPEN,
+    RELAYED_ABOVE,
     Doors,
     RoundMachine,
     Timing,
@@ -422,6 +423,8 @@ class Session:
             site=self.site,
             merges=self.branching.after_s is not None,
             lying=settings.lying,
+            # a member that goes by others' votes must hear them all
+            relayed_above=RELAYED_ABOVE if self.pre_round is None else None,
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
             root=root,
@@ -748,7 +751,10 @@ class Session:
         if now - self._ticked_at >= self.timing.pull_s * 0.99:
             self._ticked_at = now
             self._retry(now)
-            targets = self.others.targets(now)
+            knocks = now - self._asked_at >= self.timing.fetch_s
+            few = len(self.config_peers()) <= RELAYED_ABOVE
+            # whom to ask is drawn anew each time; of many, only where somebody is to be asked
+            targets = self.others.targets(now) if few or self.transfer.asks else []
             self.transfer.tick(now, targets)
             self.serving.tick(now)
             self.operations.tick(now)
@@ -759,9 +765,9 @@ class Session:
             if self.pre_round is not None:
                 self.pre_round.tick(now)
             self.waits.tick(now)
-            if now - self._asked_at >= self.timing.fetch_s:
+            if knocks:
                 self._asked_at = now
-                self.others.knock(now, targets)
+                self.others.knock(now, lambda: targets or self.others.targets(now))
         self._drain(now)
 
     def _stand_aside(self, now: float) -> None:

@@ -261,6 +261,11 @@ class Transfer:
         if item is not None:
             item.refused.add(peer)
 
+    @property
+    def asks(self) -> bool:
+        """Whether something is looked for, so that `tick` needs to know of members."""
+        return self.seeking_state or bool(self.fetching)
+
     def tick(self, now: float, targets: Sequence[PeerId]) -> None:
         """Repair loss by asking again; ``targets`` are members that may serve a state."""
         if (

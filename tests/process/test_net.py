@@ -543,7 +543,7 @@ def test_nodes_of_the_old_and_the_new_greeting_tell_each_other_so_and_nothing_el
         async def answer(stream: host.PeerStream) -> None:
             reader = FrameReader(stream.receive_some, stream.peer)
             heard.append(await reader.next() or b"")
-            why = "you speak version 2 of the atoll protocol, this peer speaks 1"
+            why = f"you speak version {VERSION} of the atoll protocol, this peer speaks 1"
             no = msgspec.msgpack.encode(OldAnswer("E140", why, None))
             await stream.send_all(frame(no))
             with contextlib.suppress(RemoteProtocolError, NetworkError):
@@ -559,14 +559,14 @@ def test_nodes_of_the_old_and_the_new_greeting_tell_each_other_so_and_nothing_el
         reader = FrameReader(stream.receive_some, a.peer)
         told = msgspec.msgpack.decode(await reader.next() or b"", type=GreetingAnswer)
         assert told == GreetingAnswer(
-            "E140", "you speak version 1 of the atoll protocol, this peer speaks 2"
+            "E140", f"you speak version 1 of the atoll protocol, this peer speaks {VERSION}"
         )
         assert await reader.next() is None
 
         a.send(RUN, old.peer, b"business")
         await wait_for(lambda: bool(refused) and len(heard) == 2)
         version, topic, secret = msgspec.msgpack.decode(heard[0])
-        assert (version, topic, heard[1]) == (2, RUN, b"")
+        assert (version, topic, heard[1]) == (VERSION, RUN, b"")
         assert len(secret) <= SECRET_BYTES  # half of a wire's key, that no wire was made of
         assert [what[1:3] for what in refused] == [(old.peer, "E140")]
         assert (inbox.got, shown, recalled) == ([], [], [])

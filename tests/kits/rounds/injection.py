@@ -71,6 +71,8 @@ ROUND_MESSAGES = (
 """What traps wait for: messages by kind (votes and proposals weigh more), records of the data
 plane, writes to the journal.
 """
+RELAY_MESSAGES = ("decided", "closing", "paced_plan")
+"""Where there are relays, these as well."""
 LYING_MESSAGES = (
     "propose",
     "propose",

@@ -69,8 +69,10 @@ class Plant:
     branch: type[branch_module.Branch] | None = None
 
     @contextmanager
-    def planted(self) -> Generator[None]:
-        """Around one run: the classes of the protocol are replaced by broken ones."""
+    def planted(self, relayed_above: int | None = None) -> Generator[None]:
+        """Around one run: the classes of the protocol are replaced by broken ones.
+        ``relayed_above``: larger configurations have relays; None: as in a node.
+        """
         seams: list[tuple[Any, str, Any]] = [
             (session_module, "RoundMachine", self.machine),
             (machine_module, "Convener", self.convener),
@@ -84,6 +86,7 @@ class Plant:
             (session_module, "Waits", self.waits),
             (session_module, "PriorContributions", self.prior),
             (branching_module, "Branch", self.branch),
+            (session_module, "RELAYED_ABOVE", relayed_above),
         ]
         whole = [(module, name, getattr(module, name)) for module, name, _ in seams]
         try:

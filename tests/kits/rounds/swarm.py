@@ -16,6 +16,7 @@ from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Member, TopologyKind, least_members
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import cut, make_layout
+from atoll.collectives.messages import QuorumVotes, RoundCloses, decode
 from atoll.collectives.round import Timing
 from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import OuterSettings, RunSettings
@@ -39,6 +40,7 @@ from .injection import (
     AIMED,
     ALL_FAULTS,
     LYING_MESSAGES,
+    RELAY_MESSAGES,
     ROUND_MESSAGES,
     FaultInjector,
     FaultKind,
@@ -85,7 +87,8 @@ class Options:
     contributions; ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the
     kinds of `losses`, and of faults that aim, where these are asked for. ``arrivals``: rounds wait
     for a quorum of contributions and a grace window, both by the seed. ``halved``: momenta are kept
-    in bf16."""
+    in bf16. ``relayed_above``: of how many members on a configuration has relays, None: as in a
+    node; half of the seeds with relays have one member that passes nothing on."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -101,6 +104,7 @@ class Options:
     losing: float = SHARE
     arrivals: bool = False
     halved: bool = False
+    relayed_above: int | None = None
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -208,6 +212,7 @@ class SimSwarm:
         )
         self.liars = frozenset(self.world.stream("liars").sample(self.names, self.options.lying))
         self.place.liars = self.liars
+        self.selfish = frozenset[PeerId]()  # relays that pass nothing on
         self.stats: dict[str, int] = {}
         self.power = self.world.stream("power")
         self.powered = self.power.random() < (POWER if plant is None else plant.power)
@@ -223,6 +228,11 @@ class SimSwarm:
             LYING_MESSAGES if self.options.lying else ROUND_MESSAGES,
             self.world.stream("plan"),
         )
+        if self.options.relayed_above is not None:
+            messages = (*messages, *RELAY_MESSAGES)
+            selfish = self.world.stream("selfish")
+            if selfish.random() < 0.5:
+                self.selfish = frozenset({selfish.choice(self.names)})
         plan = (
             random_plan(
                 rng, self.names, horizon_s=self.options.horizon_s, kinds=kinds, messages=messages
@@ -475,13 +485,31 @@ class SimSwarm:
         self.world.note(b"%b>%b %b" % (sender.encode(), receiver.encode(), data))
         if channel == "record":
             kind, round_ = RECORD_KINDS.get(data[1], ""), 0
-        elif data[:1] == b"R" and (self.faults.plan.traps or self.moments.planned):
+        elif data[:1] == b"R" and (
+            self.faults.plan.traps or self.moments.planned or self.options.relayed_above is not None
+        ):
             head = _head.decode(data[1:])
+            if self._withheld(sender, data, head.body.tag):
+                return True
             kind, round_ = head.body.tag, head.round
         else:
             return False
         lost = self.event(kind, sender, receiver)
         return lost or (self.moments.planned and self.moments.heard(kind, round_, sender, receiver))
+
+    def _withheld(self, sender: PeerId, data: bytes, kind: str) -> bool:
+        """Whether a relay keeps to itself what it is to pass on."""
+        if kind not in RELAY_MESSAGES or self.options.relayed_above is None:
+            return False
+        self.count(f"relayed: {kind}")
+        if sender not in self.selfish:
+            return False
+        body = decode(data[1:], sender).body
+        withheld = isinstance(body, RoundCloses) or (
+            isinstance(body, QuorumVotes) and not body.pass_on
+        )
+        self.count("withheld by a relay", withheld)
+        return withheld
 
     def event(self, kind: str, sender: PeerId, receiver: PeerId | None) -> bool:
         """Something a trap may wait for; whether it is lost. Raises ProcessDied."""
@@ -633,5 +661,6 @@ class SimSwarm:
 
 def run_seed(seed: int, options: Options | None = None, plant: Plant | None = None) -> SeedResult:
     """Play one seed. Deterministic: the same arguments give the same verdict and trace."""
-    with (plant or Plant()).planted():
+    relayed_above = (options or Options()).relayed_above
+    with (plant or Plant()).planted(relayed_above):
         return SimSwarm(seed, options, plant).run()
