@@ -135,6 +135,12 @@ def described() -> argparse.ArgumentParser:
         "the seeds have a member that passes nothing on",
     )
     parser.add_argument(
+        "--sparse-above",
+        type=int,
+        metavar="N",
+        help="more members than N beat to a row and a column of a grid only (default 32: none do)",
+    )
+    parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)"
     )
     parser.add_argument(
@@ -199,11 +205,12 @@ def options_of(
     arrivals: bool = False,
     tree: TopologyKind | None = None,
     relayed_above: int | None = None,
+    sparse_above: int | None = None,
 ) -> Options:
     """What a seed is run with."""
     from kits.rounds.injection import FaultKind
     from kits.rounds.liars import LIES, Lie
-    from kits.rounds.swarm import Options
+    from kits.rounds.swarm import TIMING, Options
 
     return Options(
         peers=peers,
@@ -214,6 +221,7 @@ def options_of(
         arrivals=arrivals,
         plan=tree,
         relayed_above=relayed_above,
+        sparse_above=TIMING.sparse_above if sparse_above is None else sparse_above,
     )
 
 
@@ -235,9 +243,13 @@ def play(
     from kits.rounds.plants import PLANTS
     from kits.rounds.swarm import run_seed
 
-    seed, peers, rounds, kinds, plant, lying, lie, arrivals, tree, above = task
+    seed, peers, rounds, kinds, plant, lying, lie, arrivals, tree, relayed_above, sparse_above = (
+        task
+    )
     began = time.perf_counter()
-    options = options_of(peers, rounds, kinds, lying, lie, arrivals, tree, above)
+    options = options_of(
+        peers, rounds, kinds, lying, lie, arrivals, tree, relayed_above, sparse_above
+    )
     try:
         verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
     except Exception as error:  # a defect that is no violated predicate is one all the same
@@ -279,6 +291,7 @@ def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
             arguments.arrivals,
             arguments.tree,
             arguments.relayed_above,
+            arguments.sparse_above,
         )
         for seed in range(arguments.first, arguments.first + arguments.seeds)
     )
@@ -311,6 +324,7 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
             "arrivals": arguments.arrivals,
             "tree": arguments.tree,
             "relayed_above": arguments.relayed_above,
+            "sparse_above": arguments.sparse_above,
             "faults": list(arguments.kinds),
             "jobs": arguments.jobs,
         },

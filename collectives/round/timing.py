@@ -29,6 +29,8 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # compile
     redraw_s: float = 120.0
     keep_rounds: int = 8  # result bytes kept for laggards
+    # more members than so many beat to some of each other, and take their word for the rest
+    sparse_above: int = 32
     # bytes that one byte of the vector stands for: more where a small model of a simulation stands
     # for a larger one
     weight: float = 1.0

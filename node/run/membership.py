@@ -10,6 +10,7 @@ is found out although its kernel still answers. Parameters and costs: docs/proto
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -17,14 +18,18 @@ from typing import Any
 
 import msgspec
 from blake3 import blake3
+from msgspec import structs
 
 from ...collectives.errors import BadSignatureError, LocalProtocolError, RemoteProtocolError
 from ...collectives.identifiers import PeerId, RunId
 from ..net.transport.allowance import Allowance
 from . import membership_records as wire
+from .hearsay import Hearsay
 from .membership_records import MAX_RECORDS, RECORDS_PER_MESSAGE, Record, Sign, SignedRecord, Verify
+from .partners import grid_of
 
 MOST_BY_ONE = MAX_RECORDS * 3 // 4
+LOOKED_AT = 8  # times as many as are wanted are looked at, where there are hundreds
 LONG_AGO, NEVER = float("-inf"), float("inf")
 
 
@@ -44,8 +49,31 @@ class MembershipTiming(msgspec.Struct, frozen=True):
     gossip_peers: int = 2
     push_peers: int = 4
     probe_peers: int = 2
+    sparse_above: int = 32
+    """More members than so many beat to partners only (`node.run.partners`), and take their word
+    for the others (`node.run.hearsay`).
+    """
+    sparse: float = 2.5
+    """There, beats and suspicion take so many times as long: rounds of many take longer, too."""
+
+    def wide(self, members: int) -> MembershipTiming:
+        """The same in a run of so many ``members``. Records are renewed so much more rarely that
+        what a member hears of them grows as √n.
+        """
+        rarely = min(MOST_RARELY, math.sqrt(members / max(1, self.sparse_above)))
+        return structs.replace(
+            self,
+            beat_s=self.sparse * self.beat_s,
+            detect_s=self.sparse * self.detect_s,
+            renew_s=rarely * self.renew_s,
+            lifetime_s=rarely * self.lifetime_s,
+        )
 
 
+MOST_RARELY = 8.0
+"""Times: a record's life stays below the skew of clocks, which peers that know fewer members allow
+for.
+"""
 HANDED, HANDED_PER_S = 2 * MAX_RECORDS, 128.0
 """Records handed to one peer at once, and from then on: a digest of nothing, a few bytes, asks for
 all. As many as there may be are renewed in eight seconds.
@@ -111,7 +139,9 @@ class Membership:
         `MOST_BY_ONE` records at most.
         """
         self._by_invite = Counter[bytes]()  # records in the table
-        self.timing = timing or MembershipTiming()
+        self.timing = self._usual = timing or MembershipTiming()
+        self.large = False  # more members than `sparse_above`
+        self._hearsay: Hearsay | None = None  # there
         self.silences: Mapping[PeerId, float] = {}
         """Peers on the way to whom packets are lost: the silence that says nothing, in seconds,
         where it is longer than ``detect_s``.
@@ -164,8 +194,9 @@ class Membership:
     def watch(self, now: float, peers: Iterable[PeerId], log: str = "") -> None:
         """Exchange heartbeats with exactly these peers from now on, for the sake of this log,
         beside those watched for others. A new one gets ``detect_s`` to be heard."""
-        self._wanted[log] = set(peers) - {self.me}
+        self._wanted[log] = set(peers)
         wanted = set[PeerId]().union(*self._wanted.values())
+        wanted = self._widen(now, wanted) - {self.me}
         for peer in [p for p in self._watched if p not in wanted]:
             del self._watched[peer]
             self._forget_loss(peer)
@@ -175,6 +206,42 @@ class Membership:
             self._watched[peer] = now
             self._beat_at = self._due = now
 
+    def _widen(self, now: float, wanted: set[PeerId]) -> set[PeerId]:
+        """Make the partners those of a run of so many, and return who is watched. What the partners
+        until now have said, and whom they were asked for, counts on.
+        """
+        before, usual = self._hearsay, self._usual
+        self.large = len(wanted) > usual.sparse_above
+        grid = grid_of(tuple(sorted(wanted))) if self.large else None
+        if grid is not None and before is not None and before.grid is grid:
+            return wanted
+        self._hearsay, asked, beaten = None, dict[PeerId, tuple[float, float]](), self._watched
+        if before is not None:
+            asked, beaten = before.asked, before.beaten
+            for peer in self._watched:
+                if (last := before.last(now, peer)) > self._seen.get(peer, LONG_AGO):
+                    self._seen[peer] = last
+        if grid is None:
+            self.timing = usual
+            return wanted
+        self.timing = usual.wide(len(wanted))
+        if self.me not in grid:  # nobody says to it what it hears
+            return set(grid.beside(self.me))
+        for peer in beaten:  # which has asked it all the time
+            heard = self._heard.get(peer, self._watched.get(peer, now))
+            asked[peer] = heard + self.timing.beat_s, now
+        self._hearsay = Hearsay(
+            self.me,
+            grid,
+            self._heard,
+            self._watched,
+            beat_s=self.timing.beat_s,
+            detect_s=self.timing.detect_s,
+            asked={peer: asked[peer] for peer in wanted & asked.keys()},
+            beaten={peer: beaten.get(peer, now) for peer in grid.partners(self.me)},
+        )
+        return wanted
+
     def live(self, now: float, peer: PeerId) -> bool:
         """Whether ``peer`` gave a sign of life within ``detect_s``, to us or to one who vouches for
         it; within ``lost_s`` and since then, once its connection has ended: a process that is
@@ -183,7 +250,7 @@ class Membership:
             return True
         if peer in self.foreign or peer in self.banned:
             return False
-        last = max(self._heard.get(peer, LONG_AGO), self._seen.get(peer, LONG_AGO))
+        last = self._last(now, peer)
         if now - last > self._detect_s(peer):
             return False
         lost = self._lost.get(peer, NEVER)
@@ -199,7 +266,19 @@ class Membership:
             since is not None
             and (now - since > self._detect_s(peer) or peer in self._lost)
             and not self.live(now, peer)
+            and (
+                self._hearsay is None
+                or peer in self._lost
+                or self._hearsay.unanswered(now, peer, self._last(now, peer))
+            )
         )
+
+    def _last(self, now: float, peer: PeerId) -> float:
+        """When it gave its last sign of life."""
+        last = max(self._heard.get(peer, LONG_AGO), self._seen.get(peer, LONG_AGO))
+        if self._hearsay is not None and now - last > self.timing.lost_s:
+            return max(last, self._hearsay.last(now, peer))
+        return last
 
     def _detect_s(self, peer: PeerId) -> float:
         return max(self.timing.detect_s, self.silences.get(peer, 0.0))
@@ -216,7 +295,10 @@ class Membership:
             self._fields.get(key) == value for key, value in fields.items()
         ):
             return
+        started = bool(self._fields.get("round"))
         self._fields.update(fields)
+        if self.large and started and fields.keys() == {"round"}:
+            return  # a hint, which goes with the next renewal
         self._issue(now)
         self._push_at = max(now, self._pushed + self.timing.push_s)
 
@@ -283,8 +365,13 @@ class Membership:
         self.heard(now, sender)
         match message:
             case wire.Beat(answer):
-                if answer and sender not in self._watched:
+                if answer and (sender not in self._watched or self._hearsay is not None):
                     self._send(now, sender, wire.Beat(False))
+            case wire.Heard(grid, bits):
+                if self._hearsay is not None and sender in self._hearsay.beaten:
+                    self._hearsay.said(now, sender, grid, bits)
+                elif self._hearsay is not None or sender not in self._watched:
+                    self._send(now, sender, wire.Beat(False))  # it waits for ours
             case wire.Probe(target):
                 if target == self.me:
                     self._send(now, sender, wire.Alive(self.me, sender))
@@ -530,6 +617,8 @@ class Membership:
         if among is None:
             among = self._table.keys() | self._watched.keys()
         known = [p for p in sorted(among) if p != self.me]
+        if self.large and len(known) > LOOKED_AT * count:
+            known = self._rng.sample(known, LOOKED_AT * count)
         good = [p for p in known if not self.suspected(now, p)]
         pool = good if len(good) >= count else known
         return self._rng.sample(pool, min(count, len(pool)))
@@ -583,14 +672,31 @@ class Membership:
         """
         if now - self._due > self.timing.detect_s / 2:
             pause = now - self._ticked
+            if self._hearsay is not None:
+                self._hearsay.paused(self._ticked, pause)
             for times in (self._heard, self._seen, self._watched, self._lost):
                 for peer, then in times.items():
                     if then <= self._ticked:
                         times[peer] = then + pause
         self._ticked = now
 
+    def _beat_partners(self, now: float, hearsay: Hearsay) -> None:
+        """In a large run: a beat to each partner, and a question to whom none of them vouches for."""
+        timing = self.timing
+        beat = wire.encode(hearsay.beat(now))
+        for peer in hearsay.partners:
+            self._sent[peer] = now
+            self._outbox.append((peer, beat))
+        for peer in hearsay.questions(now, self._seen):
+            self._send(now, peer, wire.Beat(True))
+        for peer in hearsay.silent(now):
+            if now - self._probed.get(peer, LONG_AGO) >= 0.3 * timing.detect_s:
+                self._probe(now, peer)
+
     def _beat(self, now: float) -> None:
         timing = self.timing
+        if self._hearsay is not None:
+            return self._beat_partners(now, self._hearsay)
         for peer in self._watched:
             silent = now - max(self._heard.get(peer, LONG_AGO), self._watched[peer])
             # what we sent just now is as good as a beat, unless we need an answer
@@ -607,7 +713,8 @@ class Membership:
 
     def _probe(self, now: float, peer: PeerId) -> None:
         self._probed[peer] = now
-        asked = self._others(now, self.timing.probe_peers + 1, self._watched)
+        among = self._watched if self._hearsay is None else self._hearsay.partners
+        asked = self._others(now, self.timing.probe_peers + 1, among)
         helpers = [p for p in asked if p != peer][: self.timing.probe_peers]
         for helper in helpers:
             self._send(now, helper, wire.Probe(peer))

@@ -19,6 +19,7 @@ from ...collectives.foreign import PLAIN, quoted
 from ...collectives.group import MAX_CERTIFICATE, MAX_MEMBERS, Count, Hash, Peer
 from ...collectives.identifiers import PeerId, RunId
 from ..net.transport.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
+from .partners import MOST_BYTES, NAME_BYTES
 
 MAX_RECORD_BYTES = 4096
 MAX_RECORDS = MAX_MEMBERS + 1024  # members of one run a node keeps in mind, and who comes
@@ -73,6 +74,15 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     answer: bool
 
 
+class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard"):
+    """A beat in a large run: I live, and have heard those of my partners lately whose bit is set
+    (`Grid.bits`, the lowest first), in the grid of this name.
+    """
+
+    grid: Annotated[bytes, msgspec.Meta(min_length=NAME_BYTES, max_length=NAME_BYTES)]
+    bits: Annotated[bytes, msgspec.Meta(max_length=MOST_BYTES)]
+
+
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
     """Do you hear ``target``? Ask it for me."""
 
@@ -115,7 +125,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, tag="records"):
     wanted: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORDS * SHORT_BYTES)] = b""
 
 
-Message = Beat | Probe | ProbePing | Alive | TableHash | Digest | Records
+Message = Beat | Heard | Probe | ProbePing | Alive | TableHash | Digest | Records
 
 _encoder = msgspec.msgpack.Encoder()
 _message_decoder = msgspec.msgpack.Decoder(Message)

@@ -138,7 +138,11 @@ class Session:
         self.timing = timing or Timing()
         self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
         self.chunk_elements = chunk_elements
-        watch = MembershipTiming(beat_s=self.timing.heartbeat_s, detect_s=self.timing.detect_s)
+        watch = MembershipTiming(
+            beat_s=self.timing.heartbeat_s,
+            detect_s=self.timing.detect_s,
+            sparse_above=self.timing.sparse_above,
+        )
         self.membership = membership or Membership(
             me,
             run,

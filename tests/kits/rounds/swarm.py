@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec import structs
 
 from atoll.collectives.arrivals import ArrivalSettings, Fading, GraceWindow
 from atoll.collectives.errors import StorageError
@@ -88,7 +89,7 @@ class Options:
     kinds of `losses`, and of faults that aim, where these are asked for. ``arrivals``: rounds wait
     for a quorum of contributions and a grace window, both by the seed. ``halved``: momenta are kept
     in bf16. ``relayed_above``: of how many members on a configuration has relays, None: as in a
-    node; half of the seeds with relays have one member that passes nothing on."""
+    node; half of the seeds with relays have one member that passes nothing on. ``sparse_above``: see `Timing`."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -105,6 +106,7 @@ class Options:
     arrivals: bool = False
     halved: bool = False
     relayed_above: int | None = None
+    sparse_above: int = TIMING.sparse_above
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -205,7 +207,7 @@ class SimSwarm:
             self.run_id,
             self.organiser,
             self.settings,
-            TIMING,
+            structs.replace(TIMING, sparse_above=self.options.sparse_above),
             chunk_elements=16,
             exchange=self.plant.exchange,
             sites=self._sites(ways),
