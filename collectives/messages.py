@@ -6,6 +6,8 @@ the sender are those of the authenticated stream. All are idempotent; loss is re
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
@@ -485,7 +487,48 @@ def encode(envelope: Envelope) -> bytes:
 
 def decode(data: bytes, peer: PeerId) -> Envelope:
     """Validated envelope from a peer's bytes. Raises RemoteProtocolError naming the peer."""
-    return _decoded(_decoder, data, peer)
+    if _shared is None or len(data) < SHARED_FROM:
+        return _decoded(_decoder, data, peer)
+    found = _shared.envelopes.get(data)
+    if found is None:
+        found = _decoded(_decoder, data, peer)
+        _shared.keep(data, found)
+    return found
+
+
+SHARED_FROM, SHARED_BYTES = 256, 32 << 20
+
+
+class _Shared:
+    """Envelopes by their bytes, the newest `SHARED_BYTES` of these."""
+
+    def __init__(self) -> None:
+        self.envelopes: dict[bytes, Envelope] = {}
+        self._nbytes = 0
+
+    def keep(self, data: bytes, envelope: Envelope) -> None:
+        self.envelopes[data] = envelope
+        self._nbytes += len(data)
+        while self._nbytes > SHARED_BYTES:
+            oldest = next(iter(self.envelopes))
+            del self.envelopes[oldest]
+            self._nbytes -= len(oldest)
+
+
+_shared: _Shared | None = None
+
+
+@contextmanager
+def shared_decoding() -> Iterator[None]:
+    """While many members live in one process: what one has decoded, others are handed. Envelopes are
+    immutable, so nobody notices, and one entry of a thousand members is there once.
+    """
+    global _shared
+    before, _shared = _shared, _Shared()
+    try:
+        yield
+    finally:
+        _shared = before
 
 
 def outline(data: bytes, peer: PeerId) -> Outline:

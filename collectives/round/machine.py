@@ -151,7 +151,7 @@ class RoundMachine:
         self.leavers = set[Member]()  # who has announced that it leaves: it is not lost
         # the newest incarnation that a peer was heard under since it was suspected
         self._spoke: dict[PeerId, int] = {}
-        self._swept_at = now  # when those that are silent were last forgotten, of many
+        self._swept_at = -1e9
         self.voted = 0  # the newest round in which others were heard to vote
 
         # ---- the own contribution and script
@@ -458,6 +458,20 @@ class RoundMachine:
             self._dispatch(now, who, body)
         return None
 
+    def _forget_silent(self, now: float) -> None:
+        """Whoever is suspected, or no member, speaks anew. Of hundreds not all are looked at each
+        time.
+        """
+        timing = self.timing
+        if len(self.config) > timing.sparse_above and now - self._swept_at < timing.detect_s:
+            return
+        self._swept_at, known = now, {member.peer for member in self.config}
+        self._spoke = {
+            who: life
+            for who, life in self._spoke.items()
+            if who in known and not self.actions.suspected(who)
+        }
+
     def _dispatch(self, now: float, who: Member, body: m.Body) -> None:
         """A message of another acceptor, or an own one, within the open round."""
         match body:
@@ -493,13 +507,7 @@ class RoundMachine:
         if self.forgotten and not self.open.applying:
             self.renew()
         opened = self.open
-        if not self.large or now - self._swept_at > self.timing.detect_s / 2:
-            self._swept_at, known = now, {member.peer for member in self.config}
-            self._spoke = {
-                who: life
-                for who, life in self._spoke.items()
-                if who in known and not self.actions.suspected(who)
-            }
+        self._forget_silent(now)
         if opened.decided and not opened.applying:
             self._try_apply(now)
         if opened.applying:

@@ -186,6 +186,10 @@ class Membership:
         """All members known now, by peer; one's own record included."""
         return [self._table[peer].record for peer in sorted(self._table)]
 
+    def known(self) -> Collection[PeerId]:
+        """Whose record is here, in no order."""
+        return self._table.keys()
+
     def record(self, peer: PeerId) -> Record | None:
         """What ``peer`` says of itself, if known."""
         held = self._table.get(peer)

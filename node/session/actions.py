@@ -104,6 +104,7 @@ class LogActions:
         self._unstored: dict[tuple[bytes, ...], tuple[Plan | Entry, memoryview]] = {}
         self._timelines: dict[int, Timeline] = {}  # of the open round and the next
         self._decided_at = 0.0
+        self._said: tuple[m.Envelope | None, bytes] = None, b""
 
     @property
     def exchange(self) -> DataPlane:
@@ -128,7 +129,17 @@ class LogActions:
             if not session.ports.after_sync(lambda now: session.hear_own(now, envelope)):
                 session.loop.append(envelope)
         else:
-            session.ports.send(peer, ROUND_PREFIX + m.encode(envelope))
+            session.ports.send(peer, self._encoded(envelope))
+
+    def _encoded(self, envelope: m.Envelope) -> bytes:
+        """On the wire. What is said to all is encoded once."""
+        last, data = self._said
+        head = envelope.log, envelope.round, envelope.incarnation
+        same = last is not None and last.body is envelope.body
+        if not same or (last.log, last.round, last.incarnation) != head:
+            data = ROUND_PREFIX + m.encode(envelope)
+            self._said = envelope, data
+        return data
 
     def tell(self, peer: PeerId, round_: int, body: m.Body) -> None:
         """Send on the main log."""

@@ -9,7 +9,7 @@ tells its own, and neither counts on the other any more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 
 from ...collectives import messages as m
 from ...collectives.group import Config
@@ -21,6 +21,7 @@ from .view import SessionView
 
 COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
 ASKED_AT_ONCE = 3
+MOST_DRAWN = 32  # members of a large run, and as many strangers, that are worth asking at once
 MOST_NOTED = 1024  # peers of which it is remembered what they lack
 
 
@@ -43,6 +44,8 @@ class PeerSelection:
         session = self.session
         config = session.config_peers()
         inside = set(config)
+        if session.membership.large:
+            return self._some(now, config, inside)
         known = [
             *config,
             *(record.peer for record in session.membership.records()),
@@ -58,6 +61,23 @@ class PeerSelection:
         session.rng.shuffle(live)
         return [peer for peer in live if peer in inside] + [
             peer for peer in live if peer not in inside
+        ]
+
+    def _some(self, now: float, config: list[PeerId], inside: Set[PeerId]) -> list[PeerId]:
+        """Of hundreds of members: others in each look, and of those that are none likewise."""
+        session = self.session
+        strangers = [peer for peer in session.membership.known() if peer not in inside]
+        strangers += [peer for peer in session.contacts if peer not in inside]
+        drawn = [
+            *session.rng.sample(config, min(MOST_DRAWN, len(config))),
+            *session.rng.sample(strangers, min(MOST_DRAWN, len(strangers))),
+        ]
+        return [
+            peer
+            for peer in dict.fromkeys(drawn)
+            if peer != session.me
+            and not session.membership.suspected(now, peer)
+            and not session.budgets.deaf_to(now, peer)
         ]
 
     def knock(self, now: float, targets: Callable[[], Sequence[PeerId]]) -> None:

@@ -24,6 +24,7 @@ RESTORED = (
     "a member's folder is put back from a backup; if there is none, a new run begins from a model"
     " that was exported"
 )
+LARGE_LOOK_S = 1.0  # between two looks at a large run
 QUIET_S = 5.0  # and for at least so long
 
 
@@ -36,6 +37,7 @@ class Waits:
         self.session, self._others, self._recertifying = session, others, recertifying
         self._moved_at = now  # when the log came on last
         self._round = -1
+        self._look_at = now
         self._now: Waiting | None = None
         self._announced: tuple[str, tuple[PeerId, ...]] | None = None
 
@@ -47,8 +49,10 @@ class Waits:
             if self._announced is not None:
                 self._announced = None
                 self.session.ports.emit(ev.WaitEnded())
-        if now - self._moved_at <= self.quiet_s:
+        if now - self._moved_at <= self.quiet_s or now < self._look_at:
             return
+        if self.session.membership.large:  # each of hundreds is looked at
+            self._look_at = now + LARGE_LOOK_S
         waiting = self.look(now)
         if (key := (waiting.state, waiting.of)) != self._announced:
             self._announced = key

@@ -31,6 +31,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId, RunId
+from ...collectives.messages import shared_decoding
 from ...collectives.round import Timing
 from ...collectives.simulation import Network, World
 from ...collectives.swarm import RunSettings, Swarm
@@ -297,10 +298,12 @@ class LocalSwarm:
         costs = {peer.name: cost for peer, cost in zip(self.peers, steps, strict=True)}
         hook = register_optimizer_step_pre_hook(_StepCost(self, costs))
         try:
-            self.world.run(until=0.0)
-            self.stage.run(
-                limit_s, until=lambda: not self._away and all(peer.life >= 0 for peer in self.peers)
-            )
+            with shared_decoding():
+                self.world.run(until=0.0)
+                self.stage.run(
+                    limit_s,
+                    until=lambda: not self._away and all(peer.life >= 0 for peer in self.peers),
+                )
         finally:
             hook.remove()
             for peer in self.peers:
