@@ -2,7 +2,7 @@
 hear, and what it asks for itself. Sans-IO.
 
 Each beat of a partner says which of *its* partners it has heard lately, with its own ears. Any other
-member is a partner of exactly two of one's own (`Grid.between`), and is taken for alive
+member is a partner of exactly two of one's own (`PartnerGrid.between`), and is taken for alive
 
 * for `TRUST_BEATS` √n beats after one heard it last oneself, where both say so;
 * for twice ``detect_s``, where one does: the other may have died.
@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from . import membership_records as wire
-from .partners import Grid
+from .partners import PartnerGrid
 
 LONG_AGO = float("-inf")
 FRESH = 0.4  # of detect_s: who was heard within it is vouched for
@@ -63,7 +63,7 @@ class Hearsay:
     def __init__(
         self,
         me: PeerId,
-        grid: Grid,
+        grid: PartnerGrid,
         heard: Mapping[PeerId, float],
         since: Mapping[PeerId, float],
         *,
@@ -141,13 +141,15 @@ class Hearsay:
         }
 
     # ---- what is to be sent
-    def beat(self, now: float) -> wire.Heard:
+    def beat(self, now: float) -> wire.HeardBeat:
         """What goes to each partner."""
         since, number = now - FRESH * self._detect_s, 0
         for bit, peer in enumerate(self.partners):
             if self._heard.get(peer, LONG_AGO) >= since:
                 number |= 1 << bit
-        return wire.Heard(self.grid.name, number.to_bytes(_nbytes(len(self.partners)), "little"))
+        return wire.HeardBeat(
+            self.grid.name, number.to_bytes(_nbytes(len(self.partners)), "little")
+        )
 
     def questions(self, now: float, seen: Mapping[PeerId, float]) -> list[PeerId]:
         """Whom to ask now: those that partners do not vouch for, and in turn everybody else.

@@ -371,7 +371,7 @@ class Membership:
             case wire.Beat(answer):
                 if answer and (sender not in self._watched or self._hearsay is not None):
                     self._send(now, sender, wire.Beat(False))
-            case wire.Heard(grid, bits):
+            case wire.HeardBeat(grid, bits):
                 if self._hearsay is not None and sender in self._hearsay.beaten:
                     self._hearsay.said(now, sender, grid, bits)
                 elif self._hearsay is not None or sender not in self._watched:

@@ -74,9 +74,9 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
     answer: bool
 
 
-class Heard(msgspec.Struct, frozen=True, array_like=True, tag="heard"):
+class HeardBeat(msgspec.Struct, frozen=True, array_like=True, tag="heard"):
     """A beat in a large run: I live, and have heard those of my partners lately whose bit is set
-    (`Grid.bits`, the lowest first), in the grid of this name.
+    (`PartnerGrid.bits`, the lowest first), in the grid of this name.
     """
 
     grid: Annotated[bytes, msgspec.Meta(min_length=NAME_BYTES, max_length=NAME_BYTES)]
@@ -125,7 +125,7 @@ class Records(msgspec.Struct, frozen=True, array_like=True, tag="records"):
     wanted: Annotated[bytes, msgspec.Meta(max_length=MAX_RECORDS * SHORT_BYTES)] = b""
 
 
-Message = Beat | Heard | Probe | ProbePing | Alive | TableHash | Digest | Records
+Message = Beat | HeardBeat | Probe | ProbePing | Alive | TableHash | Digest | Records
 
 _encoder = msgspec.msgpack.Encoder()
 _message_decoder = msgspec.msgpack.Decoder(Message)

@@ -26,7 +26,7 @@ MOST_PARTNERS = 3 * math.isqrt(MAX_MEMBERS) + 3  # of a member that stands in tw
 MOST_BYTES = MOST_PARTNERS // 8 + 1
 
 
-class Grid:
+class PartnerGrid:
     """Of these members, each named once.
 
     >>> grid = grid_of(tuple(PeerId(f"p{number}") for number in range(9)))
@@ -92,6 +92,6 @@ class Grid:
 
 
 @lru_cache(maxsize=8)
-def grid_of(peers: tuple[PeerId, ...]) -> Grid:
+def grid_of(peers: tuple[PeerId, ...]) -> PartnerGrid:
     """The grid of these members, the same object for all who ask in one process."""
-    return Grid(peers)
+    return PartnerGrid(peers)

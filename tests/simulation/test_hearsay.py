@@ -99,13 +99,13 @@ def liars(swarm: Swarm, who: set[PeerId], say: dict[PeerId, bool]) -> None:
 
     def tap(sender: PeerId, receiver: PeerId, channel: str, payload: bytes) -> bool:
         message = wire.decode(payload, sender) if sender in who else None
-        if not isinstance(message, wire.Heard) or message.grid != grid.name:
+        if not isinstance(message, wire.HeardBeat) or message.grid != grid.name:
             return False
         number = int.from_bytes(message.bits, "little")
         for peer, heard in say.items():
             if (bit := grid.bits(sender).get(peer)) is not None:
                 number = number | 1 << bit if heard else number & ~(1 << bit)
-        lie = wire.encode(wire.Heard(grid.name, number.to_bytes(len(message.bits), "little")))
+        lie = wire.encode(wire.HeardBeat(grid.name, number.to_bytes(len(message.bits), "little")))
         if lie == payload:
             return False
         swarm.world.after(0.01, lambda: swarm._deliver(receiver, sender, lie))

@@ -13,7 +13,7 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import MAX_MEMBERS
 from atoll.collectives.identifiers import PeerId
 from atoll.node.run.hearsay import Hearsay
-from atoll.node.run.partners import MOST_PARTNERS, Grid, grid_of
+from atoll.node.run.partners import MOST_PARTNERS, PartnerGrid, grid_of
 
 
 def named(count: int) -> tuple[PeerId, ...]:
@@ -22,7 +22,7 @@ def named(count: int) -> tuple[PeerId, ...]:
 
 @pytest.mark.parametrize("count", [*range(1, 60), 64, 99, 100, 101, 240, 250, 256])
 def test_of_two_members_that_are_no_partners_two_others_tell(count: int) -> None:
-    grid = Grid(named(count))
+    grid = PartnerGrid(named(count))
     partners = {peer: set(grid.partners(peer)) for peer in grid.peers}
     for one, other in combinations(grid.peers, 2):
         assert (other in partners[one]) == (one in partners[other])
@@ -36,7 +36,7 @@ def test_of_two_members_that_are_no_partners_two_others_tell(count: int) -> None
 
 @pytest.mark.parametrize("count", [33, 64, 100, 256, 1000, 4096])
 def test_a_member_has_about_two_roots_of_partners(count: int) -> None:
-    grid = Grid(named(count))
+    grid = PartnerGrid(named(count))
     root = count**0.5
     sizes = [len(grid.partners(peer)) for peer in grid.peers]
     assert sum(sizes) / count < 2 * root + 1
@@ -51,7 +51,7 @@ def test_whoever_lives_hears_of_everybody_whoever_else_is_dead(
     count: int, rng: random.Random
 ) -> None:
     """Fewer dead than a row has members: no live member is cut off from another."""
-    grid = Grid(named(count))
+    grid = PartnerGrid(named(count))
     width = int((count - 1) ** 0.5) + 1
     dead = set(rng.sample(grid.peers, rng.randrange(width)))
     living = [peer for peer in grid.peers if peer not in dead]
@@ -67,10 +67,10 @@ def test_whoever_lives_hears_of_everybody_whoever_else_is_dead(
 @given(st.permutations(named(40)))
 @settings(max_examples=20, deadline=None)
 def test_the_order_in_which_members_are_named_says_nothing(peers: list[PeerId]) -> None:
-    one, other = Grid(peers), grid_of(named(40))
+    one, other = PartnerGrid(peers), grid_of(named(40))
     assert one.name == other.name
     assert all(one.partners(peer) == other.partners(peer) for peer in peers)
-    assert Grid(named(41)).name != other.name
+    assert PartnerGrid(named(41)).name != other.name
 
 
 def hearsay(count: int, me: int = 0) -> tuple[Hearsay, dict[PeerId, float]]:
