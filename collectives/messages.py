@@ -520,8 +520,8 @@ _shared: _Shared | None = None
 
 @contextmanager
 def shared_decoding() -> Iterator[None]:
-    """While many members live in one process: what one has decoded, others are handed. Envelopes are
-    immutable, so nobody notices, and one entry of a thousand members is there once.
+    """While many members live in one process: what one has decoded, others are handed. Envelopes
+    are immutable, so nobody notices, and one entry of a thousand members is there once.
     """
     global _shared
     before, _shared = _shared, _Shared()

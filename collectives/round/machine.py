@@ -129,10 +129,11 @@ class RoundMachine:
     ) -> None:
         """``site``: the label by which members near each other recognise that. ``merges``: an entry
         of this log may adopt a branch. ``lying``: how many members of a configuration may be
-        Byzantine. ``relayed_above``: larger configurations have relays (`relays`), but where members
-        may lie or branch; None: none has. ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that
-        those of a process that was started again have greater numbers. ``doors``: what lets peers
-        enter. ``root``, ``stateless``, ``idle``: as the attributes, from the start.
+        Byzantine. ``relayed_above``: larger configurations have relays (`relays`), but where
+        members may lie or branch; None: none has. ``unix_offset_s``: wall clock minus ``now``; it
+        only numbers claims, so that those of a process that was started again have greater
+        numbers. ``doors``: what lets peers enter. ``root``, ``stateless``, ``idle``: as the
+        attributes, from the start.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing

@@ -5,8 +5,8 @@ large one members sit on a grid, whose order is that of the round's conveners, s
 one in each round:
 
 * That a contribution is there (Ready) is told to the members of the own row; who hears it first
-  from there tells those of its column (RoundCloses). So two steps reach everybody, as long as any of a
-  row lives for each column, and each member sends about 2 √n messages.
+  from there tells those of its column (RoundCloses). So two steps reach everybody, as long as any
+  of a row lives for each column, and each member sends about 2 √n messages.
 * Votes of ballot 0 go to its convener. The decision, which is the votes of a quorum and needs no
   trust, goes from there to one member of each row, its relay, and from that to the row.
 

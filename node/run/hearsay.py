@@ -1,8 +1,9 @@
 """What a member of a large run knows of those that it does not beat to: what its partners say they
 hear, and what it asks for itself. Sans-IO.
 
-Each beat of a partner says which of *its* partners it has heard lately, with its own ears. Any other
-member is a partner of exactly two of one's own (`PartnerGrid.between`), and is taken for alive
+Each beat of a partner says which of *its* partners it has heard lately, with its own ears. Any
+other member is a partner of exactly two of one's own (`PartnerGrid.between`), and is taken for
+alive
 
 * for `TRUST_BEATS` √n beats after one heard it last oneself, where both say so;
 * for twice ``detect_s``, where one does: the other may have died.

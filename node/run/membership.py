@@ -116,9 +116,8 @@ class Membership:
         unix_offset_s: float = 0.0,
     ) -> None:
         self.me, self.run = me, run
-        self.foreign: set[PeerId] = (
-            set()
-        )  # on another history of the run: wherever they are, nothing is decided with them
+        # on another history of the run: wherever they are, nothing is decided with them
+        self.foreign = set[PeerId]()
         self.banned: set[PeerId] = set()  # the same, whatever their history
         self.trusted: set[PeerId] = set()  # let in without probation, however many have come
         self.roles: dict[PeerId, str] = {}  # by their invites; who is not in it trains
@@ -685,7 +684,9 @@ class Membership:
         self._ticked = now
 
     def _beat_partners(self, now: float, hearsay: Hearsay) -> None:
-        """In a large run: a beat to each partner, and a question to whom none of them vouches for."""
+        """In a large run: a beat to each partner, and a question to whom none of them vouches
+        for.
+        """
         timing = self.timing
         beat = wire.encode(hearsay.beat(now))
         for peer in hearsay.partners:

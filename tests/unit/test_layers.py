@@ -28,6 +28,7 @@ from house import (
 MAX_FUNCTION_LINES = 70
 LONG_FOR_A_REASON = {
     ("collectives/exchange/slot.py", "__init__"): "it wires parts together",
+    ("collectives/round/machine.py", "__init__"): "a table of what the machine knows",
     ("node/__main__.py", "_parser"): "a table of arguments",
     ("node/manifest/btard.py", "check_btard"): "a table of refusals",
     ("node/cli/simulating_btard.py", "_options"): "a table of options",
@@ -39,6 +40,7 @@ LONG_FOR_A_REASON = {
     ("node/session/operation.py", "__init__"): "it wires parts together",
     ("node/session/session.py", "__init__"): "it wires parts together",
     ("scripts/bench/bench_start.py", "main"): "a table of arguments",
+    ("scripts/simulate_rounds.py", "described"): "a table of arguments",
 }
 
 # The few places that wrap libp2p, and the ones that may name trio: everything else stays free of
