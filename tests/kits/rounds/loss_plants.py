@@ -86,12 +86,12 @@ class NewestStateOnly(Plant):
     moments = dying = 1.0
 
     @contextmanager
-    def planted(self) -> Generator[None]:
+    def planted(self, relayed_above: int | None = None) -> Generator[None]:
         """The older checkpoint is not looked at."""
         saved = SimStorage.saved
         SimStorage.saved = lambda self, before: None  # type: ignore[method-assign]
         try:
-            with super().planted():
+            with super().planted(relayed_above):
                 yield
         finally:
             SimStorage.saved = saved  # type: ignore[method-assign]
@@ -103,12 +103,12 @@ class TwinsUnheard(Plant):
     twins = 1.0
 
     @contextmanager
-    def planted(self) -> Generator[None]:
+    def planted(self, relayed_above: int | None = None) -> Generator[None]:
         """What was seen is forgotten."""
         blind = property(lambda membership: False, lambda membership, seen: None)
         setattr(Membership, IS_DOUBLED, blind)
         try:
-            with super().planted():
+            with super().planted(relayed_above):
                 yield
         finally:
             delattr(Membership, IS_DOUBLED)
@@ -122,14 +122,14 @@ class _OtherSync(Plant):
         forced()
 
     @contextmanager
-    def planted(self) -> Generator[None]:
+    def planted(self, relayed_above: int | None = None) -> Generator[None]:
         """It is done by `sync`."""
         whole = SimJournal.sync
         SimJournal.sync = (  # type: ignore[method-assign]
             lambda journal: self.sync(journal, lambda: whole(journal))
         )
         try:
-            with super().planted():
+            with super().planted(relayed_above):
                 yield
         finally:
             SimJournal.sync = whole  # type: ignore[method-assign]
