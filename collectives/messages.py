@@ -6,7 +6,7 @@ the sender are those of the authenticated stream. All are idempotent; loss is re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Annotated, NamedTuple, TypeVar
 
@@ -519,7 +519,7 @@ _shared: _Shared | None = None
 
 
 @contextmanager
-def shared_decoding() -> Iterator[None]:
+def shared_decoding() -> Generator[None]:
     """While many members live in one process: what one has decoded, others are handed. Envelopes
     are immutable, so nobody notices, and one entry of a thousand members is there once.
     """

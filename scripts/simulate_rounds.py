@@ -225,31 +225,13 @@ def options_of(
     )
 
 
-def play(
-    task: tuple[
-        int,
-        tuple[int, int],
-        int,
-        tuple[str, ...],
-        str,
-        int,
-        str,
-        bool,
-        TopologyKind | None,
-        int | None,
-    ],
-) -> dict[str, Any]:
-    """One seed, in a worker process."""
+def play(task: tuple[int, Options, str]) -> dict[str, Any]:
+    """One seed, in a worker process: of it, with what options, with which planted bug."""
     from kits.rounds.plants import PLANTS
     from kits.rounds.swarm import run_seed
 
-    seed, peers, rounds, kinds, plant, lying, lie, arrivals, tree, relayed_above, sparse_above = (
-        task
-    )
+    seed, options, plant = task
     began = time.perf_counter()
-    options = options_of(
-        peers, rounds, kinds, lying, lie, arrivals, tree, relayed_above, sparse_above
-    )
     try:
         verdict = run_seed(seed, options, PLANTS[plant]() if plant else None)
     except Exception as error:  # a defect that is no violated predicate is one all the same
@@ -279,22 +261,19 @@ def play(
 
 def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Verdicts in the order of the seeds, however many processes."""
-    tasks = (
-        (
-            seed,
-            (arguments.fewest, arguments.largest),
-            arguments.rounds,
-            arguments.kinds,
-            arguments.plant,
-            arguments.lying,
-            arguments.lie,
-            arguments.arrivals,
-            arguments.tree,
-            arguments.relayed_above,
-            arguments.sparse_above,
-        )
-        for seed in range(arguments.first, arguments.first + arguments.seeds)
+    options = options_of(
+        (arguments.fewest, arguments.largest),
+        arguments.rounds,
+        arguments.kinds,
+        arguments.lying,
+        arguments.lie,
+        arguments.arrivals,
+        arguments.tree,
+        arguments.relayed_above,
+        arguments.sparse_above,
     )
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    tasks = ((seed, options, arguments.plant) for seed in seeds)
     if arguments.jobs <= 1:
         settle_down()
         yield from map(play, tasks)
@@ -510,8 +489,9 @@ def again(arguments: argparse.Namespace, seed: int) -> str:
     parts += [f"--plant {arguments.plant}"] if arguments.plant else []
     parts += [f"--tree {arguments.tree}"] if arguments.tree else []
     parts += ["--arrivals"] if arguments.arrivals else []
-    above = arguments.relayed_above
-    parts += [f"--relayed-above {above}"] if above is not None else []
+    for name in ("relayed", "sparse"):
+        above = getattr(arguments, f"{name}_above")
+        parts += [f"--{name}-above {above}"] if above is not None else []
     return " ".join(parts)
 
 

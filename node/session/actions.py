@@ -134,11 +134,15 @@ class LogActions:
     def _encoded(self, envelope: m.Envelope) -> bytes:
         """On the wire. What is said to all is encoded once."""
         last, data = self._said
-        head = envelope.log, envelope.round, envelope.incarnation
-        same = last is not None and last.body is envelope.body
-        if not same or (last.log, last.round, last.incarnation) != head:
-            data = ROUND_PREFIX + m.encode(envelope)
-            self._said = envelope, data
+        if (
+            last is not None
+            and last.body is envelope.body
+            and (last.log, last.round, last.incarnation)
+            == (envelope.log, envelope.round, envelope.incarnation)
+        ):
+            return data
+        data = ROUND_PREFIX + m.encode(envelope)
+        self._said = envelope, data
         return data
 
     def tell(self, peer: PeerId, round_: int, body: m.Body) -> None:

@@ -89,7 +89,9 @@ def test_what_a_member_holds_does_not_grow_with_its_log(rounds: int) -> None:
             "RoundMachine",
             "Operation",
         } <= after.keys()  # it was looked for where it could be
-        assert before["Certified"] == after["Certified"] <= RECENT + 1 + 2 * before["Operation"]
+        assert before["Operation"] == after["Operation"]
+        for counted in (before, after):  # one is less where an entry was not learnt by its votes
+            assert counted["Certified"] - RECENT - 2 * counted["Operation"] in (0, 1)
         assert after.total() <= 1.05 * before.total(), (after - before).most_common(8)
         assert len(peer.machine.journal.entries) > rounds
         assert len(peer.session.operations.spent) <= MAX_SPENT

@@ -166,7 +166,7 @@ def apart_s() -> float | None:
     in 200 s. The fourth is dead.
     """
     options = Options(peers=(4, 4), faults=(), plan="butterfly", fragments=1, lying=1, lies=())
-    swarm = SimSwarm(0, options)
+    swarm = SimSwarm(10, options)
     swarm._start()
     world = swarm.world
     world.run(until=6.0)

@@ -341,8 +341,12 @@ def test_a_value_that_one_survivor_voted_for_is_signed_unchanged(after_s: float 
     [("no-seal", None), ("own-value-only", None), ("branch-before-accepted", 1.0)],
 )
 def test_a_planted_bug_of_recertifying_loses_that_value(plant: str, after_s: float | None) -> None:
-    assert (
-        Unheard(1, branch_after_s=after_s).play(SEAL_PLANTS[plant]()).problem.startswith("chosen")
+    """Where the organiser happens to make the same value anew, nothing is lost: not in each seed."""
+    assert any(
+        Unheard(seed, branch_after_s=after_s)
+        .play(SEAL_PLANTS[plant]())
+        .problem.startswith("chosen")
+        for seed in (1, 2, 3)
     )
 
 
@@ -374,13 +378,20 @@ def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int
 
 def test_votes_of_two_histories_are_no_proof_of_a_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     """p1 and p2 decide rounds without the organiser, and lose all. In their next life they vote in
-    rounds of the same numbers again.
+    rounds of the same numbers again, in some of these schedules.
     """
-    stage, said, honest = (
-        Stage(1, back_s=19.5),
-        dict[tuple[object, ...], dict[bytes, bytes]](),
-        NodeProcess.sign,
-    )
+    again = 0
+    for back_s in (18.0, 21.0, 22.0):
+        with monkeypatch.context() as patch:
+            again += refused_as_proof(Stage(1, back_s=back_s), patch)
+    assert again
+
+
+def refused_as_proof(stage: Stage, patch: pytest.MonkeyPatch) -> int:
+    """How many pairs of votes of one member, log, round and ballot there were. Asserts that none of
+    them proves a lie.
+    """
+    said, honest = dict[tuple[object, ...], dict[bytes, bytes]](), NodeProcess.sign
 
     def sign(process: NodeProcess, payload: bytes) -> bytes:
         signature = honest(process, payload)
@@ -391,7 +402,7 @@ def test_votes_of_two_histories_are_no_proof_of_a_lie(monkeypatch: pytest.Monkey
             )
         return signature
 
-    monkeypatch.setattr(NodeProcess, "sign", sign)
+    patch.setattr(NodeProcess, "sign", sign)
     stage.strike(
         (0, lambda: stage.swarm.network.partition({ORGANISER: 0, P1: 1, P2: 1})),
         (12, lambda: stage.die(P1, P2)),
@@ -400,11 +411,11 @@ def test_votes_of_two_histories_are_no_proof_of_a_lie(monkeypatch: pytest.Monkey
     )
     assert stage.run().problem == ""
     assert stage.swarm.checker.revoked
-    again = {slot: votes for slot, votes in said.items() if len(votes) > 1}
-    assert again
-    for (peer, *_), votes in again.items():
+    pairs = 0
+    for (peer, *_), votes in said.items():
         first, *others = votes.items()
         for other in others:
+            pairs += 1
             with pytest.raises(RemoteProtocolError, match="not of one slot"):
                 evidence.check(
                     evidence.twice(PeerId(str(peer)), first, other).encode(),
@@ -412,6 +423,7 @@ def test_votes_of_two_histories_are_no_proof_of_a_lie(monkeypatch: pytest.Monkey
                     verified,
                     ORGANISER,
                 )
+    return pairs
 
 
 def verified(peer: PeerId, payload: bytes, signature: bytes) -> bool:
