@@ -196,31 +196,22 @@ def settle_down() -> None:
     gc.set_threshold(50_000, 20, 20)
 
 
-def options_of(
-    peers: tuple[int, int],
-    rounds: int,
-    kinds: tuple[str, ...],
-    lying: int,
-    lie: str,
-    arrivals: bool = False,
-    tree: TopologyKind | None = None,
-    relayed_above: int | None = None,
-    sparse_above: int | None = None,
-) -> Options:
-    """What a seed is run with."""
+def options_of(arguments: argparse.Namespace, kinds: tuple[str, ...]) -> Options:
+    """What a seed is run with, under faults of these kinds."""
     from kits.rounds.injection import FaultKind
     from kits.rounds.liars import LIES, Lie
     from kits.rounds.swarm import TIMING, Options
 
+    lie, sparse_above = arguments.lie, arguments.sparse_above
     return Options(
-        peers=peers,
-        rounds=rounds,
+        peers=(arguments.fewest, arguments.largest),
+        rounds=arguments.rounds,
         faults=cast("tuple[FaultKind, ...]", kinds),
-        lying=lying,
+        lying=arguments.lying,
         lies=LIES if lie == "all" else cast("tuple[Lie, ...]", tuple(lie.split(","))),
-        arrivals=arrivals,
-        plan=tree,
-        relayed_above=relayed_above,
+        arrivals=arguments.arrivals,
+        plan=arguments.tree,
+        relayed_above=arguments.relayed_above,
         sparse_above=TIMING.sparse_above if sparse_above is None else sparse_above,
     )
 
@@ -261,17 +252,7 @@ def play(task: tuple[int, Options, str]) -> dict[str, Any]:
 
 def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Verdicts in the order of the seeds, however many processes."""
-    options = options_of(
-        (arguments.fewest, arguments.largest),
-        arguments.rounds,
-        arguments.kinds,
-        arguments.lying,
-        arguments.lie,
-        arguments.arrivals,
-        arguments.tree,
-        arguments.relayed_above,
-        arguments.sparse_above,
-    )
+    options = options_of(arguments, arguments.kinds)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     tasks = ((seed, options, arguments.plant) for seed in seeds)
     if arguments.jobs <= 1:
@@ -442,14 +423,12 @@ def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     """
     from kits.rounds.plants import PLANTS
 
-    peers, liars = (arguments.fewest, arguments.largest), (arguments.lying, arguments.lie)
     suited = not PLANTS[name].lying  # to losing journals and to branches
     kinds = tuple(kind for kind in arguments.kinds if suited or kind not in NOT_WITH_LIARS)
-    settings = (peers, arguments.rounds, kinds)
+    options = options_of(arguments, kinds)
     began, found, played = time.perf_counter(), list[dict[str, Any]](), 0
     while played < arguments.seeds or (len(found) < ENOUGH and played < arguments.most):
-        how = (*liars, False, arguments.tree, arguments.relayed_above)
-        result = play((arguments.first + played, *settings, name, *how))
+        result = play((arguments.first + played, options, name))
         played += 1
         if result["problem"]:
             found.append(result)
@@ -459,9 +438,7 @@ def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
         "mean_seeds": round(played / len(found), 1) if found else None,
         "first": found[0]["seed"] if found else None,
         "by": dict(Counter(result["problem"].partition(":")[0] for result in found)),
-        "without": innocent(found[0]["seed"], options_of(*settings, *liars), PLANTS[name])
-        if found
-        else "",
+        "without": innocent(found[0]["seed"], options, PLANTS[name]) if found else "",
         "wall_s": round(time.perf_counter() - began, 1),
     }
 
