@@ -96,6 +96,9 @@ def test_finished_is_a_state_and_everybody_says_so(tmp_path: Path) -> None:
     assert out == "arguments [] round 2\n"
     assert any(finished in line for line in lines.all), lines.all
     assert not any("admitted" in line or "round 1/2" in line for line in lines.all), lines.all
+    with plain(home, tmp_path) as (process, lines):
+        assert process.wait(120) == 0
+    assert not any("training alone" in line for line in lines.all), lines.all
 
     with start(home, "join", "tiny", "--yes", "--script", str(tmp_path / "train.py")) as joined:
         _, err = joined.communicate(timeout=150)
@@ -129,7 +132,7 @@ def test_finished_is_a_state_and_everybody_says_so(tmp_path: Path) -> None:
     with start(home, "events", "tiny") as looked:
         out, err = looked.communicate(timeout=60)
     assert "round 1: 1 contributed" in out, out + err
-    assert out.count("the script has let go") == 3
+    assert out.count("the script has let go") == 4
     folder = home / "state" / "runs" / made["run_id"]
     (folder / "privacy").write_text("3")
     forgotten = atoll(home, "rm", "tiny", "--yes")

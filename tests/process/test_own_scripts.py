@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from cli_kit import LISTEN, SCRIPT, atoll, nothing_stays, start
+from terminal_kit import ATOLL, Person
 from tiny_run import TINY
 
 pytestmark = pytest.mark.slow
@@ -88,6 +89,14 @@ def attached(home: Path) -> int:
         assert time.monotonic() < ends
         time.sleep(0.2)
     return int(pid)
+
+
+def attached_as(home: Path, pid: int) -> None:
+    """Wait until a run of the node has this process attached."""
+    ends = time.monotonic() + 120
+    while not any(run["script_pid"] == pid for run in atoll(home, "status")["runs"]):
+        assert time.monotonic() < ends
+        time.sleep(0.2)
 
 
 def words_of(home: Path) -> str:
@@ -163,6 +172,26 @@ def test_down_ends_a_script_that_has_joined_and_not_attached(home: Path) -> None
         down = atoll(home, "down", "--scripts")
         assert (down["scripts"], down["ended"]) == ([process.pid], [process.pid])
         assert process.wait(60) in (130, -signal.SIGINT)  # perhaps before join() has returned
+
+
+def test_down_asks_at_a_terminal_whether_the_script_is_to_end(home: Path) -> None:
+    with plain(home, "good") as process:
+        attached_as(home, process.pid)
+        until(process, "round 1: ")
+        for answer in ("n", "y"):
+            with Person([*ATOLL, "down"], {"ATOLL_HOME": str(home)}, home.parent) as person:
+                person.wait_for("End it, too? [y/N]")
+                assert f"process {process.pid} trains tiny here" in person.seen
+                person.type(f"{answer}\n")
+                assert person.end() == 0
+                assert "the node ended" in person.seen
+            if answer == "n":
+                assert "It trains on alone, and starts a node of its own" in person.seen
+                atoll(home, "up", "--background", *LISTEN)
+                attached_as(home, process.pid)
+        assert "It trains on alone" not in person.seen
+        process.communicate(timeout=100)
+        assert process.returncode == 130
 
 
 def test_a_paused_script_rests_and_its_node_serves(home: Path) -> None:
