@@ -248,10 +248,11 @@ class Membership:
     def live(self, now: float, peer: PeerId) -> bool:
         """Whether ``peer`` gave a sign of life within ``detect_s``, to us or to one who vouches for
         it; within ``lost_s`` and since then, once its connection has ended: a process that is
-        killed says so by that, and its silence needs no proof as long; none where it is `gone`."""
+        killed says so by that, and its silence needs no proof as long; none where it is `gone`.
+        One that is `doubled` beats, and takes part in nothing."""
         if peer == self.me:
             return True
-        if peer in self.foreign or peer in self.banned:
+        if self._takes_no_part(peer):
             return False
         last = self._last(now, peer)
         if now - last > self._detect_s(peer):
@@ -261,8 +262,8 @@ class Membership:
 
     def suspected(self, now: float, peer: PeerId) -> bool:
         """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`.
-        Without being watched it never is, unless it is on another history, or banned."""
-        if peer in self.foreign or peer in self.banned:
+        Without being watched it never is, unless it is on another history, banned, or `doubled`."""
+        if self._takes_no_part(peer):
             return True
         since = self._watched.get(peer)
         return (
@@ -282,6 +283,9 @@ class Membership:
         if self._hearsay is not None and now - last > self.timing.lost_s:
             return max(last, self._hearsay.last(now, peer))
         return last
+
+    def _takes_no_part(self, peer: PeerId) -> bool:
+        return peer in self.foreign or peer in self.banned or self.doubled(peer)
 
     def _detect_s(self, peer: PeerId) -> float:
         return max(self.timing.detect_s, self.silences.get(peer, 0.0))
@@ -622,7 +626,8 @@ class Membership:
         known = [p for p in sorted(among) if p != self.me]
         if self.large and len(known) > LOOKED_AT * count:
             known = self._rng.sample(known, LOOKED_AT * count)
-        good = [p for p in known if not self.suspected(now, p)]
+        # two processes of one key meet by what others hand to each
+        good = [p for p in known if self.doubled(p) or not self.suspected(now, p)]
         pool = good if len(good) >= count else known
         return self._rng.sample(pool, min(count, len(pool)))
 

@@ -220,6 +220,10 @@ def test_two_lives_that_only_greet_a_third_find_one_another_by_what_it_recalls()
     assert one.is_doubled
     assert two.is_doubled
     assert other.doubled(one.me)
+    other.heard(2.0, one.me)  # both beat, and take part in nothing
+    assert other.suspected(2.0, one.me)
+    assert not other.live(2.0, one.me)
+    assert one.me in other._others(2.0, 1)  # each hears of the other by what is handed to it
 
 
 def test_a_later_life_is_told_of_the_earlier_one_and_is_not_its_double() -> None:
