@@ -192,8 +192,24 @@ class QuorumVotes(msgspec.Struct, frozen=True, array_like=True, tag="decided"):
     pass_on: bool
 
 
+class Said(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """The newest that a member said in a log: under which incarnation, in which round, and with
+    which ballot it promised, voted or echoed there; -1 with none.
+    """
+
+    incarnation: Count
+    round: Count
+    ballot: Annotated[int, msgspec.Meta(ge=-1, le=1 << 48)]
+
+
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag="fetch"):
-    """Tell me what was decided from the envelope's round on."""
+    """Tell me what was decided from the envelope's round on.
+
+    ``anew``: my process has just begun, and made up this number; 0: it has not. Then answer though
+    nothing was decided, and tell the newest that you heard me say.
+    """
+
+    anew: Count = 0
 
 
 class Catch(msgspec.Struct, frozen=True, array_like=True, tag="catch"):
@@ -202,6 +218,8 @@ class Catch(msgspec.Struct, frozen=True, array_like=True, tag="catch"):
     entries: Annotated[tuple[Certified, ...], msgspec.Meta(max_length=64)]
     head: Count  # number of entries the sender has
     results_from: Count  # oldest entry whose result bytes the sender still has
+    anew: Count = 0  # of the Fetch that this answers
+    heard: Said | None = None  # the newest that the sender heard who asks say, where it is anew
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):

@@ -8,6 +8,7 @@ journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
 signed        what is signed where members may lie
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
+returning     what a process may have forgotten that was started again, and who can tell
 patience      how long a reduction may take, from measured rates
 gathering     when a round that does not wait for everybody has what it waits for
 dynamic_steps DyLU: how many inner steps each member makes, by what the log says
@@ -51,6 +52,7 @@ from .merging import (
     unproposed,
 )
 from .relays import RELAYED_ABOVE
+from .returning import LastSaid
 from .sampling import drawn
 from .sealing import Sealing, gone
 from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
@@ -63,6 +65,7 @@ __all__ = [
     "KIN_BYTES",
     "Convener",
     "Doors",
+    "LastSaid",
     "Journal",
     "Kind",
     "Log",

@@ -89,7 +89,7 @@ class ByzantineAcceptor(Acceptor):
         on alone.
         """
         view = self.view
-        return view.is_member and (any(self.turns.values()) or view.enough(view.offers()))
+        return view.may_act and (any(self.turns.values()) or view.enough(view.offers()))
 
     @property
     def ahead(self) -> bool:

@@ -113,7 +113,7 @@ class Convener:
     def step(self, now: float) -> None:
         """Go on as far as what is known allows."""
         view = self.view
-        if view.open.decided or not view.is_member or view.sealed:
+        if view.open.decided or not view.may_act or view.sealed:
             return
         if not self.active:
             fresh = (

@@ -78,8 +78,10 @@ from .entering import OPEN, Doors, crowded
 from .gathering import is_ripe, window_s
 from .grouping import Grouping
 from .journal import Journal
+from .log import RECENT
 from .merging import adopts, tip_entry
 from .relays import RelayGrid
+from .returning import CopyCheck, LastSaid
 from .routes import Disputes, broken_by
 from .sampling import Draw, drawn
 from .sealing import Sealing, gone
@@ -90,6 +92,7 @@ MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may a
 ALONE_FIRST_S = 10.0  # a member that decides alone waits so long for the others after its start
 # for so long a process that was started again asks all members what it has missed
 ASK_FIRST_S = 3.0
+ASKED_AT_ONCE = 256  # so many of them; in a larger run others come next
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
 CATCH_ENTRIES = 16  # entries in one Catch, where they are small
 REMEMBERED_ANSWERS = 64  # beyond, those are forgotten that are old enough to be given again
@@ -178,12 +181,12 @@ class RoundMachine:
         self._grid: tuple[int, RelayGrid] | None = None  # of which round
 
         # ---- a start from what an earlier process left
-        self._began_at = now
         self.unasked: set[PeerId] = set()  # who has not answered yet: see `ask_first`
         self._beyond: set[PeerId] = set()  # of them, who knows of later entries
-        self._ask_until = now
-        # the incarnation to go on under: the log knows acts of this member that the journal does
-        # not
+        self._asked_since = now
+        self.asked: CopyCheck | None = None  # what it has asked since
+        self.heard_of = LastSaid(journal.entries[-RECENT:], at_once=shape.arrivals is None)
+        # the incarnation to go on under: acts of this member are known that its journal does not
         self.forgotten = 0
         self.renewed = False  # it has gone on as another member, and nobody was told yet
 
@@ -246,6 +249,18 @@ class RoundMachine:
             and not self.forgotten
             and not self.unasked
         )
+
+    @property
+    def asking(self) -> bool:
+        """Whether this member says nothing in a round before more have answered: `ask_first`."""
+        return self.asked is not None and self.asked.waits
+
+    @property
+    def may_act(self) -> bool:
+        """Whether this member may speak in the open round: it is an acceptor, and what it may have
+        forgotten was asked for.
+        """
+        return self.is_member and not self.asking
 
     @property
     def frontier(self) -> list[Certified]:
@@ -421,11 +436,16 @@ class RoundMachine:
             self._spoke[peer] = incarnation
         if self.sealing.shuns(who):
             return self._answer(now, peer, round_) if round_ < self.round else None
-        if peer in self.unasked and isinstance(body, (m.Catch, m.Fetch)):
-            self._on_asked(peer, body.head if isinstance(body, m.Catch) else round_)
+        if who in self.journal.entries.members or self.heard_of.of(peer) is not None:
+            self.heard_of.message(who, round_, body)
         if isinstance(body, m.Catch):
+            self._on_answer(who, body)
             self._on_catch(now, peer, body)
             return self._advance(now)
+        if isinstance(body, m.Fetch) and body.anew:
+            if round_ > self.round:
+                self.fetch(now, peer)
+            return self._answer(now, peer, round_, body.anew)
         if isinstance(body, m.Join) and who not in self.config:
             self._on_join(now, who, round_)
         if round_ < self.round:
@@ -455,7 +475,7 @@ class RoundMachine:
             return self.fetch(now, peer)
         if isinstance(body, m.Sealed):
             return self.sealing.on_sealed(who, body)
-        if who in self.journal.entries.members and self.is_member and not self.sealing.active:
+        if who in self.journal.entries.members and self.may_act and not self.sealing.active:
             self._dispatch(now, who, body)
         return None
 
@@ -506,7 +526,7 @@ class RoundMachine:
         seconds.
         """
         if self.forgotten and not self.open.applying:
-            self.renew()
+            self.renew(now)
         opened = self.open
         self._forget_silent(now)
         if opened.decided and not opened.applying:
@@ -515,18 +535,15 @@ class RoundMachine:
             return
         if self.sealing.tick(now):
             return
-        if self.journal.restarted and now - self._began_at < ASK_FIRST_S:
-            # an old copy of a journal lacks entries: they must be known before anything is voted on
-            self._ask_all(now)
-        if self.unasked:
-            self._ask_unasked(now)
+        if self.asked is not None:
+            self._ask_all(now, self.asked)
         stale = now - opened.progress_at > self.timing.takeover_s / 2
         if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
             self._ask_around(now, self.timing.fetch_s)
         elif now - opened.progress_at > self.timing.quiet_s:
             # a decision that was taken without this member leaves no other trace here
             self._ask_around(now, self.timing.quiet_s)
-        if not self.is_member:
+        if not self.may_act:
             return
         self.acceptor.step(now)
         self.look(now)
@@ -621,7 +638,8 @@ class RoundMachine:
         if self.open.plan is None:
             self.open.progress_at = now
         self._close_round()
-        self.acceptor.claim(now)
+        if self.may_act:
+            self.acceptor.claim(now)
         self.convening.step(now)
 
     def withdraw(self) -> None:
@@ -733,7 +751,7 @@ class RoundMachine:
         takes it for lost.
         """
         ready = self.my_ready()
-        if ready and self.is_member and not self.open.decided:
+        if ready and self.may_act and not self.open.decided:
             convener = self.convener_of(self.ballot).peer
             self.tell(convener, ready)
             for peer in self.others if self.leaving else ():
@@ -758,7 +776,7 @@ class RoundMachine:
         """
         self._send_ready()
         ready = self.my_ready()
-        if ready and (self.contribution or self._declines) and self.is_member:
+        if ready and (self.contribution or self._declines) and self.may_act:
             for peer in self.grid.row(self.me.peer) if self._closes_by_rows else self.others:
                 self.tell(peer, ready)
             if self.open.first_ready_at is None:
@@ -1527,6 +1545,7 @@ class RoundMachine:
             self.me.peer, self.contribution[0]
         )
         self.unsettled = False
+        self.heard_of.entry(certified)
         self.actions.decided(certified, counted)
         self.leavers &= set(certified.entry.next_config)
         if certified.entry.contributors:
@@ -1629,9 +1648,10 @@ class RoundMachine:
     # ---- 8. catching up --------------------------------------------------------------------------
     # Bounded in rate: a peer is asked, and a peer's question answered, once in half a pull.
 
-    def _answer(self, now: float, peer: PeerId, round_: int) -> None:
-        """The peer is at ``round_``, which is decided: send entries from there on."""
-        key, again_s = (peer, round_), self.timing.pull_s / 2
+    def _answer(self, now: float, peer: PeerId, round_: int, anew: int = 0) -> None:
+        """The peer is at ``round_``, which is decided: send entries from there on. ``anew``: it
+        asks what it was heard to say, too, and the round need not be decided."""
+        key, again_s = (peer, -1 if anew else round_), self.timing.pull_s / 2
         if peer == self.me.peer or now - self._answered_at.get(key, -1e9) < again_s:
             return
         if len(self._answered_at) > REMEMBERED_ANSWERS:
@@ -1645,7 +1665,8 @@ class RoundMachine:
             if entries and size > m.MAX_MESSAGE_BYTES // 2:
                 break  # one of thousands of members is large, and one that adopts a branch may be
             entries.append(certified)
-        catch = m.Catch(tuple(entries), self.round, self.actions.results_from())
+        heard = self.heard_of.of(peer) if anew else None
+        catch = m.Catch(tuple(entries), self.round, self.actions.results_from(), anew, heard)
         self.actions.send(peer, self.log, round_, catch)
 
     def _is_under_way(
@@ -1699,14 +1720,6 @@ class RoundMachine:
         if targets:
             self._ask(self.rng.choice(targets))
 
-    def _ask_all(self, now: float) -> None:
-        """Ask every other member of the newest configuration that is known."""
-        if now - self._asked_all_at >= self.timing.fetch_s:
-            self._asked_all_at = now
-            for member in self.tail.entry.next_config:
-                if member.peer != self.me.peer:
-                    self._ask(member.peer)
-
     def _ask(self, peer: PeerId) -> None:
         self.actions.send(peer, self.log, self.tail.entry.round + 1, m.Fetch())
 
@@ -1738,33 +1751,72 @@ class RoundMachine:
     # ---- a start from what an earlier process left -----------------------------------------------
 
     def ask_first(self, now: float) -> None:
-        """This process begins with what an earlier one has left. Where this member decides alone,
-        though its configuration has others, nobody else would keep it from deciding again what it
-        has forgotten, if its journal is an old copy. So it takes part only once each of the others
-        has answered that it knows of no later entry, or was not heard for ``ALONE_FIRST_S``."""
+        """This process begins with what an earlier one has left, which may be an old copy. So it
+        speaks in no round before members that are a quorum together with it have told what they
+        heard it say (`returning`). Where this member decides alone, though its configuration has
+        others, nobody else would keep it from deciding again what it has forgotten. So it takes
+        part only once each of the others has answered that it knows of no later entry, or was not
+        heard for ``ALONE_FIRST_S``."""
+        self._ask_anew(now, m.Said(self.me.incarnation, self.round, self.journal.promised))
         others = {member.peer for member in self.config if member.peer != self.me.peer}
         if others and not self.lying and self.me in self.config and self.quorum([self.me]):
-            self.unasked, self._ask_until = others, now + ALONE_FIRST_S
+            self.unasked = others
+        self._consider_answers()
 
-    def _on_asked(self, peer: PeerId, round_: int) -> None:
-        """The peer's open round is ``round_``. A peer beyond the own round is waited for, however
-        long: entries are decided that this member does not know.
-        """
-        if round_ <= self.round:
-            self.unasked.discard(peer)
-        else:
-            self._beyond.add(peer)
+    def _ask_anew(self, now: float, left: m.Said) -> None:
+        """``left``: the newest that this member is known here to have said."""
+        self.asked = CopyCheck(left, 1 + self.rng.getrandbits(47), self.lying)
+        self.unasked, self._beyond = set(), set()
+        self._asked_since, self._asked_all_at = now, -1e9
 
-    def _ask_unasked(self, now: float) -> None:
-        """Ask for the newest entry that is known here: a peer that has it, or later ones, answers
-        where it stands.
+    def _ask_all(self, now: float, asked: CopyCheck) -> None:
+        """Ask every other member of the newest configuration that has not answered, until enough
+        have, and for some seconds more: who heard of a later life of this one may be among the
+        rest.
         """
-        if now > self._ask_until:
+        if now > self._asked_since + ALONE_FIRST_S:
             self.unasked &= self._beyond
-        for peer in sorted(self.unasked):
-            if now - self._asked_at.get(peer, -1e9) >= self.timing.fetch_s:
-                self._asked_at[peer] = now
-                self.actions.send(peer, self.log, self.tail.entry.round, m.Fetch())
+        self._consider_answers()
+        if not self.asking and now - self._asked_since >= ASK_FIRST_S:
+            self.asked = None
+        elif now - self._asked_all_at >= self.timing.fetch_s:
+            self._asked_all_at = now
+            others = [who for who in self.tail.entry.next_config if who.peer != self.me.peer]
+            lacking = sorted(self.unasked.union(asked.lacking(others)))
+            if len(lacking) > ASKED_AT_ONCE:
+                lacking = self.rng.sample(lacking, ASKED_AT_ONCE)
+            for peer in lacking:
+                asked.peers.add(peer)
+                self.actions.send(peer, self.log, self.tail.entry.round + 1, m.Fetch(asked.nonce))
+
+    def _on_answer(self, who: Member, body: m.Catch) -> None:
+        """A member tells how many entries it has, and what it heard this one say. One that has more
+        than this member is waited for, however long, where this one decides alone: entries are
+        decided that it does not know.
+        """
+        if self.asked is None or body.anew != self.asked.nonce or who.peer not in self.asked.peers:
+            return
+        self.asked.on_answer(who, body.head, body.heard)
+        if body.head <= self.round:
+            self.unasked.discard(who.peer)
+        elif who.peer in self.unasked:
+            self._beyond.add(who.peer)
+        self._consider_answers()
+
+    def _consider_answers(self) -> None:
+        """More heard than the journal knows is an old copy; once this member speaks again, more
+        than its present standing.
+        """
+        asked = self.asked
+        if asked is None:
+            return
+        said = m.Said(self.me.incarnation, self.round, self.journal.promised)
+        counted = {who.peer for who in self.config} if self.lying else asked.peers
+        later = asked.later_life(counted, None if asked.waits else said)
+        if self.me in self.config or later == self.me.incarnation + 1:
+            self.forgotten = max(self.forgotten, later)  # else it is known to be an older life
+        if asked.waits and not self.unasked and not self.forgotten:
+            asked.waits = not self.quorum([self.me, *asked.answered(self.round)])
 
     def look_for_another_past(self, entries: Sequence[Certified]) -> None:
         """Certified entries that were not known here. Where they hold a vote or a contribution of
@@ -1787,13 +1839,15 @@ class RoundMachine:
             if acted or newest > self.me.incarnation:
                 self.forgotten = max(self.forgotten, newest + 1)
 
-    def renew(self) -> None:
-        """Go on as another member, which has voted for nothing yet. Raises StorageError: then it is
-        tried again.
+    def renew(self, now: float) -> None:
+        """Go on as another member, which has voted for nothing yet, unless the life that is
+        forgotten was renewed, too: others are asked again. Raises StorageError: then it is tried
+        again.
         """
         self.journal.renew(self.forgotten)
         self.me = Member(self.me.peer, self.forgotten)
         self.forgotten, self.renewed = 0, True
+        self._ask_anew(now, m.Said(self.me.incarnation, 0, -1))
         self.open.pending = None
         self.convening.stop()
 

@@ -178,6 +178,11 @@ class RoundView(Protocol):
         ...
 
     @property
+    def may_act(self) -> bool:
+        """Whether it may speak in the open round: it has asked what it may have forgotten."""
+        ...
+
+    @property
     def sealed(self) -> bool:
         """Whether the open round is sealed here: this member votes no more in it."""
         ...

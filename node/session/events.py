@@ -92,8 +92,9 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Renewed:
-    """The log holds votes of this member that its journal does not know: its home is an old copy.
-    It goes on as a new member, which never voted, of this incarnation."""
+    """The log holds votes of this member that its journal does not know, or others heard it say
+    more: its home is an old copy. It goes on as a new member, which never voted, of this
+    incarnation."""
 
     incarnation: int
 

@@ -402,6 +402,7 @@ class Session:
         """
         journal = self.ports.storage.journal()
         entry, settings = genesis.entry, self.settings
+        restarted = journal.restarted  # a copy from before the first entry is one, too
         if not journal.entries:
             journal.append(genesis)
         shape = shape_of(
@@ -435,7 +436,7 @@ class Session:
             stateless=self.replica is None,
             idle=self.script is None or not self.admission.trains,
         )
-        if journal.restarted:
+        if restarted:
             self.machine.ask_first(now)
         return self.machine
 
@@ -817,7 +818,7 @@ class Session:
             or self._unrecorded is not None
         ):
             return False
-        if machine.stateless or machine.engaged or machine.leaving or not machine.is_member:
+        if machine.stateless or machine.engaged or machine.leaving or not machine.may_act:
             return False
         if any(who not in machine.config for who in machine.joiners):
             return False

@@ -156,7 +156,7 @@ class Waits:
         there = [member for member in machine.config if self._there(now, member)]
         if not machine.quorum(there):
             return self._no_quorum(machine, there)
-        if not machine.is_member:
+        if not machine.may_act:
             return self._outside(machine, there)
         return self._in_round(machine)
 
@@ -189,6 +189,13 @@ class Waits:
                 ),
                 _names(machine.unasked),
                 "they answer; who is not heard is waited for 10 s",
+            )
+        if machine.is_member:
+            return (
+                "waiting for peers",
+                "what the others heard this member say, since it has just been started",
+                _names(member.peer for member in there if member.peer != self.session.me),
+                "as many of them answer as make a quorum with it",
             )
         shape = machine.shape
         if len(machine.config) >= shape.most:

@@ -12,8 +12,10 @@ from kits.rounds.swarm import Options, SimSwarm
 from seeds import seeds
 from session_table import SETTINGS, Peer, Table
 
+from atoll.collectives import messages as m
 from atoll.collectives.group import Entry, Vote
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.messages import Said
 from atoll.collectives.round.machine import CATCH_ENTRIES
 from atoll.node.session import events as ev
 
@@ -360,6 +362,148 @@ def test_a_run_of_two_goes_on_when_one_of_them_comes_back_from_a_backup(
     table.end()
 
 
+def test_a_copy_from_within_the_open_round_is_known_by_what_another_heard() -> None:
+    """The promise that it has forgotten is in no certificate: who heard it tells."""
+    table = Table(3)
+    first = table.all_in()[0]
+    together(table, table.peers, "first")
+    named = {peer.name: peer for peer in table.peers}
+    dead, convener, copied = (named[first.machine.convener_of(ballot).peer] for ballot in range(3))
+    backup, round_ = copied.storage.copy(), convener.machine.round
+    dead.kill()
+    for peer in (convener, copied):
+        peer.contribute(f"second {peer.name}")
+    table.until(lambda: convener.machine.heard_of.of(copied.name) == Said(0, round_, 1))
+    copied.kill()
+    copied.storage = backup
+    assert backup.journal().promised == -1
+    copied.start().attach()
+    table.until(lambda: copied.machine.me.incarnation == 1)
+    assert convener.machine.round == round_
+    dead.start().attach()
+    goes_on(table, table.peers)
+    assert [event.incarnation for event in copied.heard if isinstance(event, ev.Renewed)] == [1]
+    assert (dead.machine.me.incarnation, convener.machine.me.incarnation) == (0, 0)
+    table.end()
+
+
+def test_a_copy_is_known_by_a_life_that_was_renewed_before_it() -> None:
+    """The same backup comes back twice. Who answers first heard the first life only; the second
+    life of this home was another process, so it takes a third.
+    """
+    table = Table(3)
+    first, second, copied = table.all_in()
+    together(table, table.peers, "first")
+    backup = copied.storage.copy()
+    together(table, table.peers, "second")
+    copied.kill()
+    first.kill()
+    copied.storage = backup.copy()
+    copied.start().attach()
+    table.until(lambda: copied.machine.me.incarnation == 1)
+    first.start().attach()
+    goes_on(table, table.peers)
+    for peer in table.peers:
+        peer.kill()
+    copied.storage = backup
+    first.start().attach()
+    copied.start().attach()
+    second.start().attach()
+    goes_on(table, table.peers)
+    assert [peer.machine.me.incarnation for peer in table.peers] == [0, 0, 2]
+    table.end()
+
+
+def test_a_life_that_is_renewed_asks_whether_it_is_one_that_was_renewed_before() -> None:
+    """One member heard its first life, another its second, which no certificate shows."""
+    table = Table(3)
+    first, second, copied = table.all_in()
+    together(table, table.peers, "first")
+    copied.kill()
+    first.kill()
+    second.kill()
+    copied.start()
+    machine = copied.machine
+    table.wait(0.2)
+    assert machine.asked is not None
+    round_ = machine.round
+    catch = m.Catch((), round_, 0, machine.asked.nonce, Said(0, round_, 1))
+    machine.on_message(table.world.now, first.name, 0, round_, catch)
+    table.until(lambda: machine.me.incarnation == 1)
+    table.wait(0.2)
+    assert machine.asked is not None
+    assert machine.asked.waits
+    assert machine.asked.nonce != catch.anew
+    catch = m.Catch((), round_, 0, machine.asked.nonce, Said(1, round_ + 4, 0))
+    machine.on_message(table.world.now, second.name, 0, round_, catch)
+    table.until(lambda: machine.me.incarnation == 2)
+    for peer in (first, second):
+        peer.start().attach()
+    copied.attach()
+    goes_on(table, table.peers)
+    table.end()
+
+
+def test_only_an_answer_of_who_was_asked_counts() -> None:
+    """Not one of a stranger to whom a member gave the question away, nor one of before."""
+    table = Table(3)
+    first, second, asks = table.all_in()
+    together(table, table.peers, "first")
+    for peer in table.peers:
+        peer.kill()
+    asks.start().attach()
+    machine = asks.machine
+    table.wait(0.2)
+    assert machine.asked is not None
+    round_, nonce, high = machine.round, machine.asked.nonce, Said(3, 99, 0)
+    for who, anew in (("p9", nonce), (first.name, 0), (second.name, nonce + 1)):
+        catch = m.Catch((), 1_000, 0, anew, high)
+        machine.on_message(table.world.now, PeerId(who), 0, round_, catch)
+    assert (machine.forgotten, machine.asked.answered(1_000)) == (0, [])
+    first.start().attach()
+    table.until(lambda: machine.may_act)
+    second.start().attach()
+    goes_on(table, table.peers)
+    assert machine.me.incarnation == 0
+    table.end()
+
+
+def test_who_begins_with_an_empty_home_asks_nobody_and_who_is_alone_waits_for_nobody() -> None:
+    table = Table(2)
+    founder = table.found()
+    together(table, [founder], "first")
+    founder.kill()
+    founder.start()
+    assert founder.machine.may_act
+    joiner = table.peers[1].start().attach()
+    table.until(lambda: joiner.session.machine is not None)
+    assert joiner.machine.asked is None
+    founder.attach()
+    goes_on(table, table.peers)
+    table.end()
+
+
+def test_members_that_all_start_again_at_once_go_on_as_who_they_were() -> None:
+    """Each asks the others, who have heard nothing yet, and answer at once; one lags."""
+    table = Table(3)
+    _, lags, _ = table.all_in()
+    together(table, table.peers, "first")
+    lags.kill()
+    together(table, [peer for peer in table.peers if peer is not lags], "second")
+    for peer in table.peers:
+        if peer is not lags:
+            peer.kill()
+    for peer in table.peers:
+        peer.start().attach()
+    assert not any(peer.machine.may_act for peer in table.peers)
+    began = table.world.now
+    table.until(lambda: all(peer.machine.may_act for peer in table.peers))
+    assert table.world.now - began < 1.0
+    goes_on(table, table.peers)
+    assert [peer.machine.me.incarnation for peer in table.peers] == [0, 0, 0]
+    table.end()
+
+
 @pytest.mark.parametrize("late_s", [0.5, 3.0, 8.0])
 def test_an_organiser_of_two_from_a_backup_decides_nothing_before_the_other_is_back(
     late_s: float,
@@ -509,6 +653,37 @@ def test_two_processes_with_one_key_find_one_another_and_take_no_more_part(count
     assert peer.name not in [
         c.member.peer for c in rest[0].machine.journal.entries[-1].entry.contributors
     ]
+    table.end()
+
+
+def test_a_copy_that_knows_only_a_doubled_organiser_learns_the_log_from_others() -> None:
+    """The copy is of a time when the organiser alone was a member, and its own life was evicted
+    since: nobody of its configuration takes part, though two beat under the organiser's key.
+    """
+    table = Table(5)
+    founder = table.found()
+    *rest, copied = table.peers[1:]
+    copied.start()
+    table.until(lambda: copied.session.machine is not None and not copied.machine.stateless)
+    backup = copied.storage.copy()
+    assert [who.peer for who in copied.machine.config] == [founder.name]
+    for peer in (*rest, copied.attach()):
+        if peer is not copied:
+            peer.start().attach()
+    table.until(lambda: all(len(peer.session.config_peers()) == 5 for peer in table.peers))
+    together(table, table.peers, "first")
+    copied.kill()
+    while len(rest[0].session.config_peers()) > 4:
+        together(table, [founder, *rest], f"evict {rest[0].session.round}")
+    twin = Fan(table, founder).start()
+    table.until(lambda: all(one.session.membership.doubled(founder.name) for one in rest))
+    copied.storage = backup
+    copied.start().attach()
+    table.until(lambda: copied.session.membership.doubled(founder.name))
+    goes_on(table, [*rest, copied])
+    assert founder.session.doubled
+    assert twin.session.doubled
+    assert not any(one.session.membership.live(table.world.now, founder.name) for one in rest)
     table.end()
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from kits.rounds.injection import FaultKind
+from kits.rounds.injection import AIMED, ALL_FAULTS, FaultKind
 from kits.rounds.plants import PLANTS
 from kits.rounds.swarm import Options, run_seed
 
@@ -65,7 +65,8 @@ def test_faults_at_the_moments_at_which_bugs_would_show_break_nothing() -> None:
         ("promise-not-forced", "durability", 0),
         ("promise-forgotten", "agreement", 0),
         ("newest-state-only", "liveness", 43),
-        ("old-life-votes", "", 13),
+        ("old-life-votes", "agreement", 28),
+        ("nobody-tells", "agreement", 40),
         ("twins-unheard", "", 0),
     ],
 )
@@ -115,6 +116,26 @@ def test_a_backup_on_a_full_disk_and_a_wait_that_has_just_ended_are_no_faults(se
     why it waits. In the last one a home was lost of which one fragment's log alone knew that it was
     an old copy: its life is another one in each log."""
     assert run_seed(seed, Options(peers=(3, 7))).problem == ""
+
+
+@pytest.mark.parametrize("seed", [830349, 840222])
+def test_a_peer_that_is_two_is_waited_for_by_nobody(seed: int) -> None:
+    """It beats, and takes part in nothing. In the first seed a member restored from a backup knows
+    nobody else; in the second the organiser plans with what it offered before.
+    """
+    faults = (*ALL_FAULTS, *AIMED)
+    assert run_seed(seed, Options(peers=(3, 5), rounds=6, faults=faults)).problem == ""
+
+
+@pytest.mark.parametrize("seed", [830194, 830581])
+def test_an_old_copy_of_which_no_certificate_tells_is_known_by_what_others_heard(
+    seed: int,
+) -> None:
+    """In the first, the certificates that others hand over lack its votes, and one member heard its
+    promise. In the second, such a copy has a twin besides.
+    """
+    faults = (*ALL_FAULTS, *AIMED)
+    assert run_seed(seed, Options(peers=(3, 5), rounds=6, faults=faults)).problem == ""
 
 
 @pytest.mark.parametrize("seed", [4000590, 4001910, 4006863, 4008980, 4009147])

@@ -66,6 +66,7 @@ Lie = Literal[
     "drip",
     "choose",
     "mute",
+    "memory",
 ]
 LIES: tuple[Lie, ...] = get_args(Lie)
 REMEMBERED = 200
@@ -95,7 +96,8 @@ class LyingProcess(NodeProcess):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.rng = Random(self.world.stream(f"lies/{self.peer}").random())
-        self.lies = {lie for lie in lies if lies != LIES or self.rng.random() < 0.5}
+        drawn = {"memory": self.world.stream(f"memory/{self.peer}")}
+        self.lies = {lie for lie in lies if lies != LIES or drawn.get(lie, self.rng).random() < 0.5}
         self.heard: list[bytes] = []
         self.met = Counter[PeerId]()  # how often a peer has come back
         self._tell = tell
@@ -304,6 +306,8 @@ class LyingProcess(NodeProcess):
 
     def _said(self, machine: BendableRound, peer: PeerId, body: m.Body) -> Iterator[m.Body]:
         bend = self._bent.get(type(body))
+        if "memory" in self.lies and isinstance(body, m.Catch) and body.anew:
+            body = self._misremembered(machine, peer, body)
         if "mute" in self.lies and peer != self.peer and self._other_side(machine, peer, "mute"):
             self._tell("lie: mute")
             return
@@ -331,6 +335,18 @@ class LyingProcess(NodeProcess):
             while machine.convener_of(ballot) != machine.me:
                 ballot -= 1
             yield from (m.Turn(ballot), m.Prepare(ballot))
+
+    def _misremembered(self, machine: BendableRound, peer: PeerId, body: m.Catch) -> m.Catch:
+        """To some that were started again: that they said more than they did, or nothing; and that
+        more was decided than was."""
+        dice = Random(f"memory/{machine.log}/{machine.round}/{peer}")
+        self._tell("lie: memory")
+        later = m.Said(dice.choice((0, 1, 1000)), machine.round + dice.randrange(3), 2)
+        return msgspec.structs.replace(
+            body,
+            heard=dice.choice((None, later)),
+            head=body.head + dice.choice((0, 0, 1_000_000)),
+        )
 
     def _other_side(self, machine: BendableRound, peer: PeerId, why: str) -> bool:
         """Liars who agree on it split the others in two, anew in each round."""

@@ -4,11 +4,13 @@ die for good.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from atoll.collectives.errors import StorageError
-from atoll.collectives.group import Certified, Entry
+from atoll.collectives.group import Entry
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.round import LastSaid
 from atoll.collectives.round import machine as machine_module
 from atoll.node.run.membership import Membership
 from atoll.node.session.prior_contributions import PriorContributions
@@ -21,14 +23,46 @@ IS_DOUBLED = "is_doubled"  # the attribute of a membership
 
 
 class _OneLife(machine_module.RoundMachine):
-    def look_for_another_past(self, entries: Sequence[Certified]) -> None:
-        """It looks for none."""
+    @property
+    def forgotten(self) -> int:  # type: ignore[override]
+        """It takes nothing for a proof."""
+        return 0
+
+    @forgotten.setter
+    def forgotten(self, life: int) -> None:
+        pass
 
 
 class OldLifeVotes(Plant):
     """A member whose home came back from a backup goes on voting as the life that it was."""
 
     moments, machine = 1.0, _OneLife
+
+
+class _Silent(machine_module.RoundMachine):
+    def _answer(self, now: float, peer: PeerId, round_: int, anew: int = 0) -> None:
+        known, self.heard_of = self.heard_of, LastSaid((), at_once=True)
+        super()._answer(now, peer, round_, anew)
+        self.heard_of = known
+
+
+class NobodyTells(Plant):
+    """Whoever is asked by a process that has just begun does not tell what it heard it say."""
+
+    moments, machine = 1.0, _Silent
+
+
+class _Hasty(machine_module.RoundMachine):
+    @property
+    def may_act(self) -> bool:
+        """It does not wait for answers."""
+        return self.is_member
+
+
+class NobodyAsks(Plant):
+    """A process that has just begun votes before anybody has told what it may have forgotten."""
+
+    moments, machine = 1.0, _Hasty
 
 
 class _HastyPrior(PriorContributions):
@@ -182,6 +216,8 @@ class EntryNotForced(_OtherSync):
 
 LOSS_PLANTS: dict[str, type[Plant]] = {
     "old-life-votes": OldLifeVotes,
+    "nobody-tells": NobodyTells,
+    "nobody-asks": NobodyAsks,
     "verdict-of-backup": VerdictOfBackup,
     "ballot-0-again": BallotZeroAgain,
     "promise-forgotten": PromiseForgotten,

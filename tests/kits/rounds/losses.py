@@ -8,8 +8,8 @@ Each kind is drawn from a stream of its own, so that a seed without it is played
   which wait for each other: such seeds would cost as much as ten others.
 * "backup": a copy is made of a member's disks; some time later its process is killed, and the copy
   is what the next one finds. As of a journal that is lost, a majority must hold without it all that
-  was decided; and the log must have an act of the member that the copy cannot know, or the member
-  has promised nothing since (docs/protocol/liveness.md, the second assumption).
+  was decided; and others must be able to tell, from their logs or since they heard it, that the
+  member has said more than the copy knows (docs/protocol/liveness.md, the second assumption).
 * "disk": calls that change something on a member's disk fail with ENOSPC or EIO, until the faults
   are healed.
 """
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from atoll.collectives.group import Member, is_quorum
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.messages import Said
 from atoll.collectives.simulation.network import Weather
 
 from .injection import FaultKind
@@ -128,38 +129,34 @@ class SeedLosses:
         return None
 
     def assumed(self, disk: Disk, copy: Backup) -> bool:
-        """Whether the log tells a copy from the life that went on: an act of this life in it, or
-        none since.
+        """Whether others can tell the copy from the life that went on: in no round since the copy
+        are those a quorum together with it who still vote there and can tell nothing that it said
+        since.
         """
-        me, journal = disk.me, disk.storage.journal()
-        log, others = (
-            disk.checker.entries,
-            [
-                other
-                for other in disk.watch.disks
-                if other is not disk and len(other.log) >= len(disk.checker.entries)
-            ],
-        )
-        config = log[copy.entries - 1].entry.next_config
-        ignorant = {who for who in config if who not in {other.me for other in others}}
-        if is_quorum(config, ignorant, disk.swarm.organiser):
-            # a founder that was alone then, say: it could decide before it hears of anybody
+        me, journal = Member(disk.peer, copy.incarnation), disk.storage.journal()
+        log, left = disk.checker.entries, Said(copy.incarnation, copy.entries, copy.promised)
+        if copy.incarnation != journal.incarnation and not any(
+            disk.peer == other.peer and copy.incarnation < other.incarnation
+            for certified in log[copy.entries :]
+            for other in certified.entry.next_config
+        ):
+            # the life after it was let in nowhere yet: a copy as new as what was lost is no old one
             return False
-        if copy.incarnation != me.incarnation:
-            return any(
-                me.peer == other.peer and copy.incarnation < other.incarnation
-                for certified in log[copy.entries :]
-                for other in certified.entry.next_config
-            )  # else the life after it was let in nowhere yet, and nobody can tell the copy of it
-        if len(journal.entries) == copy.entries:
-            return (journal.promised, journal.accepted, journal.echoed) == copy.said
-        if journal.promised < 0:
-            return (
-                True  # nothing is said in the open round; what others decided tells of all before
-            )
-        later = log[copy.entries + 1 :]
-        return any(
-            me in {vote.member for vote in certified.votes}
-            or me in {contributor.member for contributor in certified.entry.contributors}
-            for certified in later
-        )
+        last = len(log)  # a round in which nobody has been yet
+        if copy.incarnation == journal.incarnation:
+            last = len(journal.entries) if journal.promised < 0 else len(journal.entries) + 1
+            if left >= Said(copy.incarnation, len(journal.entries), journal.promised):
+                return True
+        ignorant = [
+            other
+            for other in disk.watch.disks
+            if other is not disk
+            and not other.member.buried
+            and not ((said := other.heard(disk.peer)) is not None and said > left)
+        ]
+        for round_ in range(copy.entries, max(last, copy.entries + 1)):
+            config = log[round_ - 1].entry.next_config
+            with_it = {other.me for other in ignorant if len(other.log) <= round_} | {me}
+            if me in config and is_quorum(config, with_it, disk.swarm.organiser):
+                return False
+        return True

@@ -13,6 +13,8 @@ from torch import Tensor
 from atoll.collectives.group import Certified, Config, Entry, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import Layout
+from atoll.collectives.messages import Said
+from atoll.collectives.round import RECENT, LastSaid
 from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import RunSettings
 from atoll.node.session.events import BranchEnded, EarlierSettled, InFragment, StateReady
@@ -450,6 +452,7 @@ class Disk(Observer):
             self.swarm.plant.unforced,
         )
         self.units = Units()
+        self.copied = False  # it held a backup at some moment
         self.moved_at = 0.0  # when an entry was recorded or a model published last
         self.script: Script | None = None
         self.undecided: list[
@@ -467,6 +470,14 @@ class Disk(Observer):
     def log(self) -> Sequence[Certified]:
         """Entries on disk."""
         return self.storage.journal().entries
+
+    def heard(self, peer: PeerId) -> Said | None:
+        """The newest that this member can tell a peer to have said, from its log or its memory."""
+        session = self._session
+        if session is not None and session.machine is not None:
+            return session.machine.heard_of.of(peer)
+        at_once = self.swarm.settings.arrivals is None
+        return LastSaid(self.log[-RECENT:], at_once=at_once).of(peer)
 
     @property
     def _session(self) -> Session | None:
@@ -492,6 +503,7 @@ class Disk(Observer):
         still the member's.
         """
         self.storage.restore_backup(copy)
+        self.copied = True
 
     def wipe(self) -> None:
         """It is lost, and with it what a branch had of it."""

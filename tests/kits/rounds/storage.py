@@ -162,8 +162,8 @@ class Backup:
     files: dict[Path, dict[str, bytes]]
     incarnation: int
     entries: int
-    said: tuple[object, ...]
-    """What it had promised, voted for and echoed in the open round."""
+    promised: int
+    """In the open round; a vote or an echo promises, too."""
     kept: dict[str, Any]
     """What `SimStorage` has in memory, as if it were on the disk."""
 
@@ -247,7 +247,7 @@ class SimStorage(MemoryStorage):
             self.medium.copy(),
             journal.incarnation,
             len(journal.entries),
-            (journal.promised, journal.accepted, journal.echoed),
+            journal.promised,
             {name: copy(getattr(self, name)) for name in IN_MEMORY},
         )
 

@@ -29,6 +29,7 @@ from atoll.node.session.events import (
     EarlierSettled,
     Equivocated,
     PeerMisbehaved,
+    Renewed,
     RoundCommitted,
     StateDiverged,
     StateReady,
@@ -398,6 +399,10 @@ class SimSwarm:
                 "agreement",
                 f"{disk.peer}'s state before entry {event.entry} is not the decided one",
             )
+        if isinstance(event, Renewed) and not (
+            disk.copied or self.twins.mute(disk.peer) or disk.peer in self.liars
+        ):
+            raise Violation("old copies", f"{disk.peer} takes its own home for an old copy")
         if isinstance(event, PeerMisbehaved | Equivocated):
             self._accused(disk.peer, event)
         if isinstance(event, PeerMisbehaved) and not self.liars & {event.peer, disk.peer}:
@@ -583,8 +588,10 @@ class SimSwarm:
         two that counts on the lost one."""
         held = all(2 * len(watch.holding(peer)) > len(watch.config) >= 3 for watch in self.watches)
         configs = [config for watch in self.watches for config in watch.proposed()]
+        lost = self.wiped | self.losses.restored
         return held and all(
-            2 * sum(who.peer != peer for who in config) > len(config) for config in configs
+            2 * sum(who.peer != peer and who not in lost for who in config) > len(config)
+            for config in configs
         )
 
     def died(self, peer: PeerId, back_after_s: float) -> None:
