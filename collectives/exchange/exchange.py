@@ -15,7 +15,7 @@ commands.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from functools import lru_cache, partial
 
 from torch import Tensor
@@ -356,6 +356,12 @@ class Exchange:
         self._arrivals.withdraw(self._blobs.unwant(name))
 
     # ---- lanes
+
+    def lanes_up(self, peers: Collection[PeerId]) -> None:
+        """There is a lane, number 0, to each of these from the beginning: of thousands, what a lane
+        costs is paid for those that something is sent to. Call it before anything else.
+        """
+        self._sender.reached = peers
 
     def lane_up(self, peer: PeerId, lane: int = 0) -> None:
         """There is a lane to ``peer``, or one more: each has a number of its own."""

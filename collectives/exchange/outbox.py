@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from ..identifiers import PeerId
@@ -146,6 +146,8 @@ class Sender:
         lead: Callable[[], Lead],
     ) -> None:
         self.boxes: dict[PeerId, Outbox] = {}
+        self.reached: Collection[PeerId] = ()
+        """Peers to which there is lane 0, though their boxes have not been made."""
         self.busy = set[PeerId]()  # for whom `next_record` may have something
         self._frozen = frozen
         self._blobs = blobs
@@ -158,6 +160,8 @@ class Sender:
         box = self.boxes.get(peer)
         if box is None:
             box = self.boxes[peer] = Outbox(peer, self.busy)
+            if peer in self.reached:
+                box.lanes.add(0)
         return box
 
     def more(self, slot: RoundSlot, *peers: PeerId) -> None:

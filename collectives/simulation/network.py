@@ -77,6 +77,7 @@ class Network:
         self._rng = world.stream("network")
         self._default = (latency_s, jitter_s, bandwidth_bytes_per_s)
         self._links: dict[tuple[PeerId, PeerId], SimulatedLink] = {}
+        self._uplinks: dict[PeerId, SimulatedLink] = {}
         self._downlinks: dict[PeerId, SimulatedLink] = {}
         self._deliver: dict[PeerId, Deliver] = {}
         self._frozen: dict[PeerId, list[tuple[PeerId, str, Payload]]] = {}
@@ -129,8 +130,16 @@ class Network:
         """The link of this direction; its fields may be set."""
         found = self._links.get((sender, receiver))
         if found is None:
+            if (shared := self._uplinks.get(sender)) is not None:
+                return shared
             found = self._links[(sender, receiver)] = SimulatedLink(*self._default)
         return found
+
+    def uplink(self, peer: PeerId) -> SimulatedLink:
+        """One link for all that ``peer`` sends, but to those that it has a `link` to already; its
+        fields may be set.
+        """
+        return self._uplinks.setdefault(peer, SimulatedLink(*self._default))
 
     def share(self, pairs: Iterable[tuple[PeerId, PeerId]]) -> SimulatedLink:
         """One link for all these directions, as a site's uplink is; its fields may be set."""
@@ -147,7 +156,7 @@ class Network:
     @property
     def busy_until(self) -> float:
         """When the last byte that is on a link now will have left it."""
-        links = [*self._links.values(), *self._downlinks.values()]
+        links = [*self._links.values(), *self._uplinks.values(), *self._downlinks.values()]
         return max((link.free_at for link in links), default=0.0)
 
     def send(self, sender: PeerId, receiver: PeerId, channel: str, payload: Payload) -> float:

@@ -192,7 +192,7 @@ class _Play:
         network.weigh, network.express = self._weigh, frozenset({CONTROL})
         far = max(peer.latency_s for peer in fleet)
         for name, peer in zip(names, fleet, strict=True):
-            up = network.share([(name, other) for other in names if other != name])
+            up = network.uplink(name)
             up.bandwidth_bytes_per_s, up.latency_s, up.jitter_s = peer.up, peer.latency_s, 0.0
             down = network.downlink(name)
             down.bandwidth_bytes_per_s, down.latency_s = peer.down, peer.latency_s
@@ -305,7 +305,7 @@ class _Play:
         played.rounds = max(played.rounds, event.round)
         played.counted.append((now, len(event.contributors)))
         for share in event.contributors:
-            machine = played.machines[self.swarm.names.index(share.peer)]
+            machine = played.machines[self.swarm.place.order[share.peer]]
             machine.rounds += 1
             machine.samples += share.samples
             played.samples += share.samples

@@ -80,6 +80,7 @@ class _Peer:
         self.actor = swarm.stage.enter(
             name, lambda: self._play(script, member), seed=rng.getrandbits(32)
         )
+        swarm.playing[self.actor.thread] = self
         member.bind(process, self.actor)
 
     def _play(self, script: Script, member: LocalMember) -> Any:
@@ -177,6 +178,7 @@ class LocalSwarm:
             identities={person.peer: person for person in people},
         )
         self.peers = [_Peer(self, index) for index in range(count)]
+        self.playing: dict[threading.Thread, _Peer] = {}  # by its script's
         self._starts = [0.0] * count
         self._away = 0  # killed peers that will be back
         self._faults: list[tuple[float, Callable[[Script], None]]] = []
@@ -323,11 +325,12 @@ class _StepCost:
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         thread = threading.current_thread()
-        for peer in self.swarm.peers:
-            actor = peer.actor
-            if (
-                actor is not None
-                and actor.thread is thread
-                and not type(optimizer).__module__.startswith("atoll.")
-            ):
-                actor.sleep(self.costs[peer.name])
+        peer = self.swarm.playing.get(thread)
+        actor = peer.actor if peer is not None else None
+        if (
+            peer is not None
+            and actor is not None
+            and actor.thread is thread
+            and not type(optimizer).__module__.startswith("atoll.")
+        ):
+            actor.sleep(self.costs[peer.name])

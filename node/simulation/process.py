@@ -71,6 +71,11 @@ class Place:
     identities: Mapping[PeerId, Identity] = field(
         default_factory=dict[PeerId, Identity]
     )  # of a secure run
+    order: Mapping[PeerId, int] = field(init=False)
+    """The number of each of ``peers``."""
+
+    def __post_init__(self) -> None:
+        self.order = {peer: number for number, peer in enumerate(self.peers)}
 
 
 def sign_as(peer: PeerId, payload: bytes) -> bytes:
@@ -177,7 +182,6 @@ class NodeProcess:
         self.session = self.run.sessions[0]
         self._rng, self._emit, self._died = rng, emit, died
         self._events: deque[Any] = deque()
-        self._lanes: dict[PeerId, int] = {}  # in this order they are pulled
         self._timer: Timer | None = None
         self._pumps: dict[PeerId, Timer] = {}
         self._jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
@@ -191,10 +195,7 @@ class NodeProcess:
         """The process begins; discovery tells it of ``contacts``."""
         self.network.attach(self.peer, self.deliver)
         with self.alive():
-            for peer in self.place.peers:
-                if peer != self.peer:
-                    self.plane.lane_up(peer)
-                    self._lanes[peer] = len(self._lanes)
+            self.plane.lanes_up(self.place.order.keys())
             self.run.start(self.world.now)
             self.run.add_contacts(self.world.now, contacts)
 
@@ -241,10 +242,11 @@ class NodeProcess:
             self.run.on_exchange(self.world.now, self._events.popleft())
         if not self.ended:
             if pulled:
-                busy = self.plane.busy - self._pumps.keys()
-                for peer in sorted(busy & self._lanes.keys(), key=self._lanes.__getitem__):
-                    if self.plane.has_more(peer):
-                        self._pump(peer)
+                if busy := self.plane.busy - self._pumps.keys():
+                    order = self.place.order
+                    for peer in sorted(busy & order.keys(), key=order.__getitem__):
+                        if self.plane.has_more(peer):
+                            self._pump(peer)
             self._arm()
 
     def troubled(self) -> None:
@@ -278,7 +280,6 @@ class NodeProcess:
         if self.runs(lambda: self.link(peer, up)):
             with self.alive():
                 (self.plane.lane_up if up else self.plane.lane_down)(peer)
-                self._lanes.setdefault(peer, len(self._lanes))
                 self.run.on_link(self.world.now, peer, up)
 
     def gone(self, peer: PeerId) -> None:
@@ -323,7 +324,7 @@ class NodeProcess:
     # ---- SessionPorts
     def send(self, peer: PeerId, data: bytes) -> None:
         """Send a control message, after what it depends on is on the medium."""
-        if peer in self.place.peers and not self.barrier.hold(lambda _: self._send(peer, data)):
+        if peer in self.place.order and not self.barrier.hold(lambda _: self._send(peer, data)):
             self._send(peer, data)
 
     def _send(self, peer: PeerId, data: bytes) -> None:

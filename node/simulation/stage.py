@@ -28,7 +28,7 @@ class Actor:
     """One script and its thread. Scripts call `wait` and `sleep`; everybody else calls `poke`."""
 
     def __init__(self, stage: Stage, name: str, body: Callable[[], object], seed: int) -> None:
-        self.stage, self.name = stage, name
+        self.stage, self.name, self.number = stage, name, len(stage.actors)
         self.result: object = None
         self.error: BaseException | None = None
         self.finished = False
@@ -91,7 +91,8 @@ class Actor:
     # ---- called by the world
     def poke(self) -> None:
         """Something happened that this actor may wait for."""
-        self._poked = self.stage.stirred = True
+        self._poked = True
+        self.stage.poked.add(self.number)
 
     @property
     def runnable(self) -> bool:
@@ -121,13 +122,13 @@ class Stage:
         self.world = world
         self.baton = threading.Semaphore(0)
         self.actors: list[Actor] = []
-        self.stirred = False  # somebody was poked, or has come, since all had their turns
+        self.poked = set[int]()  # who was, or has come, since all had their turns, by number
 
     def enter(self, name: str, body: Callable[[], object], seed: int) -> Actor:
         """Add a script; it starts in the next turn."""
         actor = Actor(self, name, body, seed)
         self.actors.append(actor)
-        self.stirred = True
+        self.poked.add(actor.number)
         return actor
 
     def run(self, limit_s: float, until: Callable[[], bool] = lambda: True) -> None:
@@ -157,13 +158,14 @@ class Stage:
 
     def _turns(self) -> bool:
         """Let everybody run who can; False when all have ended or one has failed."""
-        again, self.stirred = self.stirred, False
-        while again:
-            again = False
-            for actor in self.actors:
+        while self.poked:
+            last = -1  # in the order in which they came, over and over
+            while later := [number for number in self.poked if number > last]:
+                last = min(later)
+                self.poked.discard(last)
+                actor = self.actors[last]
                 if actor.runnable:
                     actor.go()
-                    again = True
                     if actor.error is not None and not isinstance(actor.error, AtollError):
                         return False
         return any(not actor.finished and not actor.dead for actor in self.actors)
