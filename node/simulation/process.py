@@ -241,12 +241,11 @@ class NodeProcess:
         while self._events:
             self.run.on_exchange(self.world.now, self._events.popleft())
         if not self.ended:
-            if pulled:
-                if busy := self.plane.busy - self._pumps.keys():
-                    order = self.place.order
-                    for peer in sorted(busy & order.keys(), key=order.__getitem__):
-                        if self.plane.has_more(peer):
-                            self._pump(peer)
+            if pulled and (busy := self.plane.busy - self._pumps.keys()):
+                order = self.place.order
+                for peer in sorted(busy & order.keys(), key=order.__getitem__):
+                    if self.plane.has_more(peer):
+                        self._pump(peer)
             self._arm()
 
     def troubled(self) -> None:
