@@ -6,9 +6,9 @@ the sender are those of the authenticated stream. All are idempotent; loss is re
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Annotated, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -514,7 +514,22 @@ def decode(data: bytes, peer: PeerId) -> Envelope:
     return found
 
 
+def shared(name: bytes, make: Callable[[], T]) -> T:
+    """What ``make`` makes, which is the same for all who make it under this name (a hash of it):
+    one object for all members of a process, see `shared_decoding`. It must not be changed.
+    """
+    if _shared is None:
+        return make()
+    found = _shared.values.get(name)
+    if found is None:
+        found = _shared.values[name] = make()
+        if len(_shared.values) > SHARED_VALUES:
+            del _shared.values[next(iter(_shared.values))]
+    return found
+
+
 SHARED_FROM, SHARED_BYTES = 256, 32 << 20
+SHARED_VALUES = 16_384
 
 
 class _Shared:
@@ -522,6 +537,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self.envelopes: dict[bytes, Envelope] = {}
+        self.values: dict[bytes, Any] = {}
         self._nbytes = 0
 
     def keep(self, data: bytes, envelope: Envelope) -> None:

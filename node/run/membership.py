@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from blake3 import blake3
@@ -22,6 +23,7 @@ from msgspec import structs
 
 from ...collectives.errors import BadSignatureError, LocalProtocolError, RemoteProtocolError
 from ...collectives.identifiers import PeerId, RunId
+from ...collectives.messages import shared
 from ..net.transport.allowance import Allowance
 from . import membership_records as wire
 from .hearsay import Hearsay
@@ -80,20 +82,34 @@ all. As many as there may be are renewed in eight seconds.
 """
 
 
-class _Held:
-    """One record of the table."""
+class _Known(NamedTuple):
+    """A record: what of it is the same at all who hold it. ``line``: what digests say of it."""
 
-    __slots__ = ("expires", "hash", "invite", "record", "signed")
-
-    def __init__(
-        self, record: Record, signed: SignedRecord, hash_: bytes, expires: float, invite: bytes
-    ) -> None:
-        self.record, self.signed, self.hash, self.expires = record, signed, hash_, expires
-        self.invite = invite
+    record: Record
+    signed: SignedRecord
+    hash: bytes
+    line: bytes
 
     @property
     def order(self) -> tuple[int, bytes]:
         return self.record.sequence, self.hash
+
+
+class _Held:
+    """One record of the table."""
+
+    __slots__ = ("expires", "invite", "known")
+
+    def __init__(self, known: _Known, expires: float, invite: bytes) -> None:
+        self.known, self.expires, self.invite = known, expires, invite
+
+    @property
+    def record(self) -> Record:
+        return self.known.record
+
+    @property
+    def order(self) -> tuple[int, bytes]:
+        return self.known.order
 
 
 class Membership:
@@ -155,6 +171,9 @@ class Membership:
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s
         self._handed = Allowance(HANDED, HANDED_PER_S)  # records, to each peer that asks
         self._table: dict[PeerId, _Held] = {}
+        self._names = list[PeerId]()  # of the table, in order
+        self._lines = set[bytes]()  # of digests
+        self._named: dict[bytes, PeerId] = {}  # by what stands for a peer in digests
         self._gone: dict[
             PeerId, tuple[int, bytes, float]
         ] = {}  # expired here: (sequence, hash, forget at)
@@ -183,7 +202,7 @@ class Membership:
 
     def records(self) -> list[Record]:
         """All members known now, by peer; one's own record included."""
-        return [self._table[peer].record for peer in sorted(self._table)]
+        return [self._table[peer].record for peer in self._names]
 
     def known(self) -> Collection[PeerId]:
         """Whose record is here, in no order."""
@@ -345,7 +364,7 @@ class Membership:
         learns of another who does. b"": none.
         """
         held = self._table.get(peer)
-        return wire.pack(held.signed) if held is not None and peer != self.me else b""
+        return wire.pack(held.known.signed) if held is not None and peer != self.me else b""
 
     def reminded(self, now: float, sender: PeerId, recalled: bytes) -> None:
         """What ``sender`` knows of us, by its greeting. Where another life of ours has signed it,
@@ -396,13 +415,9 @@ class Membership:
             case wire.Records(records, wanted):
                 self._merge(now, records, sender, from_member=True)
                 if wanted:
-                    named = {wire.short(peer): peer for peer in self._table}
-                    asked = wire.split(wanted, wire.SHORT_BYTES, sender)
-                    self._send_records(
-                        now,
-                        sender,
-                        [named[short] for short in dict.fromkeys(asked) if short in named],
-                    )
+                    asked = dict.fromkeys(wire.split(wanted, wire.SHORT_BYTES, sender))
+                    named = [self._named[short] for short in asked if short in self._named]
+                    self._send_records(now, sender, named)
 
     def _on_alive(self, now: float, sender: PeerId, target: PeerId, asker: PeerId) -> None:
         if asker == self.me:
@@ -437,10 +452,16 @@ class Membership:
 
     def _put(self, record: Record, signed: SignedRecord, hash_: bytes, expires: float) -> None:
         invite = self.invite_of(record.certificate)
-        if (known := self._table.get(record.peer)) is not None:
-            self._by_invite[known.invite] -= 1
+        if (before := self._table.get(record.peer)) is not None:
+            self._by_invite[before.invite] -= 1
+            self._lines.discard(before.known.line)
+        else:
+            insort(self._names, record.peer)
         self._by_invite[invite] += 1
-        self._table[record.peer] = _Held(record, signed, hash_, expires, invite)
+        known = shared(hash_, lambda: _Known(record, signed, hash_, wire.line(record, hash_)))
+        self._table[record.peer] = _Held(known, expires, invite)
+        self._lines.add(known.line)
+        self._named[known.line[: wire.SHORT_BYTES]] = record.peer
         self._expires_at = min(self._expires_at, expires)
         self._gone.pop(record.peer, None)
         self._hash = None
@@ -537,6 +558,9 @@ class Membership:
         if now > self._expires_at:
             for peer in [p for p, held in self._table.items() if held.expires < now]:
                 held = self._table.pop(peer)
+                del self._names[bisect_left(self._names, peer)]
+                self._lines.discard(held.known.line)
+                self._named.pop(held.known.line[: wire.SHORT_BYTES], None)
                 self._by_invite[held.invite] -= 1
                 self._by_invite += Counter()  # without those of whom none is left
                 self._moved.pop(peer, None)
@@ -565,32 +589,25 @@ class Membership:
     def _table_hash(self) -> bytes:
         if self._hash is None:
             self._hash = blake3(
-                b"".join(self._table[peer].hash for peer in sorted(self._table))
+                b"".join([self._table[peer].known.hash for peer in self._names])
             ).digest()
         return self._hash
 
     def _digest(self) -> wire.Digest:
-        return wire.Digest(
-            b"".join(short + order for short, (_, order) in sorted(self._lines().items()))
-        )
-
-    def _lines(self) -> dict[bytes, tuple[PeerId, bytes]]:
-        """By what stands for a peer in digests: whose record, and how new it is."""
-        return {
-            wire.short(peer): (peer, wire.order(*held.order)) for peer, held in self._table.items()
-        }
+        return wire.Digest(b"".join(sorted(self._lines)))
 
     def _on_digest(self, now: float, sender: PeerId, data: bytes) -> None:
-        theirs = {
-            line[: wire.SHORT_BYTES]: line[wire.SHORT_BYTES :]
-            for line in wire.split(data, wire.LINE_BYTES, sender)
-        }
-        mine = self._lines()
+        lines, at = wire.split(data, wire.LINE_BYTES, sender), wire.SHORT_BYTES
+        # of thousands nearly all are the same here and there: looked at is what differs
+        theirs = {line[:at]: line[at:] for line in lines if line not in self._lines}
+        mine = sorted(self._lines.difference(lines))
         newer_here = [
-            peer for short, (peer, order) in sorted(mine.items()) if order > theirs.get(short, b"")
+            self._named[line[:at]] for line in mine if line[at:] > theirs.get(line[:at], b"")
         ]
-        known = {wire.short(peer): wire.order(*gone[:2]) for peer, gone in self._gone.items()}
-        known |= {short: order for short, (_, order) in mine.items()}
+        known = {line[:at]: line[at:] for line in mine}
+        if theirs.keys() - known.keys():  # not here, or no more
+            gone = {wire.short(peer): wire.order(*gone[:2]) for peer, gone in self._gone.items()}
+            known = gone | known
         self._send_records(
             now,
             sender,
@@ -601,7 +618,7 @@ class Membership:
     def _send_records(
         self, now: float, peer: PeerId, of: Sequence[PeerId], wanted: bytes = b""
     ) -> None:
-        ready = [self._table[p].signed for p in of if p in self._table]
+        ready = [self._table[p].known.signed for p in of if p in self._table]
         if list(of) != [self.me]:  # what others say, and how often, holds back no own word
             handed = self._handed.some(peer, now, len(ready))
             if handed < len(ready):  # any of them: always the same would be handed otherwise
@@ -622,8 +639,11 @@ class Membership:
         says ``among`` whom.
         """
         if among is None:
-            among = self._table.keys() | self._watched.keys()
-        known = [p for p in sorted(among) if p != self.me]
+            strangers = self._watched.keys() - self._table.keys()
+            among = sorted([*self._names, *strangers]) if strangers else self._names
+        else:
+            among = sorted(among)
+        known = [p for p in among if p != self.me]
         if self.large and len(known) > LOOKED_AT * count:
             known = self._rng.sample(known, LOOKED_AT * count)
         # two processes of one key meet by what others hand to each

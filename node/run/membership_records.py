@@ -166,6 +166,11 @@ def order(sequence: int, hash_: bytes) -> bytes:
     return sequence.to_bytes(7, "big") + hash_[:1]
 
 
+def line(record: Record, hash_: bytes) -> bytes:
+    """What a digest says of a record."""
+    return short(record.peer) + order(record.sequence, hash_)
+
+
 def split(data: bytes, size: int, peer: PeerId) -> list[bytes]:
     """The pieces of ``size`` bytes that ``data`` of ``peer`` consists of. Raises
     RemoteProtocolError.

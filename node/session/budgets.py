@@ -19,13 +19,15 @@ beyond the little that they may say of operations that nobody here has called.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
+from ...collectives.group import MAX_MEMBERS
 from ...collectives.identifiers import PeerId
 from ..net.transport.faults import Faults
 
-MAX_PEERS = 1024  # of which buckets are kept; full ones are as good as none
+MAX_PEERS = MAX_MEMBERS + 1024  # of which buckets are kept; full ones are as good as none
+FULL_S = 20.0  # a bucket of which nothing was taken for so long is full, whichever it is
+MOST_FULL = 64  # accounts whose buckets may all be full: of more, those are dropped
 MAX_PAUSE_S = 1.0  # a stream that is read no more for longer would be taken for a silent one
 SHUT_OUT_PAUSE_S = 0.005
 """Between two messages of a peer that is shut out: to read them costs this node more than to send
@@ -124,10 +126,19 @@ class _Account:
 
     def __init__(self) -> None:
         self.buckets: dict[str, _Bucket] = {}
-        self.refused: Counter[str] = Counter()
+        self.refused: dict[str, int] = {}
         self.jobs = 0
         self.used_at = 0.0
         self.behind_until = float("-inf")
+
+    def refuses(self, kind: str) -> None:
+        """Count what is refused."""
+        self.refused[kind] = self.refused.get(kind, 0) + 1
+
+    def is_full(self, now: float) -> bool:
+        """Whether it says no more than a new one would."""
+        idle = now - max(self.used_at, self.behind_until) >= FULL_S
+        return idle and not self.refused and not self.jobs
 
 
 class PeerUsage:
@@ -135,6 +146,7 @@ class PeerUsage:
 
     def __init__(self) -> None:
         self._accounts: dict[PeerId, _Account] = {}
+        self._swept_at = 0.0
         self._breaches = Faults()
         self._pause = 0.0
         self._member = False  # whether the message that is looked at is a member's
@@ -192,7 +204,7 @@ class PeerUsage:
         """
         account = self._account(now, peer)
         if account.jobs >= JOBS_AT_ONCE:
-            account.refused[kind] += 1
+            account.refuses(kind)
             return False
         account.jobs += 1
         return True
@@ -204,7 +216,7 @@ class PeerUsage:
 
     def refuse(self, now: float, peer: PeerId, kind: str) -> None:
         """Count what is refused elsewhere, for want of room."""
-        self._account(now, peer).refused[kind] += 1
+        self._account(now, peer).refuses(kind)
 
     def pause_s(self) -> float:
         """How long the stream that the last message came on is not to be read, in seconds. Asking
@@ -229,7 +241,7 @@ class PeerUsage:
             bucket = account.buckets[kind] = _Bucket(rate, now)
         wait = bucket.take(rate, now, amount)
         if wait:
-            account.refused[kind] += 1
+            account.refuses(kind)
             if self._member and kind not in ("messages", "bytes"):
                 refused = account.buckets.get("refused")
                 if refused is None:
@@ -245,10 +257,16 @@ class PeerUsage:
     def _account(self, now: float, peer: PeerId) -> _Account:
         account = self._accounts.get(peer)
         if account is None:
+            if len(self._accounts) > MOST_FULL and now - self._swept_at >= FULL_S:
+                self._swept_at = now
+                self._accounts = {
+                    each: it for each, it in self._accounts.items() if not it.is_full(now)
+                }
             if len(self._accounts) >= MAX_PEERS:
                 idle = [each for each, it in self._accounts.items() if not it.jobs]
-                if idle:
-                    del self._accounts[min(idle, key=lambda each: self._accounts[each].used_at)]
+                idle.sort(key=lambda each: self._accounts[each].used_at)
+                for each in idle[: MAX_PEERS // 16]:
+                    del self._accounts[each]
             account = self._accounts[peer] = _Account()
         account.used_at = now
         return account

@@ -78,7 +78,7 @@ def test_any_number_of_peers_takes_bounded_memory() -> None:
     budgets = PeerUsage()
     for number in range(3 * MAX_PEERS):
         budgets.refuse(float(number), PeerId(str(number)), "get")
-    assert len(budgets.refusing()) == MAX_PEERS
+    assert MAX_PEERS * 15 // 16 <= len(budgets.refusing()) <= MAX_PEERS
 
 
 def test_a_members_stream_goes_on_where_it_asks_too_much_of_one_kind() -> None:
