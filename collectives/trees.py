@@ -25,6 +25,7 @@ owner.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -103,7 +104,7 @@ class Tree:
         """Who sends something to each member that has others below, itself included where it
         contributes; in the plan's order.
         """
-        inner = {owner, *parents.values()}
+        self._inner = inner = frozenset((owner, *parents.values()))
         for contributor in contributors:
             peer = contributor.member.peer
             if peer in inner:
@@ -117,6 +118,8 @@ class Tree:
 
     def below(self, peer: PeerId, audience: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Those of ``audience`` to whom a member sends the result."""
+        if peer not in self._inner:
+            return ()  # as most, of hundreds
         return tuple(
             other for other in audience if other != self.owner and self.above(other) == peer
         )
@@ -209,7 +212,23 @@ def own_terms(contributors: Sequence[Contributor]) -> dict[PeerId, Term]:
 
 
 def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
-    """The tree of each part of a plan, or of the entry made from it."""
+    """The tree of each part of a plan, or of the entry made from it. Trees are made once for all
+    who ask with the same object: the data plane and the round of a member, and in a simulation each
+    of its members.
+    """
+    for known, by, trees in tuple(_made):
+        if known is plan and by is reducer:
+            return trees
+    trees = _trees(plan, reducer)
+    _made.append((plan, reducer, trees))
+    return trees
+
+
+_made: deque[tuple[Plan | Entry, StreamingReducer, tuple[Tree, ...]]] = deque(maxlen=2)
+"""Those asked for last. A tree is filled as it is asked, always with the same: threads may share it."""
+
+
+def _trees(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
     peers = [c.member.peer for c in plan.contributors]
     every = parents_of(plan.topology, peers, [part.owner for part in plan.parts])
     own = own_terms(plan.contributors)
