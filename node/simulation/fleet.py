@@ -1,8 +1,12 @@
 """Machines and links as people write them: ``8 x 4090@100Mbit, 4 x A100@1Gbit/2Gbit+30ms``. Pure.
 
-A row is ``[COUNT x] MACHINE@UP[/DOWN][+RTT]``. MACHINE is a GPU of `TFLOPS`, or what a step takes:
-``250ms``, ``1.5s``. UP and DOWN are what the link carries to and from all others together, RTT the
-round trip between this machine and the middle of the network, 25 ms where it is left out.
+A row is ``[COUNT x] MACHINE@UP[/DOWN][+RTT] [in PLACE]``. MACHINE is a GPU of `TFLOPS`, or what a
+step takes: ``250ms``, ``1.5s``. UP and DOWN are what the link carries to and from all others
+together, RTT the round trip between this machine and the middle of the network, 25 ms where it is
+left out. PLACE is for plans of two and three levels: the label of a site, or of a host in one
+(``lab``, ``lab/box-1``), or how many of them the machines of the row are dealt to, one after
+another: ``1000 x 250ms@1Gbit in 25 sites of 8 hosts``. A machine without a place is a site of its
+own.
 """
 
 from __future__ import annotations
@@ -45,13 +49,17 @@ ROW = re.compile(
     r"(?:/(?P<down>[^+]+))?(?:\+(?P<rtt>[\d.]+)\s*(?P<unit>ms|s))?",
     re.IGNORECASE,
 )
+PLACE = re.compile(r"(?P<site>[A-Za-z0-9._-]{1,40})(?:/(?P<host>[A-Za-z0-9._-]{1,20}))?")
+PLACES = re.compile(
+    r"(?P<sites>[1-9]\d{0,3})\s+sites?(?:\s+of\s+(?P<hosts>[1-9]\d{0,3})\s+hosts?)?", re.IGNORECASE
+)
 STEP = re.compile(r"(?P<number>\d+(?:\.\d+)?|\.\d+)\s*(?P<unit>ms|s)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class FleetPeer:
     """One machine. ``step_s``: seconds of an inner step; ``up``, ``down``: bytes/s; ``latency_s``:
-    one way, to the middle of the network.
+    one way, to the middle of the network; ``site``: the label of its place, or "".
     """
 
     name: str
@@ -59,6 +67,7 @@ class FleetPeer:
     up: int
     down: int
     latency_s: float
+    site: str = ""
 
 
 def parse_fleet(
@@ -74,26 +83,48 @@ def parse_fleet(
 
     Raises ConfigError for a text that is no fleet, and for a GPU of which neither is known.
     """
-    rows: list[tuple[int, str, re.Match[str]]] = []
+    rows: list[tuple[int, str, re.Match[str], str]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        found = ROW.fullmatch(part.replace("/s", ""))
+        described, *places = re.split(r"\s+in\s+", part, maxsplit=1)
+        found = ROW.fullmatch(described.replace("/s", ""))
         if found is None:
             raise _wrong(f"{part!r} describes no machines")
-        rows.append((int(found["count"] or 1), found["machine"].strip(), found))
-    total = sum(count for count, _, _ in rows)
+        rows.append(
+            (int(found["count"] or 1), found["machine"].strip(), found, places[0] if places else "")
+        )
+    total = sum(count for count, _, _, _ in rows)
     if not 1 <= total <= most:
         raise _wrong(f"{total} machines; at least 1, at most {most} can be simulated")
     steps = _Steps(step_s, flops)
-    seen, fleet = Counter[str](), list[FleetPeer]()
-    for count, machine, found in rows:
+    seen, fleet, sites = Counter[str](), list[FleetPeer](), 0
+    for count, machine, found, place in rows:
         up, down = _rate(found["up"]), _rate(found["down"] or found["up"])
         rtt_s = RTT_S if found["rtt"] is None else _seconds(found["rtt"], found["unit"], least=0)
         one_s = steps.of(machine)
         label = re.sub(r"[^a-z0-9]+", "", machine.lower())
-        for _ in range(count):
+        labels = _labels(place, count, sites)
+        sites += len({each.partition("/")[0] for each in labels}) if PLACES.fullmatch(place) else 0
+        for site in labels:
             seen[label] += 1
-            fleet.append(FleetPeer(f"{label}-{seen[label]}", one_s, up, down, rtt_s / 2))
+            fleet.append(FleetPeer(f"{label}-{seen[label]}", one_s, up, down, rtt_s / 2, site))
     return fleet
+
+
+def _labels(place: str, count: int, before: int) -> list[str]:
+    """Where each machine of a row stands. ``before``: so many sites have numbers already."""
+    if not place:
+        return [""] * count
+    if (dealt := PLACES.fullmatch(place)) is None:
+        if PLACE.fullmatch(place) is None:
+            raise _wrong(f"{place!r} is no place: lab, lab/box-1, 8 sites, or 8 sites of 4 hosts")
+        return [place] * count
+    sites, hosts = int(dealt["sites"]), int(dealt["hosts"] or 0)
+    if sites * max(1, hosts) > count:
+        raise _wrong(f"{place!r}, and {count} machines: fewer than places")
+    if not hosts:
+        return [f"site-{before + at * sites // count + 1}" for at in range(count)]
+    every = [at * sites * hosts // count for at in range(count)]
+    return [f"site-{before + at // hosts + 1}/host-{at % hosts + 1}" for at in every]
 
 
 class _Steps:
@@ -146,6 +177,6 @@ def _wrong(what: str) -> ConfigError:
     return ConfigError(
         what,
         key="peers",
-        hint='For example --peers "8 x 4090@100Mbit, 2 x 250ms@20Mbit/100Mbit+40ms"; GPUs: '
+        hint='For example --peers "8 x 4090@100Mbit, 2 x 250ms@20Mbit/100Mbit+40ms in lab"; GPUs: '
         + ", ".join(TFLOPS),
     )

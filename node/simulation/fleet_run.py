@@ -11,6 +11,7 @@ run's, each record counts for as many bytes as the run's would have.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,12 @@ PATIENCE = 20.0
 """A run is over for good when no round was committed in as many times the longest round."""
 LEAST_PATIENCE_S = 1800.0
 CONTROL = "control"
+AT_ONCE = 32
+"""So many machines start at once; then as many again as have come in, until all have. The founder's
+link would else carry the model to each of hundreds.
+"""
+RECORDED = 16
+"""Machines whose own events are kept: each names all that contributed."""
 QUIET_S = 0.1
 
 
@@ -161,7 +168,11 @@ class _Play:
         machines = [PlayedMachine(p.name, p.step_s, p.up, p.down) for p in run.fleet]
         self.played = PlayedRun(machines, self.scale, numel if run.task is not None else 0)
         self.swarm = self._swarm(numel)
-        self._by_peer: dict[str, list[dict[str, Any]]] = {peer.name: [] for peer in run.fleet}
+        struck = {each.who for each in run.mishaps}
+        steady = sorted(range(len(run.fleet)), key=lambda who: (who in struck, who))
+        self._by_peer: dict[str, list[dict[str, Any]]] = {
+            run.fleet[who].name: [] for who in sorted(steady[:RECORDED])
+        }
         self._reports: list[dict[str, Any]] = []
         self._away = set[int]()
         self._beginning = False
@@ -170,6 +181,8 @@ class _Play:
         self._to_come = len(run.mishaps)
         late = {each.who for each in run.mishaps if each.deed == "join"}
         self._awaited = set(range(len(run.fleet))) - late
+        self._coming = deque(sorted(self._awaited)[AT_ONCE:])  # who has not been started yet
+        self._started = len(self._awaited) - len(self._coming)
         every = 1 if run.settings.rounds is None else max(1, run.settings.rounds // POINTS)
         self._every = every
 
@@ -185,6 +198,7 @@ class _Play:
             timing=Timing(weight=self.scale),
             chunk_elements=each if self.scale > 1 else None,
             names=[peer.name for peer in fleet],
+            sites=[peer.site for peer in fleet],
         )
         swarm.listener = self._heard
         swarm.place.work_s += 4 * run.parameters / run.settings.fragments / PASS_BYTES_PER_S
@@ -214,6 +228,8 @@ class _Play:
         for each in run.mishaps:
             if each.deed == "join":
                 swarm.join_at(each.who, math.inf)
+        for who in self._coming:
+            swarm.join_at(who, math.inf)
         swarm.world.after(LEAST_PATIENCE_S, self._look)
         limit_s = 10 * 365 * 86_400.0
         try:
@@ -285,12 +301,13 @@ class _Play:
             fragment = 0
         now, network = self.swarm.world.now, self.swarm.network
         if isinstance(event, ev.RoundCommitted):
-            traffic = network.bytes_sent.get(peer, 0), network.bytes_received.get(peer, 0)
-            row = documents.committed(event, self.run_.start_at + now, traffic)
-            self._by_peer[peer].append({**row, "fragment": fragment, "run": "simulated"})
+            if (mine := self._by_peer.get(peer)) is not None:
+                traffic = network.bytes_sent.get(peer, 0), network.bytes_received.get(peer, 0)
+                row = documents.committed(event, self.run_.start_at + now, traffic)
+                mine.append({**row, "fragment": fragment, "run": "simulated"})
             if event.contributors:
                 self._committed(now, fragment, event)
-        elif isinstance(event, ev.Timed):
+        elif isinstance(event, ev.Timed) and peer in self._by_peer:
             row = documents.timed(event.timing, self.run_.start_at + event.began, {})
             row["numel"] = round(self.scale * row["numel"])
             self._by_peer[peer].append({**row, "run": "simulated"})
@@ -351,6 +368,11 @@ class _Play:
     def _enter(self, member: Any) -> None:
         """Steps begin when all machines are in that are there from the beginning."""
         self._awaited.discard(member.index)
+        if self._coming and len(self._awaited) == len(self._coming):  # all that were started are in
+            more = min(len(self._coming), self._started)
+            self._started += more
+            for _ in range(more):
+                self.swarm.join_at(self._coming.popleft(), self.swarm.world.now)
         if not self._awaited and not self._beginning:
             self._beginning = True
             self._begin()
