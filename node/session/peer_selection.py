@@ -21,6 +21,8 @@ from .view import SessionView
 
 COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
 ASKED_AT_ONCE = 3
+CONVENERS_ASKED = 3  # to let this member into a large configuration: of the ballots that come first
+OTHERS_ASKED = 5  # and others, in each knock
 MOST_DRAWN = 32  # members of a large run, and as many strangers, that are worth asking at once
 MOST_NOTED = 1024  # peers of which it is remembered what they lack
 
@@ -104,10 +106,23 @@ class PeerSelection:
             and not machine.frontier
             and self._belongs()
         ):
-            for peer in session.config_peers():
+            for peer in self._doorkeepers(machine):
                 session.actions.tell(peer, machine.round, m.Join())
         if session.me == session.organiser:
             self._compare(now, targets())
+
+    def _doorkeepers(self, machine: RoundView) -> list[PeerId]:
+        """Who is asked to let this member in: all of a small configuration. Of a large one those
+        whose turn it is to write the next entry, the organiser, and others that are drawn anew each
+        time: with a convener that is dead or refuses, one of them goes on to the next ballot.
+        """
+        peers = self.session.config_peers()
+        if not machine.large:
+            return peers
+        first = [machine.convener_of(ballot).peer for ballot in range(CONVENERS_ASKED)]
+        founder = [peer for peer in (self.session.organiser,) if self.session.in_config(peer)]
+        drawn = self.session.rng.sample(peers, OTHERS_ASKED)
+        return list(dict.fromkeys([*first, *founder, *drawn]))
 
     def _deserted(self, now: float) -> bool:
         """Whether nobody else of the configuration that is known here is heard. The log may go on
