@@ -168,9 +168,10 @@ class Sender:
         """These may have room for more parts of a round: something has come from them, or time has
         passed.
         """
-        for box in map(self.box, peers):
-            flow = box.flows.get(slot.id)
-            if flow is not None and flow.parts:
+        for peer in peers:
+            box = self.boxes.get(peer)
+            flow = box.flows.get(slot.id) if box is not None else None
+            if box is not None and flow is not None and flow.parts:
                 box.wake(flow)
 
     def overdue(self, handed: Mapping[int, float], chunk: int) -> bool:

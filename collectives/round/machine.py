@@ -42,6 +42,7 @@ locks. For example, a member that alone decides its log takes one round like thi
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence, Set
+from math import isqrt
 from random import Random
 
 import msgspec
@@ -95,6 +96,7 @@ ASK_FIRST_S = 3.0
 ASKED_AT_ONCE = 256  # so many of them; in a larger run others come next
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
 CATCH_ENTRIES = 16  # entries in one Catch, where they are small
+ASKED_OF_MANY = 8  # members of a large configuration of whom one is asked what was decided
 REMEMBERED_ANSWERS = 64  # beyond, those are forgotten that are old enough to be given again
 MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
 # a source that sent nothing for so many pulls is asked again; what is under way would only come
@@ -155,7 +157,7 @@ class RoundMachine:
         self.leavers = set[Member]()  # who has announced that it leaves: it is not lost
         # the newest incarnation that a peer was heard under since it was suspected
         self._spoke: dict[PeerId, int] = {}
-        self._swept_at = -1e9
+        self._swept_at, self._sweeps = -1e9, 0
         self.voted = 0  # the newest round in which others were heard to vote
 
         # ---- the own contribution and script
@@ -480,18 +482,22 @@ class RoundMachine:
         return None
 
     def _forget_silent(self, now: float) -> None:
-        """Whoever is suspected, or no member, speaks anew. Of hundreds not all are looked at each
-        time.
+        """Whoever is suspected, or no member, speaks anew. Of hundreds some are looked at each
+        time; but for the organiser, and where a branch is adopted, nobody asks whether it spoke as
+        the member that it is (`heard`).
         """
-        timing = self.timing
-        if len(self.config) > timing.sparse_above and now - self._swept_at < timing.detect_s:
-            return
+        timing, some = self.timing, list(self._spoke)
+        if len(self.config) > timing.sparse_above:
+            if now - self._swept_at < timing.detect_s:
+                return
+            if not self.merges and some:
+                count, at = isqrt(len(some)) + 1, self._sweeps % len(some)
+                some = [self.organiser, *some[at : at + count]]
+                self._sweeps = at + count
         self._swept_at, known = now, {member.peer for member in self.config}
-        self._spoke = {
-            who: life
-            for who, life in self._spoke.items()
-            if who in known and not self.actions.suspected(who)
-        }
+        for who in some:
+            if who not in known or self.actions.suspected(who):
+                self._spoke.pop(who, None)
 
     def _dispatch(self, now: float, who: Member, body: m.Body) -> None:
         """A message of another acceptor, or an own one, within the open round."""
@@ -1712,6 +1718,8 @@ class RoundMachine:
         known = [
             member.peer for member in self.tail.entry.next_config if member.peer != self.me.peer
         ]
+        if len(known) > ASKED_OF_MANY and self.large:
+            known = self.rng.sample(known, ASKED_OF_MANY)
         targets = [
             peer
             for peer in known

@@ -216,7 +216,10 @@ class Membership:
     def watch(self, now: float, peers: Iterable[PeerId], log: str = "") -> None:
         """Exchange heartbeats with exactly these peers from now on, for the sake of this log,
         beside those watched for others. A new one gets ``detect_s`` to be heard."""
+        same = self._wanted.get(log)
         self._wanted[log] = set(peers)
+        if same == self._wanted[log]:
+            return  # as nearly always
         wanted = set[PeerId]().union(*self._wanted.values())
         wanted = self._widen(now, wanted) - {self.me}
         for peer in [p for p in self._watched if p not in wanted]:

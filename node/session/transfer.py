@@ -38,6 +38,7 @@ UNBELIEVED_S = 1.0
 # nothing came of a state for so long, whoever was asked: its sources are dead, or have no link.
 # Some have a slow one
 STALLED_S = 30.0
+ASKED_RARELY = 8  # times `Timing.fetch_s`: between two questions for more sources of a state
 RIVALS_ASKED = 2  # at once: each makes a copy of its state, and hashes it
 
 
@@ -271,7 +272,7 @@ class Transfer:
         if (
             self.seeking_state
             and not self._state_comes(now)
-            and now - self._asked_state_at > self.timing.fetch_s
+            and now - self._asked_state_at > self._ask_every_s
         ):
             self._asked_state_at = now
             self.offers.clear()
@@ -358,6 +359,14 @@ class Transfer:
         else:
             self._lead(now, item)
         self._want(now, item)
+
+    @property
+    def _ask_every_s(self) -> float:
+        """Between two questions for a state. Where one is known and does not come, each of its
+        sources has many others to serve: to ask them all the more often keeps it from that.
+        """
+        known = any(item.layout is not None for item in self.fetching.values())
+        return self.timing.fetch_s * (ASKED_RARELY if known else 1)
 
     def _state_comes(self, now: float) -> bool:
         """Whether a state is on its way. Whoever joins watches nobody, and a source that died says

@@ -246,7 +246,10 @@ class NodeProcess:
                 for peer in sorted(busy & order.keys(), key=order.__getitem__):
                     if self.plane.has_more(peer):
                         self._pump(peer)
-            self._arm()
+            timer = self._timer
+            # what membership hears changes when it is due itself, and nothing else
+            if pulled or timer is None or self.session.membership.next_due() < timer.when:
+                self._arm()
 
     def troubled(self) -> None:
         """The disk refused something: as in a node it is told, and the session tries again."""
