@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heappush, heappushpop
 from random import Random
 from typing import Literal, cast
 
@@ -30,7 +31,7 @@ LINE = re.compile(
     r"(?:\s+(?P<word>back|for)\s+(?P<long>\S+))?"
 )
 MOST = 10_000
-"""Mishaps; drawn ones beyond are not played."""
+"""Mishaps; of those that are drawn the first so many are played."""
 LASTS = {"freeze": "for", "cut": "for", "kill": "back"}
 
 
@@ -90,17 +91,17 @@ def draw(text: str, peers: int, until_s: float, rng: Random) -> list[Mishap]:
         values[name] = seconds_of(value, "churn")
     if not values.get("mtbf"):
         raise ConfigError("how often does a machine fail?", key="churn", hint="mtbf=2h")
-    found: list[Mishap] = []
+    found: list[tuple[float, int, float | None]] = []  # a heap of the first ones, the last on top
     for who in range(1, peers):
         now = rng.expovariate(1 / values["mtbf"])
-        while now < until_s and len(found) < MOST:
-            if not values.get("back"):
-                found.append(Mishap(now, "kill", who))
+        while now < until_s and (len(found) < MOST or now < -found[0][0]):
+            away_s = max(1.0, rng.expovariate(1 / values["back"])) if values.get("back") else None
+            (heappush if len(found) < MOST else heappushpop)(found, (-now, -who, away_s))
+            if away_s is None:
                 break
-            away_s = max(1.0, rng.expovariate(1 / values["back"]))
-            found.append(Mishap(now, "kill", who, away_s))
             now += away_s + rng.expovariate(1 / values["mtbf"])
-    return sorted(found, key=lambda each: (each.at_s, each.who))
+    drawn = sorted((-at_s, -who, away_s) for at_s, who, away_s in found)
+    return [Mishap(at_s, "kill", who, away_s) for at_s, who, away_s in drawn]
 
 
 def _who(number: int, text: str, names: Sequence[str]) -> int:

@@ -35,7 +35,7 @@ from atoll.collectives.group import MAX_STAR, Certified, Vote
 from atoll.collectives.group import Member as GroupMember
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.messages import outline
+from atoll.collectives.messages import outline, shared_decoding
 from atoll.collectives.pace import Pace
 from atoll.collectives.round import Timing, genesis_payload
 from atoll.collectives.simulation import Network, World
@@ -268,7 +268,8 @@ class Crowd:
         def done() -> bool:
             return self.whole_at is not None and self.entry - self.whole_at >= self.rounds
 
-        finished = self.world.run(until=LIMIT_S, stop=done)
+        with shared_decoding():
+            finished = self.world.run(until=LIMIT_S, stop=done)
         n, rounds = len(self.members), max(1, self.entry - (self.whole_at or self.entry))
         per = 1.0 / n / rounds
         counted = self.counted

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -15,13 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.messages import outline
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.cli import run
 from atoll.node.look.view import RunPicture
 from atoll.node.run import diary
 from atoll.node.simulation.churn import Mishap, draw, parse_script, seconds_of
 from atoll.node.simulation.fleet import TFLOPS, FleetPeer, parse_fleet
-from atoll.node.simulation.fleet_run import FleetRun, PlayedRun
+from atoll.node.simulation.fleet_run import FleetRun, PlayedRun, _Play
 from atoll.optim.federated.simulation import Task
 
 THREE = "2 x 100ms@10Mbit, 200ms@10Mbit"
@@ -68,6 +71,10 @@ def test_rows_say_how_many_of_which_machine_on_which_link() -> None:
         ("4090@100Mbit", "step-ms"),
         ("0ms@100Mbit", "peers"),
         ("10ms@" + "9" * 400 + "Mbit", "peers"),
+        ("10ms@1Gbit in a place", "peers"),
+        ("10ms@1Gbit in a/b/c", "peers"),
+        ("3 x 10ms@1Gbit in 2 sites of 2 hosts", "peers"),
+        ("3 x 10ms@1Gbit in 0 sites", "peers"),
     ],
 )
 def test_what_is_no_fleet_is_refused_by_name(text: str, key: str) -> None:
@@ -84,6 +91,20 @@ def test_any_text_is_a_fleet_or_a_config_error(text: str) -> None:
         return
     assert 1 <= len(found) <= 256
     assert len({peer.name for peer in found}) == len(found)
+
+
+def test_machines_have_places_by_name_or_are_dealt_to_them() -> None:
+    rows = "3 x 10ms@1Gbit in 2 sites, 2 x 20ms@8MB/s+3ms in lab/box-1, 30ms@1Gbit in lab, "
+    rows += "5 x 40ms@1Gbit in 2 sites of 2 hosts, 50ms@1Gbit"
+    assert [peer.site for peer in fleet(rows)] == [
+        *("site-1", "site-1", "site-2", "lab/box-1", "lab/box-1", "lab"),
+        *("site-3/host-1", "site-3/host-1", "site-3/host-2", "site-4/host-1", "site-4/host-2"),
+        "",
+    ]
+    sizes = Counter(peer.site for peer in parse_fleet(
+        "1000 x 10ms@1Gbit in 25 sites of 8 hosts", step_s=None, flops=None, most=4096
+    ))  # fmt: skip
+    assert (len(sizes), set(sizes.values())) == (200, {5})
 
 
 # ---- churn
@@ -234,6 +255,45 @@ def test_the_loss_is_measured_and_the_page_shows_the_run(tmp_path: Path) -> None
     assert [row.round for row in picture.rounds] == [1, 2, 3, 4, 5, 6]
     assert {row.who.bit_count() for row in picture.rounds} == {3}
     assert len(picture.curves) == 3
+
+
+def test_a_large_fleet_comes_in_by_waves_adds_up_in_three_levels_and_bears_churn() -> None:
+    """Two machines die for good, one comes back, one comes late: rounds go on, all the while with
+    everybody who is there.
+    """
+    deeds = [
+        Mishap(1.0, "kill", 3),
+        Mishap(3.0, "kill", 17, 4.0),
+        Mishap(6.5, "join", 47),
+        Mishap(8.0, "kill", 30),
+    ]
+    run = FleetRun(
+        RunSettings(sync_every=10, rounds=6, plan="three-level"),
+        fleet("48 x 200ms@1Gbit in 3 sites of 4 hosts"),
+        parameters=100_000,
+        mishaps=deeds,
+    )
+    plays = _Play(run, lambda played: None)
+    knocks, boxes = Counter[tuple[str, float]](), 0
+
+    def tap(sender: PeerId, receiver: PeerId, channel: str, payload: bytes) -> bool:
+        if channel == "control" and payload[:1] == b"R":
+            if outline(payload[1:], sender).tag == "join" and receiver != sender:
+                knocks[sender, plays.swarm.world.now] += 1
+        return False
+
+    plays.swarm.network.tap = tap
+    played = plays.run()
+    assert (played.ended, played.rounds) == ("finished", 6)
+    assert min(count for _, count in played.counted) >= 44
+    assert played.machines[47].rounds >= 2
+    assert 3 <= played.machines[17].rounds < 6
+    assert played.machines[30].rounds < played.machines[31].rounds == 6
+    late = [count for (sender, _), count in knocks.items() if sender == "200ms-48"]
+    assert late
+    assert max(late) <= 3 + 1 + 5  # conveners, the organiser, and some
+    processes = [peer.process for peer in plays.swarm.peers if peer.process is not None]
+    assert max(len(process.plane._sender.boxes) for process in processes[1:]) < 40
 
 
 # ---- the command

@@ -876,7 +876,7 @@ def test_events_may_give_commands():
     assert got == dict.fromkeys(net.peers, want)
 
 
-def two_with_a_clock():
+def two_with_a_clock(lazily: bool = False):
     """Two exchanges that send again after 1 s, at their clock's time; all records of ``a`` towards
     ``b`` have been handed out.
     """
@@ -885,7 +885,10 @@ def two_with_a_clock():
     node = net.nodes[a] = Exchange(
         a, emit=net.events[a].append, clock=lambda: clock[0], resend_after_s=lambda: 1.0
     )
-    node.lane_up(b)
+    if lazily:
+        node.lanes_up({a, b})
+    else:
+        node.lane_up(b)
     vectors = {cid_of(i): vector(600, i) for i in range(2)}
     plan = make_plan(
         [(p, cid_of(i), 1) for i, p in enumerate(net.peers)], net.peers, 600, 100, "fp32"
@@ -923,8 +926,9 @@ def test_a_record_is_under_way_until_the_lane_asks_for_more():
     assert node.next_record(b) is None
 
 
-def test_what_a_lost_lane_had_is_sent_again_at_once():
-    node, b, plan, _ = two_with_a_clock()
+@pytest.mark.parametrize("lazily", [False, True])
+def test_what_a_lost_lane_had_is_sent_again_at_once(lazily):
+    node, b, plan, _ = two_with_a_clock(lazily)
     node.lane_down(b)
     node.lane_up(b)
     assert asked_again(node, b, plan) == 3
