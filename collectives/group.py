@@ -6,6 +6,7 @@ The round protocol over them is specified in docs/protocol/round.md.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Annotated, Literal
@@ -338,15 +339,26 @@ def reach(
 
 def conveners(run: str, log: str, round_: int, config: Config) -> list[Member]:
     """Who owns which ballot of a round: sorted by hash(run, log, round, peer), ballots in turn.
-    Opinion does not enter.
+    Opinion does not enter. The list is shared by all who ask for it: not to be changed.
     """
+    for name, members, order in tuple(_sorted):
+        if members is config and name == (run, log, round_):
+            return order
 
     def key(member: Member) -> bytes:
         return blake3(
             msgspec.msgpack.encode(("atoll/convener/1", run, log, round_, member.peer))
         ).digest()
 
-    return sorted(config, key=key)
+    order = sorted(config, key=key)
+    if len(config) > MAX_SHORT:
+        _sorted.append(((run, log, round_), config, order))
+    return order
+
+
+MAX_SHORT = 32  # members whose order is made anew each time
+_sorted: deque[tuple[tuple[str, str, int], Config, list[Member]]] = deque(maxlen=8)
+"""Orders of conveners that were asked for last."""
 
 
 def convener(run: str, log: str, round_: int, ballot: int, config: Config) -> Member:

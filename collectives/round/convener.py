@@ -31,6 +31,7 @@ from .patience import rate
 from .routes import broken_by, held_up_by, plan_trees, topology_of
 from .view import RoundView
 
+JOINS_KNOCKS = 2  # times `Timing.fetch_s`: all who ask to be let in have asked within it
 REPEAT_S = 0.5  # how often everybody hears the plan again
 LATE = 2.0  # times the transfer at the announced rates: then somebody is slower than it said
 
@@ -59,6 +60,7 @@ class Convener:
         self.promises: dict[Member, m.Promise] = {}
         self.beyond = -1  # the highest ballot that a member on a branch says it has promised
         self.entry: Entry | None = None
+        self._joins_at: float | None = None  # since when somebody asks to be let in
         self.plan: Plan | None = None
         self.began_at = self.planned_at = 0.0
         self.lost: set[bytes] = set()  # cids that owners could not get
@@ -325,9 +327,8 @@ class Convener:
         offers = self._reading(view.offers())
         in_vain = self.ballot > 0 and view.hopeless  # they were planned, and do not come
         if not view.enough(offers) or view.gathering or in_vain:
-            if self.wants_entry(
-                now
-            ):  # nobody waits for a round to be let in or out, or to learn the end of what was lost
+            # nobody waits for a round to be let in or out, or to learn the end of what was lost
+            if self.wants_entry(now) and not self._gathers_joiners(now):
                 self._propose_empty(now)
             return None
         if (
@@ -641,6 +642,15 @@ class Convener:
             offer.settle for offer in ready.values()
         )
         return leaves or settle or bool(self._joiners(now))
+
+    def _gathers_joiners(self, now: float) -> bool:
+        """Whether others that ask to be let in are waited for: where one does, many may, and an
+        entry of a large configuration costs each of its members a message that names them all.
+        """
+        if not self.view.large or not self._joiners(now):
+            return False
+        self._joins_at = now if self._joins_at is None else self._joins_at
+        return now - self._joins_at < JOINS_KNOCKS * self.view.timing.fetch_s
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
         """Leavers go, the silent are evicted, joiners come: at most max(1, staying - 1), so that

@@ -308,6 +308,15 @@ class RoundMachine:
         order = self._conveners[1]
         return order[ballot % len(order)]
 
+    def next_conveners(self, rounds: int) -> list[PeerId]:
+        """Who writes the entries of so many rounds from the open one on, if all goes well and
+        nobody comes or goes meanwhile.
+        """
+        return [
+            conveners(self.run, self.log, round_, self.config)[0].peer
+            for round_ in range(self.round, self.round + rounds)
+        ]
+
     @property
     def large(self) -> bool:
         """Whether the configuration of the open round is one with relays."""

@@ -212,6 +212,10 @@ class RoundView(Protocol):
         """Whether the configuration is one with relays (`relays`)."""
         ...
 
+    def next_conveners(self, rounds: int) -> list[PeerId]:
+        """Who writes the entries of so many rounds from the open one on, if all goes well."""
+        ...
+
     @property
     def relayed(self) -> bool:
         """Whether the round's news goes over relays (`relays`), as far as this member knows."""

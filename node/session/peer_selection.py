@@ -21,7 +21,8 @@ from .view import SessionView
 
 COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
 ASKED_AT_ONCE = 3
-CONVENERS_ASKED = 3  # to let this member into a large configuration: of the ballots that come first
+CONVENERS_ASKED = 3
+"""To let this member into a large configuration: of the first ballots, and of the next rounds."""
 OTHERS_ASKED = 5  # and others, in each knock
 MOST_DRAWN = 32  # members of a large run, and as many strangers, that are worth asking at once
 MOST_NOTED = 1024  # peers of which it is remembered what they lack
@@ -113,13 +114,14 @@ class PeerSelection:
 
     def _doorkeepers(self, machine: RoundView) -> list[PeerId]:
         """Who is asked to let this member in: all of a small configuration. Of a large one those
-        whose turn it is to write the next entry, the organiser, and others that are drawn anew each
-        time: with a convener that is dead or refuses, one of them goes on to the next ballot.
+        whose turn it is to write the next entries, the organiser, and others that are drawn anew
+        each time: with a convener that is dead, one of them goes on to the next ballot.
         """
         peers = self.session.config_peers()
         if not machine.large:
             return peers
         first = [machine.convener_of(ballot).peer for ballot in range(CONVENERS_ASKED)]
+        first += machine.next_conveners(CONVENERS_ASKED)
         founder = [peer for peer in (self.session.organiser,) if self.session.in_config(peer)]
         drawn = self.session.rng.sample(peers, OTHERS_ASKED)
         return list(dict.fromkeys([*first, *founder, *drawn]))
