@@ -10,6 +10,7 @@ the votes of a quorum in one control message: at most `MAX_MEMBERS`, and fewer w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -70,10 +71,10 @@ def room_for(staying: Sequence[Member], joiners: Sequence[Member], kind: Topolog
     count, most, room = len(staying), most_members(kind), 0
     if count + len(joiners) <= MAX_STAR:
         return len(joiners)
-    each = [len(msgspec.msgpack.encode(member)) for member in staying]
+    each = list(map(_member_bytes, staying))
     size, longest = 2 * sum(each) + len(each) * CONTRIBUTION_BYTES, max(each, default=0)
     for joiner in joiners:
-        own = len(msgspec.msgpack.encode(joiner))
+        own = _member_bytes(joiner)
         longest, count = max(longest, own), count + 1
         size += 3 * own + CONTRIBUTION_BYTES + SHOWN_BYTES
         votes = (count // 2 + 1) * (longest + VOTE_BYTES)
@@ -99,7 +100,12 @@ def owners_for(rates: Sequence[float], round_: int, most: int = MOST_OWNERS) -> 
     return [rate if index in chosen else 0.0 for index, rate in enumerate(rates)]
 
 
+@lru_cache(maxsize=2 * MAX_MEMBERS)
+def _member_bytes(member: Member) -> int:
+    return len(msgspec.msgpack.encode(member))
+
+
 def _votes(config: Config) -> int:
     """Bytes of the votes of a quorum, at most."""
-    longest = max((len(msgspec.msgpack.encode(member)) for member in config), default=0)
+    longest = max(map(_member_bytes, config), default=0)
     return (len(config) // 2 + 1) * (longest + VOTE_BYTES)

@@ -7,6 +7,7 @@ run is bound by ``base``: the chain of entries starts at the run's genesis.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import msgspec
@@ -57,11 +58,15 @@ def meaning(bound: Plan | Entry) -> bytes:
 
 def part_meaning(bound: Plan | Entry, part: Part) -> bytes:
     """What the digest of one part binds beside its bytes: what they are the result of, encoded."""
+    tree = bound.topology.kind != "butterfly"
+    contributors, parts = bound.contributors, bound.parts if tree else ()
+    if len(contributors) > MANY:  # a thousand of them, for each of a hundred parts
+        contributors, parts = _encoded(contributors), _encoded(parts)
     of = (
         bound.log,
         bound.round,
         bound.base,
-        bound.contributors,
+        contributors,
         part.first,
         part.stop,
         bound.numel,
@@ -69,9 +74,23 @@ def part_meaning(bound: Plan | Entry, part: Part) -> bytes:
         bound.codec,
         bound.reducer,
     )
-    if bound.topology.kind != "butterfly":
-        of = (*of, bound.topology.named, bound.parts)
+    if tree:
+        of = (*of, bound.topology.named, parts)
     return msgspec.msgpack.encode(of)
+
+
+MANY = 32  # contributors whose encoding is kept for the other parts
+_encodings: deque[tuple[object, msgspec.Raw]] = deque(maxlen=8)
+"""What was encoded last."""
+
+
+def _encoded(what: object) -> msgspec.Raw:
+    for known, data in tuple(_encodings):
+        if known is what:
+            return data
+    data = msgspec.Raw(msgspec.msgpack.encode(what))
+    _encodings.append((what, data))
+    return data
 
 
 def digest_of(root: bytes, of: bytes) -> bytes:

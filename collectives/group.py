@@ -275,7 +275,7 @@ def is_quorum(
     more than these in common, the organiser's counts as any other; and it decides alone until there
     are `least_members`.
     """
-    yes = {member for member in config if member in voters}
+    yes = set(config).intersection(voters)
     if lying:
         founding = len(config) < least_members(lying)
         return (

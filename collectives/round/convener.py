@@ -423,7 +423,7 @@ class Convener:
         there = [
             member
             for member, ready in view.open.ready.items()
-            if ready.cid is None and member in view.config
+            if ready.cid is None and member in view.journal.entries.members
         ]
         return sorted(
             member

@@ -457,7 +457,7 @@ class RoundMachine:
             if round_ > self.round:
                 self.fetch(now, peer)
             return self._answer(now, peer, round_, body.anew)
-        if isinstance(body, m.Join) and who not in self.config:
+        if isinstance(body, m.Join) and who not in self.journal.entries.members:
             self._on_join(now, who, round_)
         if round_ < self.round:
             if isinstance(body, m.QuorumVotes):
@@ -611,7 +611,7 @@ class RoundMachine:
         self.joiners = {
             who: seen
             for who, seen in self.joiners.items()
-            if self.near(seen[0]) and who not in self.config
+            if self.near(seen[0]) and who not in self.journal.entries.members
         }
         self._close_round()
 
@@ -1475,7 +1475,7 @@ class RoundMachine:
         if len({*voters}) < len(voters) or len(ballots) != 1 or not self.quorum(voters):
             raise RemoteProtocolError("a decision without a quorum", peer=who.peer)
         for vote in body.votes:
-            if vote.member not in self.config:
+            if vote.member not in self.journal.entries.members:
                 raise RemoteProtocolError("a vote of no member", peer=who.peer)
             self._check_vote(vote.member, who.peer, vote, body.entry_hash)
         if passes:
@@ -1895,7 +1895,7 @@ class RoundMachine:
             for who, (round_, seen) in self.joiners.items()
             if self.near(round_)
             and now - seen < recent
-            and who not in self.config
+            and who not in self.journal.entries.members
             and not gone(who, self.removed)
         )
         return self.welcome(self.actions.let_in(asking)) if asking else []

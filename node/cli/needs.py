@@ -139,7 +139,12 @@ def this_machine(folder: Path) -> FreeHere:
     """``folder``: where the run would lie, which need not exist yet. Asks the kernel, and
     nvidia-smi where there is one, for SMI_S seconds at most.
     """
-    return FreeHere(_host(Path("/proc/meminfo")), _gpu(), _disk(folder))
+    return FreeHere(host_memory(), _gpu(), _disk(folder))
+
+
+def host_memory() -> int | None:
+    """Bytes that are free here, as far as that is known."""
+    return _host(Path("/proc/meminfo"))
 
 
 def _host(meminfo: Path) -> int | None:

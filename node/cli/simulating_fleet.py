@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 ROUNDS = 20  # unless --rounds, --seconds or the manifest says how many
 STAND_IN = {"width": 32, "layers": 2, "heads": 2, "context": 32}
 """What is trained where the run's own model cannot be: 43 thousand parameters."""
+MUCH_BYTES = 2 << 30  # of memory: said before it is taken
 MOST_TRAINED = 2_000_000  # parameters of a built-in model that is trained itself
 ONLY = frozenset({"manifest", "peers", "churn", "step_ms", "parameters", "untrained", "seed"})
 ALSO = frozenset({"rounds", "seconds", "task", "out", "lr"})
@@ -65,6 +66,7 @@ def simulated_fleet(terminal: Terminal, manifest: Manifest, given: dict[str, Any
         seed=given["seed"],
         start_at=float(int(time.time())),
     )
+    _warn(terminal, len(fleet), task)
     newest = 0
 
     def heard(played: PlayedRun) -> None:
@@ -74,6 +76,8 @@ def simulated_fleet(terminal: Terminal, manifest: Manifest, given: dict[str, Any
             at, counted = played.counted[-1]
             since_s = at - (played.begun_s or 0.0)
             terminal.say(f"round {newest}: {counted} of {len(fleet)}, {span_text(since_s)}")
+        elif played.begun_s is None:
+            terminal.say(f"{played.entered} of {len(fleet)} machines have come in")
 
     level = logging.getLogger("atoll").level
     logging.getLogger("atoll").setLevel(logging.CRITICAL)  # each machine would tell its own story
@@ -86,6 +90,22 @@ def simulated_fleet(terminal: Terminal, manifest: Manifest, given: dict[str, Any
     if given["out"] is not None:
         lines += _write(given["out"], manifest.name, played, document)
     terminal.data("\n".join(lines), document)
+
+
+def _warn(terminal: Terminal, machines: int, task: Task | None) -> None:
+    """Say what memory a large fleet takes, before it takes it."""
+    from ..simulation.fleet_run import memory_bytes
+    from .needs import host_memory
+
+    trained = sum(each.numel() for each in task.model().parameters()) if task is not None else 0
+    needed, free = memory_bytes(machines, trained), host_memory()
+    if free is not None and needed > free:
+        terminal.say(
+            f"this takes about {bytes_text(needed)} of memory, and {bytes_text(free)} are free: "
+            "fewer machines, --untrained, or a smaller --task"
+        )
+    elif needed > MUCH_BYTES:
+        terminal.say(f"this takes about {bytes_text(needed)} of memory, and some hours perhaps")
 
 
 def _check_options(given: dict[str, Any]) -> None:

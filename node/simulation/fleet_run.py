@@ -10,6 +10,7 @@ run's, each record counts for as many bytes as the run's would have.
 
 from __future__ import annotations
 
+import gc
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,6 +37,13 @@ from .churn import Mishap
 from .fleet import FleetPeer
 from .local_swarm import LocalSwarm
 
+COLLECTED = (50_000, 50, 50)
+"""Python's garbage collector looks that rarely: millions of objects live, and few go in circles."""
+PAIR_BYTES = 1500
+BASE_BYTES, MACHINE_BYTES, VECTORS = 240 << 20, 2_200_000, 17
+"""Memory that a simulation takes: of itself, and of each machine, besides so many vectors of the
+model that is trained.
+"""
 PASS_BYTES_PER_S = 2e9
 """At which the anchor's 4 bytes a value are read, stepped or hashed on a home machine."""
 PARTS = 8
@@ -86,8 +94,15 @@ class FleetRun:
     """What time it is then, seconds since 1970: of the events."""
 
     def play(self, heard: Callable[[PlayedRun], None] = lambda run: None) -> PlayedRun:
-        """Play it. ``heard`` is called after each round. Raises what a task raises."""
-        return _Play(self, heard).run()
+        """Play it. ``heard`` is called after each round, and before the first one whenever some of
+        a large fleet have come in. Raises what a task raises.
+        """
+        before = gc.get_threshold()
+        gc.set_threshold(*COLLECTED)
+        try:
+            return _Play(self, heard).run()
+        finally:
+            gc.set_threshold(*before)
 
 
 @dataclass(slots=True)
@@ -129,6 +144,8 @@ class PlayedRun:
     scale: float
     trained: int
     ended: str = "finished"
+    entered: int = 0
+    """Machines of a large fleet that are in, while others have not been started."""
     begun_s: float | None = None
     seconds: float = 0.0
     silent_s: float = 0.0
@@ -157,6 +174,12 @@ class Untrained(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weights = nn.ParameterList(torch.zeros(512) for _ in range(64))
+
+
+def memory_bytes(machines: int, trained: int) -> int:
+    """About what it takes to play so many machines that train so many parameters each; 0: none."""
+    numel = trained or sum(weight.numel() for weight in Untrained().parameters())
+    return BASE_BYTES + machines * (MACHINE_BYTES + VECTORS * 4 * numel + machines * PAIR_BYTES)
 
 
 class _Play:
@@ -369,6 +392,8 @@ class _Play:
         """Steps begin when all machines are in that are there from the beginning."""
         self._awaited.discard(member.index)
         if self._coming and len(self._awaited) == len(self._coming):  # all that were started are in
+            self.played.entered = self._started
+            self.heard(self.played)
             more = min(len(self._coming), self._started)
             self._started += more
             for _ in range(more):
