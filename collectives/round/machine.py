@@ -1595,11 +1595,11 @@ class RoundMachine:
         owner = self.convener_of(self.ballot)
         suspected = owner != self.me and self.silent(owner)
         if not self.engaged:
-            if self.convening.wants_entry(now):
+            if (spent or suspected) and self.convening.wants_entry(now):
                 if spent:
                     # nobody else has anything to do: the own next one
                     self.enter(now, len(self.config))
-                elif suspected:
+                else:
                     # one that lives has been asked itself, and may have a reason to refuse
                     self.next_ballot(now)
             return
@@ -1887,6 +1887,15 @@ class RoundMachine:
         if len(self.joiners) < MAX_JOINERS:
             self.joiners[who] = (round_, now)
 
+    @property
+    def asked_to_admit(self) -> bool:
+        """Whether somebody asks to be let in, and this member has something to do for it soon. In a
+        large configuration that is the convener; others look whether it lives as often as ever.
+        """
+        if not self.joiners or (self.large and self.convener_of(self.ballot) != self.me):
+            return False
+        return not self.journal.entries.members.issuperset(self.joiners)
+
     def joiners_to_admit(self, now: float) -> list[Member]:
         """Peers that ask this member to be let in, and that an entry may let in now."""
         recent = max(1.0, 4 * self.timing.fetch_s)
@@ -1905,24 +1914,25 @@ class RoundMachine:
         known here, their invites have a use left, and the run's plan and a message bear them. A new
         life of a member takes its place.
         """
-        entries, found, words = self.journal.entries, list[Member](), list[Admitted]()
-        inside, new, tally = {each.peer for each in self.config}, self._new(joiners), entries.tally
+        entries, found, new = self.journal.entries, list[Member](), self._new(joiners)
+        inside, tally = {each.peer for each in self.config}, entries.tally
+        by_one = dict[bytes, list[Admitted]]()  # by invite, of those that ask
         for joiner in joiners:
             if joiner.peer in new:
                 warrant = self.doors.warrant(joiner.peer)
-                if warrant is None or crowded(
-                    entries.came, inside, [*words, warrant], self.shape.most
-                ):
+                if warrant is None:
+                    continue
+                same = [*by_one.get(warrant.invite, ()), warrant] if warrant.invite else []
+                if same and crowded(entries.came, inside, same, self.shape.most):
                     continue
                 after = tally.after([warrant])
                 if after is None:
                     continue
-                tally = after
-                words.append(warrant)
+                tally, by_one[warrant.invite] = after, same
             found.append(joiner)
         fresh = [joiner for joiner in found if joiner.peer in new]
-        room = room_for(self.config, fresh, self.shape.topology)
-        return [joiner for joiner in found if joiner not in fresh[room:]]
+        late = set(fresh[room_for(self.config, fresh, self.shape.topology) :])
+        return [joiner for joiner in found if joiner not in late]
 
     def entering(self, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
         """What an entry with this next configuration states of its new members, and the hash of the

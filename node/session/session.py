@@ -820,7 +820,7 @@ class Session:
             return False
         if machine.stateless or machine.engaged or machine.leaving or not machine.may_act:
             return False
-        if not machine.journal.entries.members.issuperset(machine.joiners):
+        if machine.asked_to_admit:
             return False
         if self.recertifying.view() is not None:
             return False
