@@ -501,7 +501,9 @@ class RoundMachine:
                 return
             if not self.merges and some:
                 count, at = isqrt(len(some)) + 1, self._sweeps % len(some)
-                some = [self.organiser, *some[at : at + count]]
+                some = some[at : at + count]
+                if self.organiser is not None:
+                    some.append(self.organiser)
                 self._sweeps = at + count
         self._swept_at, known = now, {member.peer for member in self.config}
         for who in some:

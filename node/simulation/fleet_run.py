@@ -21,7 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from ...collectives.bounds import MOST_OWNERS
 from ...collectives.errors import SwarmClosedError
+from ...collectives.group import MAX_STAR
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
 from ...collectives.round import Timing
@@ -212,7 +214,9 @@ class _Play:
     # ---- the world
     def _swarm(self, numel: int) -> LocalSwarm:
         run, fleet = self.run_, self.run_.fleet
-        parts = PARTS * len(fleet) * run.settings.fragments
+        # of a large fleet not all own parts, and each chunk goes from each machine to another
+        owners = PARTS * len(fleet) if len(fleet) <= MAX_STAR else MOST_OWNERS
+        parts = owners * run.settings.fragments
         each = max(256, math.ceil(numel / parts / 256) * 256)
         swarm = LocalSwarm(
             len(fleet),
