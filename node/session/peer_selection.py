@@ -123,7 +123,7 @@ class PeerSelection:
         first = [machine.convener_of(ballot).peer for ballot in range(CONVENERS_ASKED)]
         first += machine.next_conveners(CONVENERS_ASKED)
         founder = [peer for peer in (self.session.organiser,) if self.session.in_config(peer)]
-        drawn = self.session.rng.sample(peers, OTHERS_ASKED)
+        drawn = self.session.rng.sample(peers, min(OTHERS_ASKED, len(peers)))
         return list(dict.fromkeys([*first, *founder, *drawn]))
 
     def _deserted(self, now: float) -> bool:
