@@ -71,11 +71,14 @@ class Place:
     identities: Mapping[PeerId, Identity] = field(
         default_factory=dict[PeerId, Identity]
     )  # of a secure run
-    order: Mapping[PeerId, int] = field(init=False)
-    """The number of each of ``peers``."""
+    _order: dict[PeerId, int] = field(init=False, default_factory=dict[PeerId, int])
 
-    def __post_init__(self) -> None:
-        self.order = {peer: number for number, peer in enumerate(self.peers)}
+    @property
+    def order(self) -> dict[PeerId, int]:
+        """The number of each of ``peers``: another object once there are more of them."""
+        if len(self._order) != len(self.peers):
+            self._order = {peer: number for number, peer in enumerate(self.peers)}
+        return self._order
 
 
 def sign_as(peer: PeerId, payload: bytes) -> bytes:
