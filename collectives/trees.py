@@ -225,7 +225,9 @@ def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
 
 
 _made: deque[tuple[Plan | Entry, StreamingReducer, tuple[Tree, ...]]] = deque(maxlen=2)
-"""Those asked for last. A tree is filled as it is asked, always with the same: threads may share it."""
+"""Those asked for last. A tree is filled as it is asked, always with the same: threads may share
+it.
+"""
 
 
 def _trees(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:

@@ -82,7 +82,7 @@ all. As many as there may be are renewed in eight seconds.
 """
 
 
-class _Known(NamedTuple):
+class _Row(NamedTuple):
     """A record: what of it is the same at all who hold it. ``line``: what digests say of it."""
 
     record: Record
@@ -100,7 +100,7 @@ class _Held:
 
     __slots__ = ("expires", "invite", "known")
 
-    def __init__(self, known: _Known, expires: float, invite: bytes) -> None:
+    def __init__(self, known: _Row, expires: float, invite: bytes) -> None:
         self.known, self.expires, self.invite = known, expires, invite
 
     @property
@@ -166,14 +166,13 @@ class Membership:
         same.setstate(rng.getstate())
         self.life = same.randbytes(wire.LIFE_BYTES)  # a nonce of this process
         self.is_doubled = False  # another process speaks under this key
-        self._beside = b""  # whose record under this key was seen last
-        self._both_know = False  # and that process has said that it knows, too
+        # whose record under this key was seen last, and whether that process knows of this one
+        self._beside, self._both_know = b"", False
         self._sign, self._verify, self._rng, self._offset = sign, verify, rng, unix_offset_s
         self._handed = Allowance(HANDED, HANDED_PER_S)  # records, to each peer that asks
         self._table: dict[PeerId, _Held] = {}
-        self._names = list[PeerId]()  # of the table, in order
-        self._lines = set[bytes]()  # of digests
-        self._named: dict[bytes, PeerId] = {}  # by what stands for a peer in digests
+        # of it: names in order, lines of digests, and names by what stands for them there
+        self._names, self._lines, self._named = list[PeerId](), set[bytes](), dict[bytes, PeerId]()
         self._gone: dict[
             PeerId, tuple[int, bytes, float]
         ] = {}  # expired here: (sequence, hash, forget at)
@@ -461,7 +460,7 @@ class Membership:
         else:
             insort(self._names, record.peer)
         self._by_invite[invite] += 1
-        known = shared(hash_, lambda: _Known(record, signed, hash_, wire.line(record, hash_)))
+        known = shared(hash_, lambda: _Row(record, signed, hash_, wire.line(record, hash_)))
         self._table[record.peer] = _Held(known, expires, invite)
         self._lines.add(known.line)
         self._named[known.line[: wire.SHORT_BYTES]] = record.peer
