@@ -136,8 +136,10 @@ def test_two_members_that_trickle_keep_nobody_out() -> None:
 
 @pytest.mark.usefixtures("tables")
 def test_over_a_slow_link_a_member_that_trickles_costs_a_window() -> None:
-    """What the link carries of it and is of no use is as much as it was asked for."""
+    """What the link carries of it and is of no use is as much as it was asked for: how many records
+    of 2 s each that is, hangs on when it sends the next one.
+    """
     table = run_of(3)
     slow_link(table, MIB)
     trickles(table, [table.peers[1]], 5.0)
-    assert join_s(table) <= 2 * CHUNKS + 12.0
+    assert join_s(table) <= 2 * CHUNKS + 14.0
