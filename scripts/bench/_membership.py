@@ -63,7 +63,7 @@ class Crowd:
                 lambda sender, _, data, peer=identity.peer: self._deliver(peer, sender, data),  # type: ignore[misc]
             )
             if number:
-                m.learn(0.0, [self.members[first]._table[first].signed], first)  # pyright: ignore[reportPrivateUsage]
+                m.learn(0.0, [self.members[first]._table[first].known.signed], first)  # pyright: ignore[reportPrivateUsage]
             else:
                 first = identity.peer
             self.world.at(phase.random(), lambda peer=identity.peer: self._tick(peer))
