@@ -4,13 +4,13 @@ asking anybody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
 from ..codecs.mixtures import ranges_of
 from ..errors import ConfigError, RemoteProtocolError
-from ..group import Certified, Config, is_quorum
+from ..group import Certified, Config, Member, Vote, is_quorum
 from ..identifiers import PeerId
 from ..messages import Sealed
 
@@ -82,14 +82,19 @@ def check_log(
     verify: Verify,
     peer: PeerId,
     lying: int = 0,
-) -> None:
+) -> list[Certified]:
     """Raise RemoteProtocolError unless ``entries`` continue the log after the entry with hash
     ``base`` and next_config ``config``.
 
     Every entry must carry valid votes of a quorum of its configuration under one ballot, or the
     organiser's signature over removed members (but for a run in which ``lying`` members may lie:
     its organiser's word is one of many).
+
+    Returns the entries with the votes that members have signed, and no others: a certificate that
+    is valid may be padded with votes that nobody gave, and what a member is held to have voted
+    decides whether its home is an old copy.
     """
+    found = list[Certified]()
     for certified in entries:
         entry = certified.entry
         if entry.base != base or entry.log != log:
@@ -97,11 +102,16 @@ def check_log(
         digest = entry.hash()
         if certified.removed and not lying:
             payload = recertified_payload(run, log, entry.round, digest, certified.removed)
-            signed = [vote.signature for vote in certified.votes if vote.member.peer == organiser]
-            if organiser is None or len(signed) != 1 or not verify(organiser, payload, signed[0]):
+            signed = [vote for vote in certified.votes if vote.member.peer == organiser]
+            if (
+                organiser is None
+                or len(signed) != 1
+                or not verify(organiser, payload, signed[0].signature)
+            ):
                 raise RemoteProtocolError(
                     f"entry {entry.round} is not recertified by the run's organiser", peer=peer
                 )
+            found.append(_with_votes(certified, signed))
             base, config = digest, entry.next_config
             continue
         ballots = {vote.ballot for vote in certified.votes}
@@ -110,13 +120,20 @@ def check_log(
                 f"certificate of entry {entry.round} mixes ballots", peer=peer
             )
         payload = vote_payload(run, log, entry.round, base, ballots.pop(), digest)
-        voters = {
-            vote.member
-            for vote in certified.votes
-            if verify(vote.member.peer, payload, vote.signature)
-        }
-        if not is_quorum(config, voters, organiser, lying) or certified.removed:
+        members, given = set(config), dict[Member, Vote]()
+        for vote in certified.votes:
+            if vote.member in members and verify(vote.member.peer, payload, vote.signature):
+                given.setdefault(vote.member, vote)
+        if not is_quorum(config, set(given), organiser, lying) or certified.removed:
             raise RemoteProtocolError(
                 f"certificate of entry {entry.round} has no quorum", peer=peer
             )
+        found.append(_with_votes(certified, given.values()))
         base, config = digest, entry.next_config
+    return found
+
+
+def _with_votes(certified: Certified, votes: Collection[Vote]) -> Certified:
+    if len(votes) == len(certified.votes):
+        return certified
+    return msgspec.structs.replace(certified, votes=tuple(votes))

@@ -198,7 +198,7 @@ class Convener:
         """An acceptor's answer to Prepare. One of a later ballot says that it is on a branch and
         has promised that much.
         """
-        if self.view.merges:
+        if self.view.merges and not self.view.is_far(promise.ballot):
             self.beyond = max(self.beyond, promise.ballot)
         if self.phase is Phase.PREPARE and promise.ballot == self.ballot:
             if promise.accepted:

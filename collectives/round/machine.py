@@ -96,6 +96,7 @@ ASK_FIRST_S = 3.0
 ASKED_AT_ONCE = 256  # so many of them; in a larger run others come next
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
 CATCH_ENTRIES = 16  # entries in one Catch, where they are small
+FAR_BALLOTS = 1 << 20  # beyond the own one; no clock brings a round so far
 ASKED_OF_MANY = 8  # members of a large configuration of whom one is asked what was decided
 REMEMBERED_ANSWERS = 64  # beyond, those are forgotten that are old enough to be given again
 MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
@@ -1011,6 +1012,7 @@ class RoundMachine:
             self.stateless
             or not owned
             or plan.ballot < self.journal.promised
+            or self.is_far(plan.ballot)
             or not self._plan_fits(plan)
         ):
             return
@@ -1252,7 +1254,7 @@ class RoundMachine:
                 pass
 
     def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
-        if ballot < 1 or self.convener_of(ballot) != who:
+        if ballot < 1 or self.convener_of(ballot) != who or self.is_far(ballot):
             return
         if ballot < self.journal.promised:
             if self.actions.tip() is not None:
@@ -1273,7 +1275,7 @@ class RoundMachine:
         self.tell(who.peer, promise)
 
     def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
-        if ballot < self.journal.promised or self.convener_of(ballot) != who:
+        if ballot < self.journal.promised or self.convener_of(ballot) != who or self.is_far(ballot):
             return
         if fault := entry_fault(entry, self.config, self.shape.topology):
             raise RemoteProtocolError(fault, peer=who.peer)
@@ -1415,8 +1417,12 @@ class RoundMachine:
         votes = self.open.votes.setdefault((body.ballot, body.entry_hash), {})
         collects = self.relayed and body.ballot == 0 and self.convener_of(0) == self.me
         if who not in votes:
-            if collects and who != self.me:
-                self._check_vote(who, who.peer, body, body.entry_hash)
+            if who != self.me and not self.lying:  # there the judge has looked at it
+                entry = self.open.known.get(body.entry_hash)
+                if entry is not None and entry.base == self.base:
+                    self._check_vote(who, who.peer, body, body.entry_hash)
+                else:  # perhaps of another history: nobody can say yet whether it is signed
+                    self.open.unverified.add((body.ballot, body.entry_hash, who))
             self.progress(now)
             votes[who] = body.signature
         elif collects and self.open.decided is not None:
@@ -1425,6 +1431,9 @@ class RoundMachine:
             entry = self.open.known.get(body.entry_hash)
             if entry is None:
                 return self.fetch(now, who.peer)
+            self._drop_unsigned(body, votes)
+            if not self.quorum(list(votes)):
+                return None
             certificate = tuple(
                 Vote(member, body.ballot, signature) for member, signature in sorted(votes.items())
             )
@@ -1443,11 +1452,21 @@ class RoundMachine:
     def _unheard(self, peer: PeerId) -> bool:
         return self.actions.suspected(peer) or self.actions.deaf_to(peer)
 
+    def _drop_unsigned(self, body: m.Accepted, votes: dict[Member, bytes]) -> None:
+        """Of votes for one entry that came before it was known, those count that are signed."""
+        payload = vote_payload(*self.slot, body.ballot, body.entry_hash)
+        for who in list(votes):
+            key = (body.ballot, body.entry_hash, who)
+            if key in self.open.unverified:
+                self.open.unverified.remove(key)
+                if not self.actions.verify(who.peer, payload, votes[who]):
+                    del votes[who]
+
     def _check_vote(
         self, who: Member, sender: PeerId, vote: m.Accepted | Vote, digest: bytes
     ) -> None:
         """Raise RemoteProtocolError, of ``sender``, unless a member has signed its vote. What makes
-        a certificate for others must be true; each member's own certificate only it goes by."""
+        a certificate for others must be true."""
         payload = vote_payload(*self.slot, vote.ballot, digest)
         if not self.actions.verify(who.peer, payload, vote.signature):
             raise RemoteProtocolError(f"a vote that {who.peer} has not signed", peer=sender)
@@ -1641,6 +1660,12 @@ class RoundMachine:
         if ballot <= LAST_BALLOT:
             self.enter(now, ballot, aside=aside)
 
+    def is_far(self, ballot: int) -> bool:
+        """Whether no honest member can have come to this ballot. Who followed whoever owns
+        `LAST_BALLOT` there would have none left, and the log would stand still for ever.
+        """
+        return ballot > max(self.ballot, self.journal.promised) + FAR_BALLOTS
+
     def skip_ballot_0(self) -> None:
         """This member is on a branch, and ballot 0 is decided without asking for branches: promise
         to take no part in it. Raises StorageError: then nothing has changed.
@@ -1750,7 +1775,7 @@ class RoundMachine:
         fresh = [certified for certified in body.entries if certified.entry.round > last.round]
         if not fresh or fresh[0].entry.round != last.round + 1:
             return
-        check_log(
+        fresh = check_log(
             fresh,
             run=self.run,
             log=self.log,

@@ -251,6 +251,10 @@ class OpenRound:
         default_factory=set[tuple[bytes, tuple[bytes, ...]]]
     )  # complete results: what they are the result of (`digest.meaning`), and their part digests
     known: dict[bytes, Entry] = field(default_factory=dict[bytes, Entry])  # entries seen, by hash
+    unverified: set[tuple[int, bytes, Member]] = field(
+        default_factory=set[tuple[int, bytes, Member]]
+    )
+    """Votes, by ballot and entry, that came before the entry was known."""
     votes: dict[tuple[int, bytes], dict[Member, bytes]] = field(
         default_factory=dict[tuple[int, bytes], dict[Member, bytes]]
     )

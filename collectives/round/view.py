@@ -212,6 +212,10 @@ class RoundView(Protocol):
         """Whether the configuration is one with relays (`relays`)."""
         ...
 
+    def is_far(self, ballot: int) -> bool:
+        """Whether no honest member can have come to this ballot."""
+        ...
+
     def next_conveners(self, rounds: int) -> list[PeerId]:
         """Who writes the entries of so many rounds from the open one on, if all goes well."""
         ...

@@ -16,6 +16,7 @@ from atoll.collectives import messages as m
 from atoll.collectives.identifiers import PeerId
 from atoll.node.session import events as ev
 from atoll.node.session import session as session_module
+from atoll.node.simulation.process import NodeProcess
 
 MEMBERS = 9
 
@@ -188,16 +189,21 @@ def test_no_relay_makes_others_believe_what_was_not_decided(table: Table, lie: s
     table.until(lambda: all(peer.session.completed > give_up for peer in table.peers))
 
 
-def test_a_convener_takes_no_vote_that_is_not_signed(table: Table) -> None:
-    owner = convener(table)
-    target = next(peer for peer in table.peers if peer.name == owner)
+def test_a_convener_takes_no_vote_that_is_not_signed(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, honest = convener(table), NodeProcess.sign
     liar = others(table, owner)[0]
-    vote = m.Accepted(0, bytes(32), bytes(64))
-    envelope = m.Envelope(target.machine.log, target.machine.round, 0, vote)
-    assert target.node is not None
-    target.node.deliver(liar.name, "control", b"R" + m.encode(envelope))
-    assert not any(target.machine.open.votes.values())
-    assert [event.peer for event in accused(table)] == [liar.name]
+
+    def sign(process: NodeProcess, payload: bytes) -> bytes:
+        false = process.peer == liar.name and b"atoll/vote/" in payload[:16]
+        return bytes(64) if false else honest(process, payload)
+
+    monkeypatch.setattr(NodeProcess, "sign", sign)
+    give(table, "1", others(table, liar.name))
+    votes = table.peers[0].machine.journal.entries[-1].votes
+    assert liar.name not in {vote.member.peer for vote in votes}
+    assert {event.peer for event in accused(table)} == {liar.name}
 
 
 @pytest.mark.parametrize("seed", range(12))
