@@ -232,13 +232,16 @@ class Membership:
 
     def _widen(self, now: float, wanted: set[PeerId]) -> set[PeerId]:
         """Make the partners those of a run of so many, and return who is watched. What the partners
-        until now have said, and whom they were asked for, counts on.
+        until now have said, and whom they were asked for, counts on. In a run that is not as large
+        any more whoever was not suspected has ``detect_s`` to be heard, as a new one has.
         """
         before, usual = self._hearsay, self._usual
         self.large = len(wanted) > usual.sparse_above
         grid = grid_of(tuple(sorted(wanted))) if self.large else None
         if grid is not None and before is not None and before.grid is grid:
             return wanted
+        narrows = grid is None and before is not None
+        there = [p for p in self._watched if not self.suspected(now, p)] if narrows else []
         self._hearsay, asked, beaten = None, dict[PeerId, tuple[float, float]](), self._watched
         if before is not None:
             asked, beaten = before.asked, before.beaten
@@ -247,6 +250,10 @@ class Membership:
                     self._seen[peer] = last
         if grid is None:
             self.timing = usual
+            for peer in there:  # what is known by hearsay is older than suspicion takes now
+                self._watched[peer] = now
+            if narrows:
+                self._beat_at = self._due = now
             return wanted
         self.timing = usual.wide(len(wanted))
         if self.me not in grid:  # nobody says to it what it hears

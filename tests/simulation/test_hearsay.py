@@ -181,6 +181,28 @@ def test_newcomers_and_leavers_move_the_grid_and_nobody_is_suspected_for_that() 
                 assert all(not swarm.members[peer].live(now, each) for each in gone)
 
 
+@pytest.mark.parametrize(("before", "after"), [(33, 32), (40, 21)])
+def test_nobody_is_suspected_because_a_run_is_no_longer_large(before: int, after: int) -> None:
+    """Those that leave it are dead, and two of those that stay."""
+    swarm = Swarm(before, watch=True)
+    peers = sorted(swarm.members)
+    kept = swarm.world.stream("kept").sample(peers, after)
+    dead = set(kept[:2])
+    swarm.world.run(until=6.0)
+    swarm.stopped |= set(peers) - set(kept)
+    swarm.world.run(until=10.0)
+    swarm.stopped |= dead  # nobody knows of these when the others are evicted
+    living = [swarm.members[peer] for peer in kept if peer not in dead]
+    phase = swarm.world.stream("narrows")
+    for m in living:
+        swarm.world.after(phase.random(), lambda m=m: m.watch(swarm.world.now, kept))
+    for _ in range(80):
+        swarm.world.run(until=swarm.world.now + 0.05)
+        now = swarm.world.now
+        assert not any(m.suspected(now, other.me) for m in living for other in living)
+    assert all(m.suspected(now, peer) for m in living for peer in dead)
+
+
 def test_outside_a_large_run_one_beats_to_a_row_and_a_column_and_is_answered() -> None:
     swarm = Swarm(50, watch=False, timing=SMALL)
     peers = sorted(swarm.members)
