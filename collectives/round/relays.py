@@ -5,8 +5,9 @@ large one members sit on a grid, whose order is that of the round's conveners, s
 one in each round:
 
 * That a contribution is there (Ready) is told to the members of the own row; who hears it first
-  from there tells those of its column (RoundCloses). So two steps reach everybody, as long as any
-  of a row lives for each column, and each member sends about 2 √n messages.
+  from there tells those of its column (RoundCloses). So two steps reach everybody, as long as all
+  of a row live, and each member sends about 2 √n messages. A row is at most one shorter than
+  others, and deals those of the column that it lacks among its members.
 * Votes of ballot 0 go to its convener. The decision, which is the votes of a quorum and needs no
   trust, goes from there to one member of each row, its relay, and from that to the row.
 
@@ -17,6 +18,7 @@ hear of the decision repeats its vote, and is answered. Ballots after the first 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import isqrt
 
 from ..identifiers import PeerId
@@ -27,40 +29,48 @@ bytes than one entry, and a decision is learnt two steps sooner without them."""
 
 
 class RelayGrid:
-    """Members in rows of ⌈√n⌉, the last row perhaps shorter.
+    """Members in rows of about √n, some perhaps one shorter than others.
 
     >>> grid = RelayGrid([PeerId(name) for name in "abcdefgh"])
     >>> grid.row("e"), grid.column("e")
     (['d', 'f'], ['b', 'h'])
+    >>> grid.row("g"), grid.column("g")
+    (['h'], ['a', 'd', 'c'])
     >>> grid.relays("a", lambda peer: peer == "d")
     ['b', 'c', 'e', 'g']
     """
 
     def __init__(self, order: Sequence[PeerId]) -> None:
         self.order = tuple(order)
-        self.width = isqrt(max(1, len(order)) - 1) + 1
-        self._place = {peer: at for at, peer in enumerate(self.order)}
+        count = len(self.order)
+        rows = max(1, -(-count // (isqrt(max(1, count) - 1) + 1)))
+        ends = [-(-count * number // rows) for number in range(rows + 1)]
+        self._rows = [self.order[first:end] for first, end in pairwise(ends)]
+        self._place = {
+            peer: (row, column)
+            for row, members in enumerate(self._rows)
+            for column, peer in enumerate(members)
+        }
 
     def row(self, peer: PeerId) -> list[PeerId]:
         """The others of its row."""
-        first = self._place[peer] - self._place[peer] % self.width
-        return [other for other in self.order[first : first + self.width] if other != peer]
+        return [other for other in self._rows[self._place[peer][0]] if other != peer]
 
     def column(self, peer: PeerId) -> list[PeerId]:
-        """The others of its column."""
-        return [
-            other
-            for other in self.order[self._place[peer] % self.width :: self.width]
-            if other != peer
-        ]
+        """Whom it tells what its row hears: the others of its column. Members of a shorter row
+        tell those of the column that it has no place in, too, each about one of them.
+        """
+        row, column = self._place[peer]
+        length = len(self._rows[row])
+        own = [other[column] for other in self._rows if len(other) > column]
+        beyond = [other[length] for other in self._rows if len(other) > length]
+        return [other for other in own if other != peer] + beyond[column::length]
 
     def relays(self, peer: PeerId, silent: Callable[[PeerId], bool]) -> list[PeerId]:
         """Whom ``peer`` tells what all are to hear: the others of its own row, and of each other
         row the first that is not ``silent``, or its first if all are."""
         found = self.row(peer)
-        own = self._place[peer] // self.width
-        for first in range(0, len(self.order), self.width):
-            if first // self.width != own:
-                row = self.order[first : first + self.width]
+        for number, row in enumerate(self._rows):
+            if number != self._place[peer][0]:
                 found.append(next((other for other in row if not silent(other)), row[0]))
         return found
