@@ -23,7 +23,7 @@ COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked agai
 ASKED_AT_ONCE = 3
 CONVENERS_ASKED = 3
 """To let this member into a large configuration: of the first ballots, and of the next rounds."""
-OTHERS_ASKED = 5  # and others, in each knock
+OTHERS_ASKED = 5  # and in each knock so many owners of the ballots that follow
 MOST_DRAWN = 32  # members of a large run, and as many strangers, that are worth asking at once
 MOST_NOTED = 1024  # peers of which it is remembered what they lack
 
@@ -33,6 +33,7 @@ class PeerSelection:
 
     def __init__(self, session: SessionView, admission: Admission) -> None:
         self.session, self._admission = session, admission
+        self._knocked = -1, 0  # the round of the last knock, and the ballot that the next begins at
         self._lives: dict[PeerId, int] = {}  # members: the newest incarnation that spoke
         self._speaking: dict[PeerId, int] = {}  # members: the incarnation that spoke last
         self._config: Config = ()
@@ -114,17 +115,20 @@ class PeerSelection:
 
     def _doorkeepers(self, machine: RoundView) -> list[PeerId]:
         """Who is asked to let this member in: all of a small configuration. Of a large one those
-        whose turn it is to write the next entries, the organiser, and others that are drawn anew
-        each time: with a convener that is dead, one of them goes on to the next ballot.
+        whose turn it is to write the next entries, the organiser, and with each knock the owners of
+        the ballots that follow: who of them suspects those before goes on to its own ballot.
         """
         peers = self.session.config_peers()
         if not machine.large:
             return peers
-        first = [machine.convener_of(ballot).peer for ballot in range(CONVENERS_ASKED)]
-        first += machine.next_conveners(CONVENERS_ASKED)
+        round_, ballot = self._knocked
+        if round_ != machine.round or ballot >= len(peers):
+            ballot = CONVENERS_ASKED
+        self._knocked = machine.round, ballot + OTHERS_ASKED
+        ballots = [*range(CONVENERS_ASKED), *range(ballot, ballot + OTHERS_ASKED)]
+        owners = [machine.convener_of(each).peer for each in ballots]
         founder = [peer for peer in (self.session.organiser,) if self.session.in_config(peer)]
-        drawn = self.session.rng.sample(peers, min(OTHERS_ASKED, len(peers)))
-        return list(dict.fromkeys([*first, *founder, *drawn]))
+        return list(dict.fromkeys([*owners, *machine.next_conveners(CONVENERS_ASKED), *founder]))
 
     def _deserted(self, now: float) -> bool:
         """Whether nobody else of the configuration that is known here is heard. The log may go on

@@ -206,6 +206,44 @@ def test_a_convener_takes_no_vote_that_is_not_signed(
     assert {event.peer for event in accused(table)} == {liar.name}
 
 
+def test_a_newcomer_asks_the_owners_of_one_ballot_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first three are dead, and nobody else has anything to do."""
+    monkeypatch.setattr(session_module, "RELAYED_ABOVE", 2)
+    table = Table(MEMBERS + 1)
+    *members, newcomer = table.peers
+    table.found()
+    for peer in members[1:]:
+        peer.start().attach()
+    table.until(
+        lambda: all(peer.inside and len(peer.machine.config) == MEMBERS for peer in members)
+    )
+    machine = members[0].machine
+    owners = [machine.convener_of(ballot).peer for ballot in range(MEMBERS)]
+    always = {*owners[:3], *machine.next_conveners(3), members[0].name}
+    for peer in members:
+        if peer.name in owners[:3]:
+            peer.kill()
+    table.wait(5.0)
+    knocks = dict[float, set[PeerId]]()
+
+    def tap(sender: PeerId, receiver: PeerId, channel: str, payload: Any) -> bool:
+        if not isinstance(body_of(sender, channel, payload), m.Join):
+            return False
+        knocks.setdefault(table.world.now, set()).add(receiver)
+        return True
+
+    table.network.tap = tap
+    newcomer.start().attach()
+    table.until(lambda: len(knocks) == 4)
+    first, then = always.union(owners[3:8]), always.union(owners[8:], owners[:4])
+    assert list(knocks.values())[:3] == [first, then, first]
+    table.network.tap = None
+    table.until(lambda: newcomer.inside)
+    table.end()
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_all_promises_hold_over_relays_whatever_strikes(seed: int) -> None:
     options = Options(peers=(3, 9), faults=(*ALL_FAULTS, *AIMED[:1]), relayed_above=2, rounds=6)
