@@ -41,7 +41,7 @@ from .local_swarm import LocalSwarm
 
 COLLECTED = (50_000, 50, 50)
 """Python's garbage collector looks that rarely: millions of objects live, and few go in circles."""
-BASE_BYTES, MACHINE_BYTES, PAIR_BYTES, VECTORS = 240 << 20, 2_200_000, 1_500, 17
+BASE_BYTES, MACHINE_BYTES, PAIR_BYTES, VECTORS = 240 << 20, 2_200_000, 3_300, 17
 """Memory that a simulation takes: of itself, of each machine besides so many vectors of the model
 that is trained, and of each two machines.
 """
@@ -181,7 +181,7 @@ def memory_bytes(machines: int, trained: int) -> int:
     """About what it takes to play so many machines that train so many parameters each; 0: none.
 
     >>> memory_bytes(1000, 0) >> 30
-    5
+    7
     """
     numel = trained or sum(weight.numel() for weight in Untrained().parameters())
     return BASE_BYTES + machines * (MACHINE_BYTES + VECTORS * 4 * numel + machines * PAIR_BYTES)

@@ -12,7 +12,7 @@ The model is tiny, so that what travels is what the protocol says, and not value
 All are members from the beginning; the first round, in which they start, is not counted. Control
 messages are those of the round; heartbeats and records of membership are counted beside them. A
 member's processor time is what the simulation took, its own part included. More than 256 members
-have a plan of two levels; a thousand take hours of a processor.
+have a plan of two levels.
 """
 
 from __future__ import annotations
