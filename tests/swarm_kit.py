@@ -48,6 +48,10 @@ every = 4
 """
 
 
+HANG_S = 240.0
+"""So long a peer says nothing when something hangs: each wait ends with what it waits for."""
+
+
 def free_port() -> int:
     """A TCP port that was free a moment ago."""
     with socket.socket() as probe:
@@ -119,7 +123,7 @@ class Peer:
         lines.close()
         answers.put({"event": "end"})
 
-    def expect(self, event: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    def expect(self, event: str, timeout_s: float = HANG_S) -> dict[str, Any]:
         """The next answer, which must be this one ("frozen" before an "outcome" need not be taken)."""
         try:
             answer = self._answers.get(timeout=timeout_s)
@@ -193,7 +197,7 @@ class Peers:
         hosts: Sequence[Host] = (),
         manifest: str = MANIFEST,
         sites: Sequence[str] = (),
-        ready_s: float = 60.0,
+        ready_s: float = HANG_S,
     ) -> None:
         self.numel = numel
         on: list[Host | None] = [*hosts] or [None] * count

@@ -116,10 +116,10 @@ def revive(
     """
     if number == signal.SIGSTOP:
         victim.signal(what, signal.SIGCONT)
-        outcome = victim.expect("outcome", 60)
+        outcome = victim.expect("outcome")
         reference.check(seed, [outcome] if outcome["counted"] else [])
     elif what == "node":
-        outcome = victim.expect("outcome", 60)
+        outcome = victim.expect("outcome")
         assert outcome["status"] in ("open", "committed"), outcome
     else:
         victim.process.wait(30)
@@ -127,7 +127,7 @@ def revive(
             while victim.expect_any(0.1)["event"] != "end":
                 pass
         victim.start()
-        victim.expect("ready", 60)
+        victim.expect("ready")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["kill", "stop"])
@@ -148,9 +148,9 @@ def test_survivors_commit_an_honest_mean(
             rng.uniform(0, 0.6 * typical)
         )  # a moment inside the reduction, not a synchronisation
         victim.signal(what, number)
-        reference.check(seed, [peer.expect("outcome", 60) for peer in survivors], victim)
+        reference.check(seed, [peer.expect("outcome") for peer in survivors], victim)
         swarm.contribute(seed + 10, who=survivors)
-        reference.check(seed + 10, [peer.expect("outcome", 60) for peer in survivors])
+        reference.check(seed + 10, [peer.expect("outcome") for peer in survivors])
         revive(victim, what, number, reference, seed)
         round_of_all(swarm, reference, seed + 20)
 
@@ -161,5 +161,5 @@ def test_all_nodes_die_at_once_and_the_run_goes_on(swarm: Peers) -> None:
     for peer in swarm.all:
         peer.signal("node", signal.SIGKILL)
     for peer in swarm.all:
-        assert peer.expect("outcome", 60)["status"] in ("open", "committed")
+        assert peer.expect("outcome")["status"] in ("open", "committed")
     swarm.settle()  # a script contributes again only when it has been told what became of the last
