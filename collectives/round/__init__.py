@@ -17,7 +17,6 @@ sampling      who takes part in a round of a run that asks some of its members o
 relays        the grid over which news of a round goes in large configurations
 routes        the trees of a plan, who holds one up, who disputes a sum
 blame         which owners of parts held up reductions, over rounds
-view          RoundView: what the roles of a round see of the machine that owns it
 acceptor      the seam at which a fault model changes how an acceptor takes part
 convener      the convener's side: collect, plan, revise, propose
 sealing       without a quorum for ever: the organiser seals the round and signs its entry
@@ -58,7 +57,6 @@ from .sealing import Sealing, gone
 from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
 from .state import KIN_BYTES, OpenRound, RoundActions, Shape
 from .timing import Timing
-from .view import RoundView
 
 __all__ = [
     "BRANCH",
@@ -78,7 +76,6 @@ __all__ = [
     "Phase",
     "RoundActions",
     "RoundMachine",
-    "RoundView",
     "SealRecord",
     "Sealing",
     "Shape",

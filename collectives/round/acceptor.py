@@ -6,15 +6,19 @@ which another fault model changes it: `byzantine_acceptor.ByzantineAcceptor` ove
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .. import messages as m
 from ..group import Contributor, Entry, Member, Plan
-from .view import RoundView
+
+if TYPE_CHECKING:
+    from .machine import RoundMachine
 
 
 class Acceptor:
     """Crash faults: messages are trusted, so a vote needs no echo and an offer no signature."""
 
-    def __init__(self, view: RoundView) -> None:
+    def __init__(self, view: RoundMachine) -> None:
         self.view = view
 
     # ---- what others may ask

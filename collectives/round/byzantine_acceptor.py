@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,7 +18,10 @@ from ..identifiers import PeerId
 from .acceptor import Acceptor
 from .judge import Judge
 from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
-from .view import RoundView
+
+if TYPE_CHECKING:
+    from .byzantine_convener import ByzantineConvener
+    from .machine import RoundMachine
 
 LENGTHS = 4.0  # a ballot has so many times what it should take, and that again in each later one
 REPEAT_S = 0.5  # how often what changes seldom is said again
@@ -34,21 +37,13 @@ SOONER = 0.75
 AHEAD = 2  # times the members: ballots that far beyond the present one are counted
 
 
-class PledgeCollector(Protocol):
-    """The convener of a ballot as its acceptor sees it."""
-
-    def on_pledge(self, now: float, pledged: m.Pledged, body: m.Pledge) -> None:
-        """A verified answer to Prepare."""
-        ...
-
-
 class ByzantineAcceptor(Acceptor):
     """Volatile but for what the journal has: promise, echo, vote, and the vote's proof."""
 
-    def __init__(self, view: RoundView) -> None:
+    def __init__(self, view: RoundMachine) -> None:
         super().__init__(view)
         self.judge = Judge(view)
-        self.convener: PledgeCollector | None = None  # set by `byzantine_roles`
+        self.convener: ByzantineConvener | None = None  # set by `byzantine_roles`
         self.claims: dict[Member, m.Claim] = {}  # the newest of each member
         self.offered: dict[
             Cid, tuple[Member, m.Claim]

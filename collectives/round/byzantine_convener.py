@@ -5,6 +5,7 @@ its proposal is one that it may make.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from .. import messages as m
 from ..group import Cid, Config, Contributor, Entry, Member, Plan, Vote
@@ -13,14 +14,16 @@ from .byzantine_acceptor import ByzantineAcceptor
 from .convener import Convener, Phase
 from .patience import PULLS_ALL_BUT
 from .signed import slot_payload
-from .view import RoundView
+
+if TYPE_CHECKING:
+    from .machine import RoundMachine
 
 # times detect_s: so long the bytes of a pledged value may take, where the other pledges are a
 # quorum
 PUT_ASIDE = 2.0
 
 
-def byzantine_roles(view: RoundView) -> tuple[ByzantineAcceptor, ByzantineConvener]:
+def byzantine_roles(view: RoundMachine) -> tuple[ByzantineAcceptor, ByzantineConvener]:
     """The acceptor and the convener of the view's open round."""
     acceptor = ByzantineAcceptor(view)
     convener = ByzantineConvener(view, acceptor)
@@ -33,7 +36,7 @@ class ByzantineConvener(Convener):
     a restart it never uses that ballot again.
     """
 
-    def __init__(self, view: RoundView, acceptor: ByzantineAcceptor) -> None:
+    def __init__(self, view: RoundMachine, acceptor: ByzantineAcceptor) -> None:
         super().__init__(view, acceptor)
         self.voter, self.judge = acceptor, acceptor.judge
         self.pledges: dict[Member, tuple[m.Pledged, m.Pledge]] = {}

@@ -8,6 +8,7 @@ thing it may send in its ballot.
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from .. import messages as m
 from ..bounds import owners_for
@@ -29,7 +30,9 @@ from .acceptor import Acceptor
 from .merging import best_tip
 from .patience import rate
 from .routes import broken_by, held_up_by, plan_trees, topology_of
-from .view import RoundView
+
+if TYPE_CHECKING:
+    from .machine import RoundMachine
 
 JOINS_KNOCKS = 2  # times `Timing.fetch_s`: all who ask to be let in have asked within it
 REPEAT_S = 0.5  # how often everybody hears the plan again
@@ -52,7 +55,7 @@ class Convener:
     that ballot again.
     """
 
-    def __init__(self, view: RoundView, acceptor: Acceptor) -> None:
+    def __init__(self, view: RoundMachine, acceptor: Acceptor) -> None:
         self.view, self.acceptor = view, acceptor
         self.phase = Phase.OFF
         self.ballot = 0

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,7 +21,9 @@ from ..digest import meaning
 from ..group import Config, Contributor, Entry, Member, Vote, least_members
 from ..identifiers import PeerId
 from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
-from .view import RoundView
+
+if TYPE_CHECKING:
+    from .machine import RoundMachine
 
 LATE = 4.0  # times detect_s: an entry that changes nothing comes no sooner in its round
 WINDOW = 16  # entries in which the comings of a peer count
@@ -33,7 +36,7 @@ Claims = Sequence[tuple[Member, m.Claim]]
 class Judge:
     """Of the open round of a view."""
 
-    def __init__(self, view: RoundView) -> None:
+    def __init__(self, view: RoundMachine) -> None:
         self.view = view
         self.founding = len(view.config) < least_members(view.lying)
 

@@ -10,7 +10,7 @@ is specified in docs/protocol/round.md.
 **The life of a round**, which is the order of this file:
 
 1. *Open.* `_open` clears the volatile state (`state.OpenRound`) and creates the round's roles: an
-   acceptor, a convener, a seal. They see the machine as `view.RoundView`.
+   acceptor, a convener, a seal.
 2. *Contribute.* The session offers a frozen contribution (`contribute`); Ready messages announce
    it.
 3. *Gather.* `look` notes whether the contributions are there that the round waits for.
@@ -106,9 +106,7 @@ PATIENCE_PULLS = 7.5
 
 
 class RoundMachine:
-    """The state machine of one log at one member; see the top of the file. It is a
-    `view.RoundView` for the roles that it creates.
-    """
+    """The state machine of one log at one member; see the top of the file."""
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ anew there.
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -24,7 +25,9 @@ from ..identifiers import PeerId
 from .certificate import recertified_payload, seal_payload, sealed_payload
 from .journal import SealRecord
 from .merging import adopts, best_tip, tip_entry
-from .view import RoundView
+
+if TYPE_CHECKING:
+    from .machine import RoundMachine
 
 
 class Sealing:
@@ -32,7 +35,7 @@ class Sealing:
     but for the journal's record.
     """
 
-    def __init__(self, view: RoundView) -> None:
+    def __init__(self, view: RoundMachine) -> None:
         self.view = view
         self.answers: dict[PeerId, m.Sealed] = {}
         self.entry: Entry | None = None  # to be signed once its bytes are here

@@ -34,12 +34,12 @@ from ..session import events as ev
 from ..session.contribution_queue import Given
 from ..session.copies import Copies
 from ..session.pre_round import PreRound
-from ..session.view import SessionView
 from .vectors import VectorTransfers
 from .wire import PREFIX, Offered, Taken, decode, encode
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
+    from ..session.session import Session
 
 BEGUN = "btard/begun"  # in what storage remembers: this member has spoken in the run's steps
 AGAIN = "this node began again in the midst of the run: it cannot know what it has said before"
@@ -78,7 +78,7 @@ class BtardRounds(PreRound):
 
     def __init__(
         self,
-        session: SessionView,
+        session: Session,
         terms: BtardSettings,
         identity: Identity,
         rng: random.Random | None,

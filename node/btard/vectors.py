@@ -4,7 +4,7 @@ received. What a sender may have under way is bounded."""
 from __future__ import annotations
 
 from collections import deque
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -12,8 +12,10 @@ from ...collectives.exchange import BlobProgress
 from ...collectives.identifiers import PeerId
 from ...security.btard.messages import FLOAT, CommittedVector
 from ...security.btard.wire import VectorHeader
-from ..session.view import SessionView
 from .wire import MOST_SPANS, Offered, Taken, encode
+
+if TYPE_CHECKING:
+    from ..session.session import Session
 
 CHUNK_BYTES = 1 << 18
 MOST_OFFERS = 1024  # of one peer, that wait for room
@@ -31,7 +33,7 @@ class VectorTransfers:
     """Of one session. ``elements``: of the whole vector; one sender may have as many under way
     here. ``again_s``: after this long without news of a vector it is asked for again."""
 
-    def __init__(self, session: SessionView, elements: int, again_s: float) -> None:
+    def __init__(self, session: Session, elements: int, again_s: float) -> None:
         self._session, self._elements, self._again_s = session, elements, again_s
         self._given: dict[bytes, int] = {}  # what can be had from here, and of which step it is
         self._coming: dict[bytes, _Coming] = {}

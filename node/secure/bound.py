@@ -11,10 +11,13 @@ proportion to it.
 from __future__ import annotations
 
 import statistics
+from typing import TYPE_CHECKING
 
 from ...collectives.swarm import PrivacySettings
 from ...security.privacy import AdaptiveBound
-from ..session.view import SessionView
+
+if TYPE_CHECKING:
+    from ..session.session import Session
 
 FARTHEST = 1e6  # times the manifest's bound, up and down
 # of the count of those within the bound, in units of [privacy] noise: it costs a sixteenth, so
@@ -34,7 +37,7 @@ def rule(terms: PrivacySettings, bound: float) -> AdaptiveBound | None:
     return moving
 
 
-def bound_at(session: SessionView, terms: PrivacySettings, round_: int) -> float:
+def bound_at(session: Session, terms: PrivacySettings, round_: int) -> float:
     """What contributions to log entry ``round_`` are bounded by: the same at all members that have
     the entries before it.
     """

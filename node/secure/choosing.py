@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import TYPE_CHECKING
 
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
 from ..btard.rounds import BtardRounds
 from ..session.operations import Operations
 from ..session.pre_round import PreRound
-from ..session.view import SessionView
 from .rounds import SecureRounds
+
+if TYPE_CHECKING:
+    from ..session.session import Session
 
 
 def pre_round_of(
     settings: RunSettings, identity: Identity | None, secrets: Random | None = None
-) -> Callable[[SessionView, Operations], PreRound] | None:
+) -> Callable[[Session, Operations], PreRound] | None:
     """What a session makes of it; None where the run asks for nothing, or there is no ``identity``
     of this peer's. ``secrets``: what makes their secrets in a simulation.
     """

@@ -38,7 +38,6 @@ from ..session.copies import Copies
 from ..session.naming import MASKED_SUM, config_key
 from ..session.operations import Operations
 from ..session.pre_round import PreRound
-from ..session.view import SessionView
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, MaskingStep
@@ -47,6 +46,7 @@ from .wire import PREFIX, AttemptMessage, AuthoredMessage, Fixed, Pass, Want, de
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
+    from ..session.session import Session
 
 # how the operations of secure rounds are called, at greater length than any script's
 OPERATION = "masking/"
@@ -79,7 +79,7 @@ class SecureRounds(PreRound):
 
     def __init__(
         self,
-        session: SessionView,
+        session: Session,
         operations: Operations,
         terms: SecureSettings,
         identity: Identity,

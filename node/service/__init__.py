@@ -2,7 +2,6 @@
 
 lanes        which lanes a node keeps open
 context      what all runs of a node share
-view         RunView: what the parts below see of the run that makes them
 buffers      memory for results of free-standing operations, used again
 refusals     peers that do not let us in: a member's verdict, a stranger's words
 troubles     what is wrong with a run, and how an exception becomes a coded error

@@ -13,10 +13,10 @@ from ...collectives.identifiers import PeerId
 from ...security.identity import verify
 from ..run.banning import Ban, Bans, banned
 from ..run.evidence import DOMAIN, accused, check
-from .view import RunView
 
 if TYPE_CHECKING:
     from ..manifest import Manifest
+    from .run import RunService
 
 log = logging.getLogger("atoll")
 MESSAGE, PROOF = b"B", b"E"
@@ -31,7 +31,7 @@ class Banning:
     connecting, and when it changes.
     """
 
-    def __init__(self, run: RunView) -> None:
+    def __init__(self, run: RunService) -> None:
         self._run = run
         self.lists = Bans(run.node.paths.run_dir(run.run_id), run.run_id, run.organiser)
         self._useless = Counter[PeerId]()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -15,8 +15,10 @@ from ...collectives.layout import MAX_FRAGMENTS
 from ..session import documents
 from ..session import events as ev
 from .troubles import doubled_here, founded_twice, removed_here
-from .view import RunView
 from .waiting import document_of, explained
+
+if TYPE_CHECKING:
+    from .run import RunService
 
 log = logging.getLogger("atoll")
 USUAL = ("training", "round under way", "finished", "left")  # no news for whoever watches a log
@@ -27,7 +29,7 @@ SEEKING: tuple[str, int, int] = ("finding members", 0, 0)
 class Chronicle:
     """Of one run at one node."""
 
-    def __init__(self, run: RunView) -> None:
+    def __init__(self, run: RunService) -> None:
         self.run = run
         self.rounds: list[dict[str, Any]] = []
         self.operation: dict[str, Any] | None = None  # the free-standing one decided last

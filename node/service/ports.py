@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import trio
 
@@ -17,7 +17,9 @@ from ..run.evidence import DOMAIN
 from ..session.barrier import Barrier
 from ..session.ports import DataPlane, Storage
 from .lanes import LanedPlane
-from .view import RunView
+
+if TYPE_CHECKING:
+    from .run import RunService
 
 T = TypeVar("T")
 MAX_SERVED = 32
@@ -27,7 +29,7 @@ MAX_SERVED = 32
 class Jobs:
     """Jobs for a thread beside the loop, one at a time and in order."""
 
-    def __init__(self, run: RunView) -> None:
+    def __init__(self, run: RunService) -> None:
         self._run = run
         self.waiting: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = deque()
         self._work = trio.Event()
@@ -56,7 +58,7 @@ class Jobs:
 class RunPorts:
     """Ports of one run's session."""
 
-    def __init__(self, run: RunView, storages: Sequence[Storage]) -> None:
+    def __init__(self, run: RunService, storages: Sequence[Storage]) -> None:
         """``storages``: of all fragments; the first is the session's of a run in one piece."""
         self._run = run
         self.exchange: DataPlane = LanedPlane(

@@ -8,15 +8,16 @@ the run has begun, for everybody and for good (docs/protocol/joining.md).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .view import RunView
+if TYPE_CHECKING:
+    from .run import RunService
 
 
 class ScriptStart:
     """Of one run at one node. ``waits``: a script is attached and is kept from its first step."""
 
-    def __init__(self, run: RunView) -> None:
+    def __init__(self, run: RunService) -> None:
         self.waits = False
         self._run = run
         self._begun = False

@@ -5,105 +5,28 @@ JSON-able.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
 
-from ...collectives.errors import AtollError, StorageError
+from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Spent
 from ..btard.rounds import BtardRounds
 from ..run.quorum import quorum_of
 from ..secure.bound import bound_at
 from ..secure.rounds import SecureRounds
-from ..session import Session
-from ..session.budgets import PeerUsage
-from ..storage import RunFiles
-from .bans import Banning
-from .chronicle import SEEKING, Chronicle
-from .disk import DiskUsage
-from .idle import Idle
-from .judging import RunVerdicts
-from .pausing import RunPause
-from .refusals import Refusal
-from .starting import ScriptStart
+from .chronicle import SEEKING
 from .troubles import described, founded_twice
-from .view import RunView
 from .waiting import document_of, explained
 
-
-class ShownRun(RunView, Protocol):
-    """A run at a node, as far as people are shown of it."""
-
-    @property
-    def session(self) -> Session | None:
-        """The session, of a run in fragments that of the first."""
-        ...
-
-    @property
-    def error(self) -> AtollError | None:
-        """Why the run does not go on at this node; None: it does."""
-        ...
-
-    @property
-    def files(self) -> Mapping[str, RunFiles]:
-        """What is on the disk, by log."""
-        ...
-
-    @property
-    def metrics(self) -> Mapping[str, float]:
-        """What the script has reported last."""
-        ...
-
-    @property
-    def chronicle(self) -> Chronicle:
-        """What happened."""
-        ...
-
-    @property
-    def banning(self) -> Banning:
-        """Who is banned, and whom the organiser trusts."""
-        ...
-
-    @property
-    def start(self) -> ScriptStart:
-        """Whether the first round waits for members."""
-        ...
-
-    @property
-    def judge(self) -> RunVerdicts:
-        """Verdicts on how training goes."""
-        ...
-
-    @property
-    def pause(self) -> RunPause:
-        """Why the script is kept from training, if it is."""
-        ...
-
-    @property
-    def idle(self) -> Idle:
-        """A script that is attached and contributes nothing."""
-        ...
-
-    @property
-    def disk(self) -> DiskUsage:
-        """How many bytes the run takes."""
-        ...
-
-    @property
-    def budgets(self) -> PeerUsage:
-        """What peers may send and ask for."""
-        ...
-
-    @property
-    def refusals(self) -> Mapping[PeerId, Refusal]:
-        """Peers that do not let this node in."""
-        ...
+if TYPE_CHECKING:
+    from .run import RunService
 
 
-def status_of(run: ShownRun) -> dict[str, Any]:
+def status_of(run: RunService) -> dict[str, Any]:
     """One run. ``fragments``: rounds in the anchor of each, where the model is cut into several;
     ``round`` is that of the one behind.
     """
@@ -164,19 +87,19 @@ def status_of(run: ShownRun) -> dict[str, Any]:
     }
 
 
-def _timings(run: ShownRun) -> dict[str, Any]:
+def _timings(run: RunService) -> dict[str, Any]:
     """Scripts that train on while a round is under way do not wait: there is no training share."""
     overlaps = run.manifest is not None and run.manifest.train.overlap != "none"
     return {**run.timings.view(), **({"training_share": None} if overlaps else {})}
 
 
-def finished(run: ShownRun) -> bool:
+def finished(run: RunService) -> bool:
     """Whether all rounds that the manifest asks for are committed, as far as this node knows."""
     rounds = run.manifest.train.rounds if run.manifest else None
     return rounds is not None and run.whole is not None and run.whole.completed >= rounds
 
 
-def _unreachable(run: ShownRun, config: Sequence[PeerId]) -> list[PeerId]:
+def _unreachable(run: RunService, config: Sequence[PeerId]) -> list[PeerId]:
     """Members that this node takes to be gone."""
     session, now = run.session, trio.current_time()
     return (
@@ -186,7 +109,7 @@ def _unreachable(run: ShownRun, config: Sequence[PeerId]) -> list[PeerId]:
     )
 
 
-def _drawn(run: ShownRun) -> list[PeerId]:
+def _drawn(run: RunService) -> list[PeerId]:
     """Who takes part in the open round, in a run that asks some of its members only; else nobody is
     named.
     """
@@ -198,7 +121,7 @@ def _drawn(run: ShownRun) -> list[PeerId]:
     )
 
 
-def _join(run: ShownRun) -> dict[str, Any]:
+def _join(run: RunService) -> dict[str, Any]:
     """What newcomers go through."""
     join = run.manifest.join if run.manifest else None
     return (
@@ -208,7 +131,7 @@ def _join(run: ShownRun) -> dict[str, Any]:
     )
 
 
-def _newcomer(run: ShownRun, peer: PeerId) -> dict[str, Any]:
+def _newcomer(run: RunService, peer: PeerId) -> dict[str, Any]:
     """Of a peer that is no member: in how many rounds its work was found to be in order here, of
     how many; nothing without probation.
     """
@@ -223,12 +146,12 @@ def _newcomer(run: ShownRun, peer: PeerId) -> dict[str, Any]:
     return {"probation": {"good": run.session.admission.good.get(peer, 0), "of": probation}}
 
 
-def _btard(run: ShownRun) -> dict[str, Any] | None:
+def _btard(run: RunService) -> dict[str, Any] | None:
     pre_round = run.session.pre_round if run.session is not None else None
     return pre_round.view() if isinstance(pre_round, BtardRounds) else None
 
 
-def _secure(run: ShownRun) -> dict[str, Any] | None:
+def _secure(run: RunService) -> dict[str, Any] | None:
     """How many contributions a sum needs with the present members, and whose were in the newest;
     None where they are not masked.
     """
@@ -238,7 +161,7 @@ def _secure(run: ShownRun) -> dict[str, Any] | None:
     return {"threshold": pre_round.needed, "last": run.chronicle.unmasked}
 
 
-def spent(run: ShownRun) -> Spent | None:
+def spent(run: RunService) -> Spent | None:
     """What this site has spent of its privacy; None in a run without noise."""
     budget, session = None, run.session
     if session is not None and isinstance(session.pre_round, SecureRounds):
@@ -260,7 +183,7 @@ def spent(run: ShownRun) -> Spent | None:
     )
 
 
-def quorum(run: ShownRun) -> dict[str, Any] | None:
+def quorum(run: RunService) -> dict[str, Any] | None:
     """Of the open round; of a run in fragments, of one that cannot be decided, if there is one.
     None where this node cannot tell.
     """
@@ -280,7 +203,7 @@ def quorum(run: ShownRun) -> dict[str, Any] | None:
     )
 
 
-def sealed(run: ShownRun) -> dict[str, Any] | None:
+def sealed(run: RunService) -> dict[str, Any] | None:
     """Without whom open rounds are being recertified, and whose answers the organiser waits for;
     None where none is.
     """
@@ -297,7 +220,7 @@ def sealed(run: ShownRun) -> dict[str, Any] | None:
     }
 
 
-def waiting_of(run: ShownRun) -> dict[str, Any] | None:
+def waiting_of(run: RunService) -> dict[str, Any] | None:
     """What is waited for; of a run in fragments, in the one whose log has stood still for longest.
     ``quiet``: for longer than rounds take.
     """
@@ -310,7 +233,7 @@ def waiting_of(run: ShownRun) -> dict[str, Any] | None:
     return {**document_of(waiting, now), "quiet": waits.announced}
 
 
-def _branch(run: ShownRun) -> dict[str, Any]:
+def _branch(run: RunService) -> dict[str, Any]:
     """Rounds in the anchor that are uncertified, with whom; and what branches have cost this member
     so far.
     """
@@ -327,7 +250,7 @@ def _branch(run: ShownRun) -> dict[str, Any]:
     }
 
 
-def peers_of(run: ShownRun) -> list[dict[str, Any]]:
+def peers_of(run: RunService) -> list[dict[str, Any]]:
     """One a member or known peer. ``live``, ``round`` (the one that is open there) and
     ``completed`` (rounds before it) are None where this node cannot tell.
     """

@@ -5,7 +5,6 @@ events          what a session tells its script and its observers
 documents       them as subscribers, files and pages get them
 barrier         what is said waits until what it depends on is on the medium
 ports           the seams to its driver: data plane, storage, replica, SessionPorts
-view            SessionView: what the parts below see of the session that makes them
 replica         anchor generations and momentum; the outer step of a decided entry
 memory_storage  Storage in memory
 transfer        fetching results and states from other members, chunk-verified

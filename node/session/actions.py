@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
 from ...collectives.digest import digest_of, merkle_root, part_meaning
@@ -17,15 +16,12 @@ from ...collectives.pace import Pace
 from ...collectives.round import BRANCH, adopted_rounds, unproposed
 from ..run.evidence import relabelled, twice
 from . import events as ev
-from .admission import Admission
-from .branching import Branching
-from .distances import Distances
-from .installing import Installing
-from .operations import Operations
 from .ports import DataPlane
 from .serving import result_hashes
 from .timeline import Timeline
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 ROUND_PREFIX = b"R"
 
@@ -35,64 +31,10 @@ def main_log(run: str) -> str:
     return f"main/{run}"[:64]
 
 
-class Owner(SessionView, Protocol):
-    """The session that owns the log: its parts, and how an entry goes on from here."""
-
-    @property
-    def admission(self) -> Admission:
-        """Who may contribute, and who may become a member."""
-        ...
-
-    @property
-    def branching(self) -> Branching:
-        """Forks, and the branch that this member is on."""
-        ...
-
-    @property
-    def distances(self) -> Distances:
-        """How far contributions lay from results."""
-        ...
-
-    @property
-    def installing(self) -> Installing:
-        """A fetched state that replaces the own one."""
-        ...
-
-    @property
-    def operations(self) -> Operations:
-        """Free-standing operations."""
-        ...
-
-    @property
-    def loop(self) -> deque[m.Envelope]:
-        """Messages to oneself, delivered after the present input; added to here."""
-        ...
-
-    def hear_own(self, now: float, envelope: m.Envelope) -> None:
-        """A message to oneself that had to wait for the medium."""
-        ...
-
-    def stored(self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
-        """Result bytes of the open round are on the medium."""
-        ...
-
-    def applied(self, now: float, entry: Entry) -> None:
-        """The outer step of the decided entry is done."""
-        ...
-
-    def diverged(self, entry: Entry, mine: bytes) -> None:
-        """Our state is not the one the others decided on."""
-        ...
-
-    def decided(self, now: float, certified: Certified, counted: bool, cid: bytes | None) -> None:
-        """The entry is applied: tell the script what it counts, and take back its contribution."""
-        ...
-
-
 class LogActions:
     """Implements `RoundActions` and `TransferActions` for the main log."""
 
-    def __init__(self, session: Owner) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
         self.results: dict[
             tuple[bytes, ...], memoryview

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from blake3 import blake3
@@ -36,7 +37,9 @@ from . import events as ev
 from .equivocation import EquivocationWatch
 from .retaining import Retaining
 from .serving import grid_of
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 HOUR_S = 3600.0
 WARDENS = 16  # to whom a sample is shown
@@ -60,7 +63,7 @@ class Admission:
     """
 
     def __init__(
-        self, session: SessionView, retaining: Retaining, probation: int, per_hour: int
+        self, session: Session, retaining: Retaining, probation: int, per_hour: int
     ) -> None:
         self.session, self.probation, self.per_hour = session, probation, per_hour
         self._retaining = retaining

@@ -5,18 +5,21 @@ operations.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
 from ...collectives.group import Entry, Member, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 
 class BesideRun:
     """What any log beside the run's asks of the session."""
 
-    session: SessionView
+    session: Session
 
     def report(self, plan_id: bytes) -> None:
         """Ask the data plane."""

@@ -9,7 +9,7 @@ of its rounds moves the replica; the certified state is put aside.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
@@ -20,8 +20,9 @@ from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.round import MemoryJournal, RoundMachine, Shape, tip_entry
 from . import events as ev
 from .beside import BesideRun
-from .serving import Serving
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .branching import Branching
 
 Step = tuple[Entry, m.Tip | None, memoryview | None]
 """A decided entry of the branch, the tip after it, and its state where it is a new one."""
@@ -43,40 +44,11 @@ def measured(log: str, round_: int, blank: m.Tip, shape: Shape, state: memoryvie
     )
 
 
-class Trunk(Protocol):
-    """What a branch asks of whoever began it (`branching.Branching`)."""
-
-    at: bytes
-    """Digest of the tip that the replica is at; changed by jobs only."""
-
-    @property
-    def session(self) -> SessionView:
-        """The run at this member."""
-        ...
-
-    @property
-    def serving(self) -> Serving:
-        """What this member serves."""
-        ...
-
-    def offer(self, now: float) -> None:
-        """Give the branch's open round what the script has frozen."""
-        ...
-
-    def advance(self, tip: m.Tip, state: memoryview) -> None:
-        """A round of the branch is applied: keep its state, then say so. Raises StorageError."""
-        ...
-
-    def decided(self, entry: Entry, counted: bool) -> None:
-        """A round of the branch is decided and applied: tell the script."""
-        ...
-
-
 class Branch(BesideRun):
     """One branch at this member."""
 
     def __init__(
-        self, branching: Trunk, genesis: Certified, path: m.Tip | None, now: float
+        self, branching: Branching, genesis: Certified, path: m.Tip | None, now: float
     ) -> None:
         session = branching.session
         main = session.machine

@@ -11,6 +11,8 @@ branches is lost, and said to be.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from torch import Tensor
 
@@ -26,7 +28,9 @@ from .contribution_queue import Given
 from .record import BranchRecord
 from .serving import Serving, matches
 from .tallies import shares_of
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 KEPT_TIPS = 3  # states of the branch that another member may just be fetching
 
@@ -43,7 +47,7 @@ class Branching:
     None: the run pauses.
     """
 
-    def __init__(self, session: SessionView, serving: Serving, after_s: float | None) -> None:
+    def __init__(self, session: Session, serving: Serving, after_s: float | None) -> None:
         self.session, self.serving, self.after_s = session, serving, after_s
         self.branch: Branch | None = None
         self.record = BranchRecord()

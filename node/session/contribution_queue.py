@@ -5,49 +5,25 @@ round, or to the branch this member is on.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ...collectives.errors import LocalProtocolError
 from ...collectives.group import Reading
-from ...collectives.round import RoundView
-from ...collectives.swarm import RunSettings
 from . import events as ev
-from .ports import SessionPorts
+
+if TYPE_CHECKING:
+    from .session import Session
 
 Given = tuple[bytes, int, Tensor, Reading]
 """cid, samples, vector, and what the script says of it."""
 
 
-class SessionProgress(Protocol):
-    """How far the session is."""
-
-    @property
-    def machine(self) -> RoundView | None:
-        """The log's round."""
-        ...
-
-    @property
-    def settings(self) -> RunSettings:
-        """What all members of the run have in common."""
-        ...
-
-    @property
-    def ports(self) -> SessionPorts:
-        """The driver."""
-        ...
-
-    @property
-    def completed(self) -> int:
-        """Rounds in the current anchor."""
-        ...
-
-
 class ContributionQueue:
     """Contributions of the script, in order; the first may be frozen for the open round."""
 
-    def __init__(self, session: SessionProgress) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._waiting: deque[tuple[Given, int | None]] = deque()
 

@@ -19,12 +19,12 @@ from ...collectives.digest import chunk_hash, meaning, part_digest
 from ...collectives.errors import StorageError
 from ...collectives.group import CID_BYTES, Entry, Plan
 from ...collectives.round import KIN_BYTES
-from .view import SessionView
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...collectives.identifiers import PeerId
+    from .session import Session
 
 
 class Copies:
@@ -32,7 +32,7 @@ class Copies:
     it.
     """
 
-    def __init__(self, session: SessionView) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._kin = b""
         self._vector: Tensor | None = None

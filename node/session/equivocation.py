@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...collectives import messages as m
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.round.certificate import vote_payload
 from ..run.evidence import twice
 from . import events as ev
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 # of one member that are remembered: of the newest, the others are of no use to a liar any more
 BALLOTS = 4
@@ -17,7 +21,7 @@ BALLOTS = 4
 class EquivocationWatch:
     """Of the open round of one log."""
 
-    def __init__(self, session: SessionView) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._round = -1
         self._votes: dict[

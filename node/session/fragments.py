@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -41,7 +41,9 @@ from .operations import Operations
 from .ports import DataPlane, SessionPorts, Storage
 from .pre_round import PreRound
 from .session import ROUND, Phase, Session
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 T = TypeVar("T")
 
@@ -380,7 +382,7 @@ Whole = Session | Fragments
 
 def whole_of(
     storages: Sequence[Storage],
-    pre_round: Callable[[SessionView, Operations], PreRound] | None,
+    pre_round: Callable[[Session, Operations], PreRound] | None,
     **how: Any,
 ) -> Whole:
     """A session; or where there are ``storages``, one a fragment, the fragments of a run. ``how``:

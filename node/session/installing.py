@@ -9,7 +9,7 @@ the member takes part again. It is the same life: what it promised and voted is 
 from __future__ import annotations
 
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...collectives.digest import merkle_root
 from ...collectives.errors import StorageError
@@ -18,27 +18,15 @@ from ...collectives.layout import Layout
 from .branching import Branching
 from .ports import AnchorReplica
 from .serving import matches
-from .view import SessionView
 
-
-class Receiver(SessionView, Protocol):
-    """The session whose state is replaced."""
-
-    def adopt(self, now: float, round_: int, root: bytes) -> None:
-        """A fetched state is in the replica: take over the entries up to it. Raises StorageError,
-        and may be called again then.
-        """
-        ...
-
-    def installed(self, now: float, replica: AnchorReplica) -> None:
-        """A fetched state and its entries are in place: the next round opens."""
-        ...
+if TYPE_CHECKING:
+    from .session import Session
 
 
 class Installing:
     """Takes over verified states for a session."""
 
-    def __init__(self, session: Receiver, branching: Branching) -> None:
+    def __init__(self, session: Session, branching: Branching) -> None:
         self.session, self._branching = session, branching
         self.under_way = False  # nothing may be applied meanwhile
         self._half_done = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
@@ -22,11 +22,14 @@ from . import events as ev
 from .beside import BesideRun
 from .kept import KeptJournal, KeptVote
 from .naming import Spec, config_key, describe, parse
-from .serving import Serving, matches
+from .serving import matches
 from .tallies import shares_of
 from .timeline import Timeline
-from .view import SessionView
 from .volatile import VolatileJournal, patient
+
+if TYPE_CHECKING:
+    from .operations import Operations
+    from .session import Session
 
 NO_STATE = bytes(HASH_BYTES)
 EARLY_BYTES = 1 << 20
@@ -35,38 +38,13 @@ Given = tuple[bytes, int, Tensor | EncodedVector]
 """cid, weight, vector."""
 
 
-class Siblings(Protocol):
-    """What an operation asks of all operations of the run (`operations.Operations`)."""
-
-    @property
-    def serving(self) -> Serving:
-        """What this member serves."""
-        ...
-
-    def spend(self, key: str) -> None:
-        """Before the first promise or vote."""
-        ...
-
-    def affordable(self, operation: Operation, nbytes: int) -> bool:
-        """Whether an operation may take ``nbytes`` here."""
-        ...
-
-    def over(self, operation: Operation) -> None:
-        """It is decided, and its result delivered."""
-        ...
-
-    def trim(self) -> None:
-        """Let go of results that everybody has."""
-        ...
-
-
 class Operation(BesideRun):
     """One free-standing operation at this member."""
 
     def __init__(
         self,
-        session: SessionView,
-        siblings: Siblings,
+        session: Session,
+        siblings: Operations,
         spec: Spec,
         key: str,
         config: Config,

@@ -19,6 +19,8 @@ deadline passes takes its contribution back where no plan names it yet.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from ...collectives import exchange as x
@@ -35,7 +37,9 @@ from .naming import KEPT, MASKED_SUM, Spec, config_key, operation_key, parse, sp
 from .operation import Operation
 from .record import MAX_SPENT
 from .serving import Serving
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 MAX_REFUSED = 64
 SHARE = 3, 4  # of all operations at once: as many may be known here by one peer's messages alone
@@ -58,7 +62,7 @@ class Operations:
     Bounded in number, memory and life.
     """
 
-    def __init__(self, session: SessionView, serving: Serving) -> None:
+    def __init__(self, session: Session, serving: Serving) -> None:
         self.session, self.serving = session, serving
         self.by_key: dict[str, Operation] = {}
         self.undone: dict[str, Operation] = {}  # those of them that are not decided

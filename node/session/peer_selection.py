@@ -10,14 +10,17 @@ tells its own, and neither counts on the other any more.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
+from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
 from ...collectives.group import Config
 from ...collectives.identifiers import PeerId
-from ...collectives.round import RoundView, check_genesis
+from ...collectives.round import RoundMachine, check_genesis
 from . import events as ev
 from .admission import Admission
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
 ASKED_AT_ONCE = 3
@@ -31,7 +34,7 @@ MOST_NOTED = 1024  # peers of which it is remembered what they lack
 class PeerSelection:
     """The other peers of the run, as far as they can be asked."""
 
-    def __init__(self, session: SessionView, admission: Admission) -> None:
+    def __init__(self, session: Session, admission: Admission) -> None:
         self.session, self._admission = session, admission
         self._knocked = -1, 0  # the round of the last knock, and the ballot that the next begins at
         self._lives: dict[PeerId, int] = {}  # members: the newest incarnation that spoke
@@ -113,7 +116,7 @@ class PeerSelection:
         if session.me == session.organiser:
             self._compare(now, targets())
 
-    def _doorkeepers(self, machine: RoundView) -> list[PeerId]:
+    def _doorkeepers(self, machine: RoundMachine) -> list[PeerId]:
         """Who is asked to let this member in: all of a small configuration. Of a large one those
         whose turn it is to write the next entries, the organiser, and with each knock the owners of
         the ballots that follow: who of them suspects those before goes on to its own ballot.
@@ -166,7 +169,7 @@ class PeerSelection:
             else None
         )
 
-    def other_life(self, peer: PeerId, machine: RoundView) -> str | None:
+    def other_life(self, peer: PeerId, machine: RoundMachine) -> str | None:
         """How a peer of the configuration lives on, where not as the life that counts."""
         if self._config is not machine.config:  # asked for each member of it
             self._config = machine.config

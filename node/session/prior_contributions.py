@@ -8,16 +8,20 @@ contributors instead.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ...collectives.group import Entry
 from . import events as ev
 from .tallies import shares_of
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 
 class PriorContributions:
     """Contributions of earlier lives that a script asks for."""
 
-    def __init__(self, session: SessionView) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
         self._waiting: dict[bytes, int] = {}  # cid -> the first round whose decision settles it
 

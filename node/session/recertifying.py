@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...collectives.errors import RecertifyError
 from ...collectives.group import Certified, Member
 from ...collectives.identifiers import PeerId
 from . import events as ev
 from .peer_selection import PeerSelection
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 # another process under the same key is heard of sooner: until then an earlier life may still live
 ALONE_S = 10.0
@@ -29,16 +31,7 @@ class SealView:
     awaited: tuple[PeerId, ...]
 
 
-class SealableSession(SessionView, Protocol):
-    """A session, as `recertify` sees it."""
-
-    @property
-    def recertifying(self) -> Recertifying:
-        """Of its log."""
-        ...
-
-
-def recertify(sessions: Sequence[SealableSession], now: float, peers: Collection[PeerId]) -> None:
+def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]) -> None:
     """The organiser's user says: these never vote again, go on without them. Nothing is known here
     that could prove it.
 
@@ -106,7 +99,7 @@ def recertify(sessions: Sequence[SealableSession], now: float, peers: Collection
 class Recertifying:
     """Of one log."""
 
-    def __init__(self, session: SessionView, others: PeerSelection) -> None:
+    def __init__(self, session: Session, others: PeerSelection) -> None:
         self.session, self._others = session, others
 
     def view(self) -> SealView | None:

@@ -8,6 +8,8 @@ signed is found out by whoever has the values.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from ...collectives import messages as m
@@ -19,7 +21,9 @@ from ...collectives.identifiers import PeerId
 from ..run.evidence import twice
 from . import events as ev
 from .record import Statement, statement_payload
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 MOST_STATED = (
     4  # contributions of one member to one round: one that was refused is followed by another
@@ -29,7 +33,7 @@ MOST_STATED = (
 class Retaining:
     """Of one session, whose storage has room for contributions."""
 
-    def __init__(self, session: SessionView) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._stated: dict[
             tuple[PeerId, bytes], Statement

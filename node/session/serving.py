@@ -5,7 +5,7 @@ paused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...collectives import messages as m
 from ...collectives.codecs.codec import Grid
@@ -14,7 +14,10 @@ from ...collectives.group import Entry, Plan
 from ...collectives.identifiers import PeerId
 from .replica import state_chunk_bytes
 from .transfer import part_digests
-from .view import LogRound, SessionView
+
+if TYPE_CHECKING:
+    from ...collectives.round import RoundMachine
+    from .session import Session
 
 SNAPSHOT_IDLE_S = 10.0  # a snapshot nobody has asked for this long is dropped
 SNAPSHOTS = (
@@ -66,7 +69,7 @@ class Serving:
     keeps them.
     """
 
-    def __init__(self, session: SessionView) -> None:
+    def __init__(self, session: Session) -> None:
         self.session = session
         self.snapshots: list[Snapshot] = []  # oldest first
         self._making = False
@@ -76,7 +79,7 @@ class Serving:
         self._hashing: dict[bytes, set[PeerId]] = {}  # by name: who waits for its hashes
 
     # ---- recovery
-    def recall(self, machine: LogRound) -> None:
+    def recall(self, machine: RoundMachine) -> None:
         """After a restart: the bytes of the entry voted for in the open round."""
         for voted in (machine.journal.echoed, machine.journal.accepted):
             entry = voted[1] if voted is not None else None

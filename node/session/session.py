@@ -68,7 +68,6 @@ from .retaining import Retaining
 from .serving import Serving
 from .tallies import newest_readings, shares_of, tallies
 from .transfer import Transfer
-from .view import LogRound, SessionView
 from .waiting import Waits
 
 MEMBERSHIP, ROUND = b"M", b"R"
@@ -107,7 +106,7 @@ class Session:
         branch_after_s: float | None = None,
         log: str = "",
         membership: Membership | None = None,
-        pre_round: Callable[[SessionView, Operations], PreRound] | None = None,
+        pre_round: Callable[[Session, Operations], PreRound] | None = None,
         probation: int = 0,
         per_hour: int = 0,
         budgets: PeerUsage | None = None,
@@ -850,7 +849,7 @@ class Session:
         self.ports.emit(ev.StateReady(self.completed))
         self._drain(now)
 
-    def resume(self, now: float, machine: LogRound) -> None:
+    def resume(self, now: float, machine: RoundMachine) -> None:
         """Its round is open: take up what came early."""
         for error in machine.resume(now):
             self.ports.emit(ev.PeerMisbehaved(PeerId(error.peer), error.message))

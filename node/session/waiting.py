@@ -8,15 +8,18 @@ several times as long as rounds take, again when it changes, and that it is over
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from ...collectives.group import Member
 from ...collectives.identifiers import PeerId
-from ...collectives.round import RoundView
+from ...collectives.round import RoundMachine
 from . import events as ev
 from .events import Waiting, WaitState
 from .peer_selection import PeerSelection
 from .recertifying import Recertifying
-from .view import SessionView
+
+if TYPE_CHECKING:
+    from .session import Session
 
 QUIET_ROUNDS = 3.0  # no commit for so many times as long as the last round took is silence
 ALL_SEEK_IT = "every member that would have it seeks it, too"
@@ -32,7 +35,7 @@ class Waits:
     """Of one log."""
 
     def __init__(
-        self, session: SessionView, others: PeerSelection, recertifying: Recertifying, now: float
+        self, session: Session, others: PeerSelection, recertifying: Recertifying, now: float
     ) -> None:
         self.session, self._others, self._recertifying = session, others, recertifying
         self._moved_at = now  # when the log came on last
@@ -161,7 +164,7 @@ class Waits:
         return self._in_round(machine)
 
     def _no_quorum(
-        self, machine: RoundView, there: list[Member]
+        self, machine: RoundMachine, there: list[Member]
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         counted = set(there)
         gone = [member.peer for member in machine.config if member not in counted]
@@ -177,7 +180,7 @@ class Waits:
         return "no quorum", what, _names(gone), ends
 
     def _outside(
-        self, machine: RoundView, there: list[Member]
+        self, machine: RoundMachine, there: list[Member]
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         """A quorum is there, and this member takes no part in it yet."""
         if machine.unasked:
@@ -213,7 +216,7 @@ class Waits:
             "their next round is decided",
         )
 
-    def _in_round(self, machine: RoundView) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
+    def _in_round(self, machine: RoundMachine) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         """A quorum is there, and this member is one of it."""
         ready = {offer.member.peer for offer in machine.offered()}
         late = [
@@ -251,7 +254,7 @@ class Waits:
             return member == machine.me
         return not machine.ended(member) and self._others.there(now, member.peer) is not False
 
-    def _holders(self, machine: RoundView) -> tuple[PeerId, ...]:
+    def _holders(self, machine: RoundMachine) -> tuple[PeerId, ...]:
         """Who would have the newest state: who voted for the newest entry known, and its
         members.
         """

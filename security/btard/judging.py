@@ -8,15 +8,20 @@ accuses all honest ones convict.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .draw import direction
 from .messages import Bundle, Checks, Fault, GuiltyVerdict, Judgement, Kind
 from .residuals import CONVICTED, differs, impossible, off_centre, unbalanced
-from .view import AttemptView, Cases
+from .view import Cases
+
+if TYPE_CHECKING:
+    from .attempt import Attempt
 
 
-def open_cases(attempt: AttemptView) -> Cases:
+def open_cases(attempt: Attempt) -> Cases:
     """Accusations; Verification 2: projections that do not add up to zero; Verification 3: a part
     from which most are too far.
     """
@@ -48,7 +53,7 @@ def open_cases(attempt: AttemptView) -> Cases:
     return cases
 
 
-def verdicts(attempt: AttemptView) -> tuple[GuiltyVerdict, ...]:
+def verdicts(attempt: Attempt) -> tuple[GuiltyVerdict, ...]:
     """Whom this peer finds guilty."""
     cases = attempt.cases
     guilty = {GuiltyVerdict(number, Fault.ACCUSATION) for number in cases.void}
@@ -80,7 +85,7 @@ def verdicts(attempt: AttemptView) -> tuple[GuiltyVerdict, ...]:
     return tuple(sorted(guilty))
 
 
-def sentence(attempt: AttemptView) -> list[Bundle]:
+def sentence(attempt: Attempt) -> list[Bundle]:
     """Proofs against all whom more than half find guilty, one each."""
     votes: dict[GuiltyVerdict, list[int]] = {}
     for judge, judgement in enumerate(attempt.table.all(Kind.JUDGEMENT, Judgement)):
@@ -100,7 +105,7 @@ def sentence(attempt: AttemptView) -> list[Bundle]:
     return list(found.values())
 
 
-def _misstated(attempt: AttemptView, whom: int, part: int) -> bool:
+def _misstated(attempt: Attempt, whom: int, part: int) -> bool:
     """Whether a contributor said of its part what is not so, or sent what is no number."""
     row = attempt.vectors.held[Kind.PART, whom, part]
     found = attempt.residual_of(row, part)

@@ -28,7 +28,6 @@ from .messages import Bundle, CommittedVector, Context, Frame, Kind, Signed, Sig
 from .settings import AttemptSettings
 from .stages import AttemptStage
 from .trail import Trail
-from .view import AttemptView
 from .waiting import Late
 
 EARLY = 32  # messages kept of each peer that is ahead
@@ -116,7 +115,7 @@ class BtardPeer:
         self._state = b""
         self._computed = False
         self._left: list[Attempt] = []  # attempts at the open step whose place another has taken
-        self.closed: AttemptView | None = None  # the last step's
+        self.closed: Attempt | None = None  # the last step's
         self._errors: dict[PeerId, float | None] = {}
         self._early: dict[PeerId, deque[Signed]] = {}
         self._answered: set[tuple[PeerId, bytes]] = set()
@@ -233,7 +232,7 @@ class BtardPeer:
             trail.path,
         )
 
-    def finished(self, now: float, attempt: AttemptView) -> None:
+    def finished(self, now: float, attempt: Attempt) -> None:
         """The step is over. One whose place another attempt has taken counts where this peer has
         not yet spoken its last word in that one.
         """

@@ -8,10 +8,14 @@ anything to one honest peer has told it to all that lack it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .messages import Bundle, Fault, Item, Kind, Lacking, Signed, VectorRequest
 from .stages import AttemptStage
-from .view import AttemptView
 from .waiting import AttemptTimes
+
+if TYPE_CHECKING:
+    from .attempt import Attempt
 
 MOST_EARLY = 8  # questions of one peer that wait for all commitments
 
@@ -19,7 +23,7 @@ MOST_EARLY = 8  # questions of one peer that wait for all commitments
 class Questions:
     """Of one attempt, by numbers in its roster."""
 
-    def __init__(self, attempt: AttemptView, waiting: AttemptTimes) -> None:
+    def __init__(self, attempt: Attempt, waiting: AttemptTimes) -> None:
         self._attempt, self._waiting = attempt, waiting
         self._served: set[tuple[int, type[VectorRequest | Lacking], Item]] = set()
         self._testimonies: dict[Item, dict[int, Signed]] = {}

@@ -50,7 +50,7 @@ def noting(test: Callable[[Run, Chronicle], None]) -> None:
 
     async def main() -> None:
         run = Run()
-        test(run, Chronicle(run))  # type: ignore[arg-type]  # the part of RunView that it reads
+        test(run, Chronicle(run))  # type: ignore[arg-type]  # the part of Run that it reads
 
     trio.run(main)
 

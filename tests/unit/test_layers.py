@@ -133,17 +133,40 @@ def test_circles_are_found() -> None:
     assert _circles({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == [["a", "b"], ["b", "a"]]
 
 
+def _only_for_types(code: ast.AST) -> set[ast.AST]:
+    """The nodes below ``if TYPE_CHECKING:``."""
+    return {
+        below
+        for node in ast.walk(code)
+        if isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+        for statement in node.body
+        for below in ast.walk(statement)
+    }
+
+
+def test_imports_for_types_are_found() -> None:
+    code = ast.parse("from .a import A\nif TYPE_CHECKING:\n    from .b import B\n    import c\n")
+    only = _only_for_types(code)
+    imports = [node for node in ast.walk(code) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    assert [node in only for node in imports] == [False, True, True]
+
+
 @cache
-def _edges() -> dict[Path, set[Path]]:
-    """What each file of the four folders imports, also inside functions and for type checks only.
-    A name that a package's own file hands on counts as that file.
+def _edges(*, types: bool) -> dict[Path, set[Path]]:
+    """What each file of the four folders imports, also inside functions.
+
+    ``types``: also for type checks only. A name that a package's own file re-exports counts as
+    that file.
     """
     modules = {module_name(path): path for path in package_files()}
     edges: dict[Path, set[Path]] = {}
     for path in package_files():
         found: set[Path] = set()
+        left_out = set[ast.AST]() if types else _only_for_types(tree(path))
         for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ImportFrom):
+            if isinstance(node, ast.ImportFrom) and node not in left_out:
                 above = package_name(path).split(".")[: 1 - node.level or None]
                 base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
                 named = [modules.get(f"{base}.{alias.name}") for alias in node.names]
@@ -152,15 +175,19 @@ def _edges() -> dict[Path, set[Path]]:
     return edges
 
 
-def test_no_two_files_import_each_other() -> None:
-    """A class that is cut over files whose parts all hold the whole shows as such a circle."""
-    edges = {str(path): {str(each) for each in found} for path, found in _edges().items()}
-    assert sum(map(len, edges.values())) > 2000
+def test_no_two_files_import_each_other_at_run_time() -> None:
+    """The parts of one object in one folder may name its class in annotations: a hand-written
+    Protocol that repeats the signatures of one class would be the only way around it.
+    """
+    edges = {
+        str(path): {str(each) for each in found} for path, found in _edges(types=False).items()
+    }
+    assert sum(map(len, edges.values())) > 1500
     assert _circles(edges) == []
 
 
 def test_folders_import_only_what_stands_above_them_in_the_map() -> None:
-    """The map is the list of folders in docs/architecture.md."""
+    """The map is the list of folders in docs/architecture.md. Imports for types count, too."""
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     order = [Path(row) for row in re.findall(r"^([a-z0-9_/]+)/ +\S", text, flags=re.MULTILINE)]
     assert sorted(order) == sorted({path.parent for path in package_files()})
@@ -170,7 +197,7 @@ def test_folders_import_only_what_stands_above_them_in_the_map() -> None:
     place = {folder: number for number, folder in enumerate(order)}
     wrong = [
         f"{path} imports {each}, whose folder stands below"
-        for path, found in _edges().items()
+        for path, found in _edges(types=True).items()
         for each in sorted(found)
         if place[each.parent] > place[path.parent]
     ]

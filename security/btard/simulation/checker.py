@@ -4,6 +4,8 @@ send.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 
@@ -13,7 +15,9 @@ from ..evidence import verify_evidence, verify_removals
 from ..finished import Finished
 from ..messages import Bundle, CommittedVector, Fault, Frame, Kind, Reveal, Signed, Vector, decode
 from ..residuals import aggregate
-from .view import BtardSwarmView, MemberView
+
+if TYPE_CHECKING:
+    from .swarm import BtardMember, BtardSwarm
 
 NEAR = 1e-4  # of radius and norm: how far an aggregate may be from the fixed point
 
@@ -23,7 +27,7 @@ class BtardChecker:
     ``removals``: at the honest, who for what, in which step.
     """
 
-    def __init__(self, swarm: BtardSwarmView) -> None:
+    def __init__(self, swarm: BtardSwarm) -> None:
         self._swarm = swarm
         self.problems: list[str] = []
         self.steps = 0
@@ -41,7 +45,7 @@ class BtardChecker:
         """Whether every attacker has been removed."""
         return self._swarm.hostile <= self.removals.keys()
 
-    def finished(self, member: MemberView, step: Finished, state: Vector) -> None:
+    def finished(self, member: BtardMember, step: Finished, state: Vector) -> None:
         """An honest peer's step is over: all agree, no attacker that struck is left, and parts are
         fixed points.
         """
@@ -68,7 +72,7 @@ class BtardChecker:
         if self._swarm.options.attack != "collusion":
             self._check_parts(step)
 
-    def removed(self, member: MemberView, bundle: Bundle) -> None:
+    def removed(self, member: BtardMember, bundle: Bundle) -> None:
         """An honest peer removed somebody: rightly, and for what anybody can check who was not
         there.
         """
@@ -89,7 +93,7 @@ class BtardChecker:
         if self.clean() and self.clean_after < 0:
             self.clean_after = bundle.context.step + 1
 
-    def sent(self, member: MemberView, frame: Frame) -> None:
+    def sent(self, member: BtardMember, frame: Frame) -> None:
         """An honest peer sends something: parts after all commitments, its share after all
         aggregates' commitments, and no share twice.
         """

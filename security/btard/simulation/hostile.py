@@ -9,6 +9,7 @@ struck, or some time later, when a validator looks.
 from __future__ import annotations
 
 from random import Random
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -38,13 +39,16 @@ from ..messages import (
     sign_bytes,
 )
 from ..peer import BtardPeer
-from .view import Attack, MemberView
+from .view import Attack
+
+if TYPE_CHECKING:
+    from .swarm import BtardMember
 
 
 class Hostile(BtardPeer):
     """A peer that belongs to the attackers."""
 
-    member: MemberView
+    member: BtardMember
 
     def examine(self, target: str) -> float | None:
         """Friends are always right."""
@@ -57,7 +61,7 @@ class Struck(Attempt):
     """Base of attacks."""
 
     @property
-    def member(self) -> MemberView:
+    def member(self) -> BtardMember:
         """Whose attempt it is."""
         assert isinstance(self.around, Hostile)
         return self.around.member

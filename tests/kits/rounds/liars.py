@@ -11,7 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 from blake3 import blake3
@@ -30,13 +30,12 @@ from atoll.collectives.group import (
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import (
     Kind,
-    RoundView,
+    RoundMachine,
     claim_payload,
     pledge_payload,
     reduced_payload,
     slot_payload,
 )
-from atoll.collectives.round.acceptor import Acceptor
 from atoll.collectives.round.byzantine_acceptor import ByzantineAcceptor
 from atoll.node.session.serving import part_digests, result_hashes
 from atoll.node.simulation.process import NodeProcess, sign_as
@@ -77,15 +76,6 @@ WITHHELD: tuple[tuple[Lie, int, str], ...] = (
 )
 
 
-class BendableRound(RoundView, Protocol):
-    """What a liar sees of its own round: what any role does, and the acceptor that it bends."""
-
-    @property
-    def acceptor(self) -> Acceptor:
-        """Its own."""
-        ...
-
-
 class LyingProcess(NodeProcess):
     """A node of a liar. All ``lies`` are told, or of all there are as many as the seed says;
     ``tell`` hears of each.
@@ -107,7 +97,7 @@ class LyingProcess(NodeProcess):
         """
         self.life = 0  # how many later ones it has asked in under
         self._asked_at = self._slandered_at = 0.0
-        bent: dict[type[Any], Callable[[BendableRound, PeerId, Any], list[m.Body]]] = {
+        bent: dict[type[Any], Callable[[RoundMachine, PeerId, Any], list[m.Body]]] = {
             m.Reduced: lambda machine, peer, body: [body],
             m.Propose: self._propose,
             m.Echo: self._echo,
@@ -144,7 +134,7 @@ class LyingProcess(NodeProcess):
             super().send(peer, self.rng.choice(self.heard))
         return None
 
-    def _machine(self, data: bytes) -> BendableRound | None:
+    def _machine(self, data: bytes) -> RoundMachine | None:
         """That of the message's log, once there are members enough."""
         if data[:1] != b"R":
             return None
@@ -161,7 +151,7 @@ class LyingProcess(NodeProcess):
             self._plots(machine)
         return machine if founded else None
 
-    def _plots(self, machine: BendableRound) -> None:
+    def _plots(self, machine: RoundMachine) -> None:
         """Plans of this convener are over what it likes; what others claim does not bind it."""
         offers = machine.offers
         machine.plotted = True  # type: ignore[attr-defined]
@@ -193,7 +183,7 @@ class LyingProcess(NodeProcess):
 
         machine.offers = chosen  # type: ignore[method-assign]
 
-    def _bend(self, machine: BendableRound, peer: PeerId, body: Any) -> Any:
+    def _bend(self, machine: RoundMachine, peer: PeerId, body: Any) -> Any:
         """One field of it is another, the signature is right; now and then, and for some of the
         others.
         """
@@ -278,7 +268,7 @@ class LyingProcess(NodeProcess):
         with self.alive():  # a trap may kill it while it speaks
             self._speak_up(self.world.now, machine)
 
-    def _speak_up(self, now: float, machine: BendableRound) -> None:
+    def _speak_up(self, now: float, machine: RoundMachine) -> None:
         """What it says unasked."""
         plan = machine.open.plan
         if "slander" in self.lies and plan is not None and now - self._slandered_at > 0.1:
@@ -296,15 +286,15 @@ class LyingProcess(NodeProcess):
             for peer in machine.others:
                 self._as(peer, machine, m.Join(), self.life)
 
-    def _as(self, peer: PeerId, machine: BendableRound, body: m.Body, later: int = 0) -> None:
+    def _as(self, peer: PeerId, machine: RoundMachine, body: m.Body, later: int = 0) -> None:
         envelope = m.Envelope(machine.log, machine.round, machine.me.incarnation + later, body)
         super().send(peer, b"R" + m.encode(envelope))
 
     @staticmethod
-    def _founding(machine: BendableRound) -> bool:
+    def _founding(machine: RoundMachine) -> bool:
         return len(machine.config) < least_members(machine.lying)
 
-    def _said(self, machine: BendableRound, peer: PeerId, body: m.Body) -> Iterator[m.Body]:
+    def _said(self, machine: RoundMachine, peer: PeerId, body: m.Body) -> Iterator[m.Body]:
         bend = self._bent.get(type(body))
         if "memory" in self.lies and isinstance(body, m.Catch) and body.anew:
             body = self._misremembered(machine, peer, body)
@@ -336,7 +326,7 @@ class LyingProcess(NodeProcess):
                 ballot -= 1
             yield from (m.Turn(ballot), m.Prepare(ballot))
 
-    def _misremembered(self, machine: BendableRound, peer: PeerId, body: m.Catch) -> m.Catch:
+    def _misremembered(self, machine: RoundMachine, peer: PeerId, body: m.Catch) -> m.Catch:
         """To some that were started again: that they said more than they did, or nothing; and that
         more was decided than was."""
         dice = Random(f"memory/{machine.log}/{machine.round}/{peer}")
@@ -348,12 +338,12 @@ class LyingProcess(NodeProcess):
             head=body.head + dice.choice((0, 0, 1_000_000)),
         )
 
-    def _other_side(self, machine: BendableRound, peer: PeerId, why: str) -> bool:
+    def _other_side(self, machine: RoundMachine, peer: PeerId, why: str) -> bool:
         """Liars who agree on it split the others in two, anew in each round."""
         return blake3(f"{why}/{machine.log}/{machine.round}/{peer}".encode()).digest()[0] % 2 == 0
 
     # ---- what is said in the place of what is so
-    def _hidden(self, machine: BendableRound) -> set[PeerId]:
+    def _hidden(self, machine: RoundMachine) -> set[PeerId]:
         """As many honest members as are not needed for a quorum."""
         honest = sorted(
             (member.peer for member in machine.config if member.peer not in self.place.liars),
@@ -362,10 +352,10 @@ class LyingProcess(NodeProcess):
         spare = (len(machine.config) - machine.lying - 1) // 2
         return set(honest[: max(1, spare)])
 
-    def _slot(self, kind: Kind, machine: BendableRound, ballot: int, digest: bytes) -> bytes:
+    def _slot(self, kind: Kind, machine: RoundMachine, ballot: int, digest: bytes) -> bytes:
         return self.sign(slot_payload(kind, *machine.slot, ballot, digest))
 
-    def _propose(self, machine: BendableRound, peer: PeerId, body: m.Propose) -> list[m.Body]:
+    def _propose(self, machine: RoundMachine, peer: PeerId, body: m.Propose) -> list[m.Body]:
         entry, plot = (
             body.entry,
             self.place.plot.setdefault((machine.log, machine.round, body.ballot), {}),
@@ -397,7 +387,7 @@ class LyingProcess(NodeProcess):
         )
         return [lie, *self._twice(machine, body.ballot)]
 
-    def _stands(self, machine: BendableRound, ballot: int, entry: Entry) -> Entry:
+    def _stands(self, machine: RoundMachine, ballot: int, entry: Entry) -> Entry:
         """What it says in a ballot that it convenes, in the place of what its own node would."""
         if machine.convener_of(ballot) != machine.me:
             return entry
@@ -407,7 +397,7 @@ class LyingProcess(NodeProcess):
             self.stands_by[machine.log, machine.round, ballot] = said.hash()
         return said
 
-    def _relabelled(self, machine: BendableRound, entry: Entry, dice: Random) -> Entry:
+    def _relabelled(self, machine: RoundMachine, entry: Entry, dice: Random) -> Entry:
         """The bytes are what they are; whose they are said to be is not. Under the digests that the
         others have, or under new ones.
         """
@@ -434,7 +424,7 @@ class LyingProcess(NodeProcess):
         return said
 
     def _claims(
-        self, machine: BendableRound, body: m.Propose, entry: Entry
+        self, machine: RoundMachine, body: m.Propose, entry: Entry
     ) -> tuple[tuple[Member, m.Claim], ...]:
         """Those of whom it names: they are true."""
         offered = cast("ByzantineAcceptor", machine.acceptor).offered
@@ -442,7 +432,7 @@ class LyingProcess(NodeProcess):
         return tuple(dict.fromkeys((*body.claims, *of)))
 
     def _stated(
-        self, machine: BendableRound, body: m.Propose, entry: Entry
+        self, machine: RoundMachine, body: m.Propose, entry: Entry
     ) -> tuple[tuple[PeerId, bytes], ...]:
         """What liars sign of their own parts; of others only what they have signed."""
         said = dict(body.reduced)
@@ -466,7 +456,7 @@ class LyingProcess(NodeProcess):
             entry, contributors=(first, *rest) if kind < 2 else (first, first, *rest)
         )
 
-    def _twice(self, machine: BendableRound, ballot: int) -> list[m.Body]:
+    def _twice(self, machine: RoundMachine, ballot: int) -> list[m.Body]:
         """Echoes and votes for all that liars have proposed in a ballot."""
         plot = (
             sorted(self.place.plot.get((machine.log, machine.round, ballot), {}))
@@ -487,7 +477,7 @@ class LyingProcess(NodeProcess):
             ),
         ]
 
-    def _echo(self, machine: BendableRound, peer: PeerId, body: m.Echo) -> list[m.Body]:
+    def _echo(self, machine: RoundMachine, peer: PeerId, body: m.Echo) -> list[m.Body]:
         own = machine.journal.echoed
         if own is not None and own[0] == body.ballot and own[1].hash() == body.entry_hash:
             self._stands(machine, body.ballot, own[1])
@@ -505,7 +495,7 @@ class LyingProcess(NodeProcess):
         ]
         return [body, *self._twice(machine, body.ballot), *(early if "twice" in self.lies else [])]
 
-    def _vote(self, machine: BendableRound, peer: PeerId, body: m.Accepted) -> list[m.Body]:
+    def _vote(self, machine: RoundMachine, peer: PeerId, body: m.Accepted) -> list[m.Body]:
         digest = self.stands_by.get((machine.log, machine.round, body.ballot))
         if digest is not None:
             return [
@@ -513,7 +503,7 @@ class LyingProcess(NodeProcess):
             ]
         return [body, *self._twice(machine, body.ballot)]
 
-    def _pledge(self, machine: BendableRound, peer: PeerId, body: m.Pledge) -> list[m.Body]:
+    def _pledge(self, machine: RoundMachine, peer: PeerId, body: m.Pledge) -> list[m.Body]:
         if "promise" not in self.lies:
             return [body]
         accepted, at, digest = None, -1, b""
@@ -533,7 +523,7 @@ class LyingProcess(NodeProcess):
         signature = self.sign(pledge_payload(*machine.slot, body.ballot, at, digest))
         return [msgspec.structs.replace(body, accepted=accepted, signature=signature)]
 
-    def _claim(self, machine: BendableRound, peer: PeerId, body: m.Claim) -> list[m.Body]:
+    def _claim(self, machine: RoundMachine, peer: PeerId, body: m.Claim) -> list[m.Body]:
         if "evict" not in self.lies:
             return [body]
         others = tuple(member for member in machine.config if member != machine.me)
@@ -550,7 +540,7 @@ class LyingProcess(NodeProcess):
             )
         ]
 
-    def _plan(self, machine: BendableRound, peer: PeerId, body: m.PlanMessage) -> list[m.Body]:
+    def _plan(self, machine: RoundMachine, peer: PeerId, body: m.PlanMessage) -> list[m.Body]:
         if "hide" in self.lies and peer in self._hidden(machine):
             self._tell("lie: plan hidden")
             return []

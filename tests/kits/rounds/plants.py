@@ -197,7 +197,7 @@ class ContributionWithoutCid(Plant):
 class _EarlyApply(convener_module.Convener):
     def _propose(self, now: float, entry: Entry) -> None:
         super()._propose(now, entry)
-        machine = cast(machine_module.RoundMachine, self.view)
+        machine = self.view
         if self.entry is entry and machine.open.decided is None:
             payload = vote_payload(*machine.slot, self.ballot, entry.hash())
             machine.open.decided = Certified(
