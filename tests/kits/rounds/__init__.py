@@ -9,6 +9,7 @@ injection  seeded plans of faults, and traps that strike at the n-th message of 
 medium    a disk that loses, tears and reorders what was not synced when power goes
 storage   what a simulated member keeps over the life of its process
 checker   the oracle: predicates that must hold whatever happens
+decided   what a seed decides, as values and as short hashes of them: compared with a record
 averages  averages of a large LocalSwarm on a grid, under churn
 
 Faults:
