@@ -60,13 +60,16 @@ class StreamingReducer(Protocol):
         ...
 
 
-class OwnReducer(Protocol):
+class Own:
     """The result of a part is its owner's contribution: owners are contributors, and which part is
-    whose decides the result.
+    whose decides the result. `copy`: all contributors hold the same bytes, each sends its part of
+    them. `gather`: to each member its own part.
     """
 
-    name: str
-    form: Literal["own"]
+    form: Literal["own"] = "own"
+
+    def __init__(self, name: Literal["copy", "gather"]) -> None:
+        self.name = name
 
 
 class RowsReducer(Protocol):
@@ -156,7 +159,7 @@ class TwoPhaseReducer(Protocol):
         ...
 
 
-Reducer = StreamingReducer | OwnReducer | RowsReducer | TwoPhaseReducer
+Reducer = StreamingReducer | Own | RowsReducer | TwoPhaseReducer
 FindReducer = Callable[[str], Reducer | None]
 """A plan's name for a reducer -> the reducer; None where there is none such. Names may come from
 peers.
@@ -234,17 +237,6 @@ class WrappingSum:
         total[:] = rows[0].numpy().view(self._dtype)
         for row in rows[1:]:
             np.add(total, row.numpy().view(self._dtype), out=total)
-
-
-class Own:
-    """`copy`: all contributors hold the same bytes, each sends its part of them. `gather`: to each
-    member its own part.
-    """
-
-    form: Literal["own"] = "own"
-
-    def __init__(self, name: Literal["copy", "gather"]) -> None:
-        self.name = name
 
 
 MEAN = WeightedMean()
