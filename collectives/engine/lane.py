@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from typing import Protocol
 
 from ..errors import PeerLostError, RemoteProtocolError
-from ..exchange import Outgoing
+from ..exchange import Exchange
 from ..exchange import header as wire_header
 from ..exchange.header import BEAT, BEAT_HEADER, HEADER_BYTES
 from ..identifiers import PeerId
@@ -28,26 +27,6 @@ BATCH_BYTES = 65_536  # small records are sent and received together up to this
 SEGMENT_BYTES = 270_336  # of a payload; a chunk of int8 is one, of fp32 four
 EMPTY = memoryview(b"")
 REPLACED = "replaced by a new lane"
-
-
-class RecordSource(Protocol):
-    """Where records come from and go to: an `Exchange`."""
-
-    def next_record(self, peer: PeerId, lane: int) -> Outgoing | None:
-        """See `Exchange.next_record`."""
-        ...
-
-    def destination(self, peer: PeerId, header: bytes, lane: int) -> memoryview | None:
-        """See `Exchange.destination`."""
-        ...
-
-    def place(self, peer: PeerId, lane: int) -> memoryview | None:
-        """See `Exchange.place`."""
-        ...
-
-    def received(self, peer: PeerId, header: bytes, lane: int) -> None:
-        """See `Exchange.received`."""
-        ...
 
 
 class PeerFaultError(RemoteProtocolError):
@@ -154,7 +133,7 @@ class Lane:
         if self.ended:
             raise PeerLostError(REPLACED, peer=self.peer)
 
-    def send(self, source: RecordSource, now: float) -> bool:
+    def send(self, source: Exchange, now: float) -> bool:
         """Send what the socket takes of one batch of records, or of one long record. True when
         anything moved.
         """
@@ -163,7 +142,7 @@ class Lane:
             more = self._send(source, now)
         return moved
 
-    def _send(self, source: RecordSource, now: float) -> bool:
+    def _send(self, source: Exchange, now: float) -> bool:
         if not self.can_write or self._broken:
             return False
         waiting = len(self._pending) + len(self._borrowed)
@@ -213,7 +192,7 @@ class Lane:
         own = self._pending[:room]
         return self.sock.sendmsg((own, self._borrowed[: room - len(own)]))
 
-    def receive(self, source: RecordSource, now: float, enough: int = 0) -> bool:
+    def receive(self, source: Exchange, now: float, enough: int = 0) -> bool:
         """Receive what is there, up to one batch of records, or the end of a long one, once
         ``enough`` bytes have come. True when anything moved.
 
@@ -227,7 +206,7 @@ class Lane:
             more = self._receive(source, now)
         return moved
 
-    def _receive(self, source: RecordSource, now: float) -> bool:
+    def _receive(self, source: Exchange, now: float) -> bool:
         if not self.can_read:
             return False
         room = self._wanted()
@@ -266,7 +245,7 @@ class Lane:
 
     # ---- sending
 
-    def _fill(self, source: RecordSource) -> bool:
+    def _fill(self, source: Exchange) -> bool:
         size, self.dry = 0, False
         while size < BATCH_BYTES and not self._borrowed and not self._unsealed:
             record = source.next_record(self.peer, self.number)
@@ -320,7 +299,7 @@ class Lane:
         """How much to read at most."""
         return self._limit - self._have
 
-    def _read(self, source: RecordSource, room: int) -> int:
+    def _read(self, source: Exchange, room: int) -> int:
         del source
         return self.sock.recv_into(self._rx[self._have : self._have + room])
 
@@ -328,13 +307,13 @@ class Lane:
         """Whether a record has begun and not ended."""
         return self._have > 0 or self._left > 0
 
-    def _came(self, source: RecordSource, count: int) -> None:
+    def _came(self, source: Exchange, count: int) -> None:
         """So much was read."""
         self._have += count
         if self._have >= self._next_end:
             self._take(source)
 
-    def _take(self, source: RecordSource) -> None:
+    def _take(self, source: Exchange) -> None:
         """Handle the complete segments in the buffer, and set how far to read next."""
         position = 0
         while True:
@@ -364,7 +343,7 @@ class Lane:
             self._rx[:rest] = self._rx[position : self._have]
         self._have, self._limit = rest, limit
 
-    def _open(self, source: RecordSource, header: bytes, sealed: memoryview, length: int) -> None:
+    def _open(self, source: Exchange, header: bytes, sealed: memoryview, length: int) -> None:
         """A record of ``length`` bytes begins: all of it, or its first segment."""
         plain = sealed[:-TAG_BYTES]
         if header[1] == BEAT:
@@ -398,7 +377,7 @@ class Lane:
         if not self._left:
             self._ended(source)
 
-    def _open_on(self, source: RecordSource, sealed: memoryview) -> None:
+    def _open_on(self, source: Exchange, sealed: memoryview) -> None:
         """The next segment of a record."""
         plain, place = sealed[:-TAG_BYTES], self._target(source)
         if place is not None:  # somebody still wants it
@@ -409,10 +388,10 @@ class Lane:
         if not self._left:
             self._ended(source)
 
-    def _target(self, source: RecordSource) -> memoryview | None:
+    def _target(self, source: Exchange) -> memoryview | None:
         return self._packed or source.place(self.peer, self.number)
 
-    def _ended(self, source: RecordSource) -> None:
+    def _ended(self, source: Exchange) -> None:
         """The payload is here in full."""
         self._whole = True
         header, packed, self._packed = self._header, self._packed, EMPTY

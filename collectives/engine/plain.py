@@ -9,10 +9,11 @@ system call.
 from __future__ import annotations
 
 from ..errors import RemoteProtocolError
+from ..exchange import Exchange
 from ..exchange import header as wire_header
 from ..exchange.header import BEAT, HEADER_BYTES
 from ..record_layer import TAG_BYTES
-from .lane import EMPTY, Lane, PeerFaultError, RecordSource
+from .lane import EMPTY, Lane, PeerFaultError
 
 NOWHERE = memoryview(bytearray())  # where nothing is opened to
 HEAD_BYTES = HEADER_BYTES + TAG_BYTES
@@ -39,7 +40,7 @@ class PlainLane(Lane):
     def _wanted(self) -> int:
         return self._left + STAGED - self._have
 
-    def _read(self, source: RecordSource, room: int) -> int:
+    def _read(self, source: Exchange, room: int) -> int:
         if not self._left:
             return self.sock.recv_into(self._rx[self._have : self._have + room])
         place = self._target(source)
@@ -49,7 +50,7 @@ class PlainLane(Lane):
         rest = place[start : start + room]
         return self.sock.recvmsg_into((rest, self._rx[: room - len(rest)]))[0]
 
-    def _came(self, source: RecordSource, count: int) -> None:
+    def _came(self, source: Exchange, count: int) -> None:
         if self._left:
             body = min(count, self._left)
             self._left -= body
@@ -61,7 +62,7 @@ class PlainLane(Lane):
             self._have += count
         self._take(source)
 
-    def _take(self, source: RecordSource) -> None:
+    def _take(self, source: Exchange) -> None:
         """Handle what is staged."""
         position = 0
         while self._have - position >= HEAD_BYTES:
@@ -85,7 +86,7 @@ class PlainLane(Lane):
             self._rx[:rest] = self._rx[position : self._have]
         self._have = rest
 
-    def _begin(self, source: RecordSource, header: bytes, tag: memoryview) -> None:
+    def _begin(self, source: Exchange, header: bytes, tag: memoryview) -> None:
         self._opener.open(header, tag, NOWHERE, self.peer)
         try:
             record = wire_header.parse(header, self.peer, packed_too=True)

@@ -13,13 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ..codecs.codec import Codec, EncodedChunk
 from ..digest import chunk_hash
 from ..identifiers import HASH_BYTES, PeerId
 from ..messages import Disputed
 from ..trees import CheckedSum
-from .routes import Job, Parts
+from .routes import Job
+
+if TYPE_CHECKING:
+    from .slot import RoundSlot
 
 
 def account_of(result: EncodedChunk, terms: Sequence[EncodedChunk]) -> bytes:
@@ -77,7 +81,7 @@ class Dispute:
         return replace(self, wrong=tuple(dict.fromkeys(wrong)))
 
 
-def disagreement(plan_id: bytes, here: Parts, job: Job, chunk: int) -> Dispute | None:
+def disagreement(plan_id: bytes, here: RoundSlot, job: Job, chunk: int) -> Dispute | None:
     """The first of the partial sums to a chunk of which accounts or bytes differ, if any."""
     for check in job.checks:
         result = chunk_hash(here.parts_of(check.partial.peer, check.partial.cid)[chunk].data)

@@ -8,7 +8,6 @@ its sender's fault: the round is planned again without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from ..digest import chunk_hash
 from ..identifiers import PeerId
@@ -19,16 +18,10 @@ from .statements import PlanStatements
 NOT_FINITE = "contribution is not finite, or not what its codec makes"
 Beside = Callable[[Callable[[], Callable[[], None]]], None]
 """Runs what may take a while in another thread, then what it returned in the driver's."""
-
-
-class BlameCallback(Protocol):
-    """Nothing can be reduced under a plan any more: whose fault it is, and what it offered, if
-    anything.
-    """
-
-    def __call__(self, state: PlanState, peer: PeerId, cid: bytes | None, why: str) -> None:
-        """See above."""
-        ...
+BlameCallback = Callable[[PlanState, PeerId, bytes | None, str], None]
+"""(state, peer, cid, why): nothing can be reduced under a plan any more. ``peer`` is at fault, by
+its contribution ``cid`` if that is not None.
+"""
 
 
 class FirstPhase:

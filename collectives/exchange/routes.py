@@ -6,27 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from ..codecs.codec import EncodedChunk, Grid
 from ..errors import ConfigError
 from ..group import Plan
 from ..identifiers import PeerId
 from ..reduce import Factors, Reducer
 from ..trees import CheckedSum, Term, Tree, trees_of
-from .accounts import Accounts
 
-
-class Parts(Protocol):
-    """What is here of an open round, by who sent it: the views that `Job` adds up from."""
-
-    grid: Grid
-    results: Grid
-    accounts: Accounts
-
-    def parts_of(self, peer: PeerId, cid: bytes) -> dict[int, EncodedChunk]:
-        """The chunks of a contribution that are here (a live view)."""
-        ...
+if TYPE_CHECKING:
+    from .slot import RoundSlot
 
 
 class Job:
@@ -39,7 +28,7 @@ class Job:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: RoundSlot,
         me: PeerId,
         terms: Sequence[Term],
         factors: Factors | None,
@@ -99,7 +88,7 @@ class Route:
         return tuple(peer for peer in audience if peer != me) if self.owner == me else ()
 
 
-def routes_of(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Route]:
+def routes_of(plan: Plan, parts: RoundSlot, me: PeerId, reducer: Reducer) -> list[Route]:
     """My route of each part. Raises ConfigError where the plan wants partial sums of a reducer or
     codec that has none.
     """
@@ -118,7 +107,7 @@ def routes_of(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Ro
     return routes
 
 
-def _job(parts: Parts, me: PeerId, tree: Tree) -> Job | None:
+def _job(parts: RoundSlot, me: PeerId, tree: Tree) -> Job | None:
     total, check = tree.sum(me), tree.check_by(me)
     if check is not None:
         account = next(account.cid for account in check.accounts if account.peer == me)
@@ -144,7 +133,7 @@ def _job(parts: Parts, me: PeerId, tree: Tree) -> Job | None:
     )
 
 
-def _star(plan: Plan, parts: Parts, me: PeerId, reducer: Reducer) -> list[Route]:
+def _star(plan: Plan, parts: RoundSlot, me: PeerId, reducer: Reducer) -> list[Route]:
     """Everybody sends to the owners; those send to everybody."""
     terms = [
         Term(c.member.peer, c.cid, c.weight)
