@@ -15,9 +15,9 @@ table      what is held of an attempt, by slot
 evidence   signed messages that prove a fault to anybody
 waiting    what is lacking: asked for, then testified to be missing
 trail      local steps: states committed to on the way, one interval shown
+cases      what is open in an attempt after the checks
 finished   a step that is over, as validators need it
 stages     what an attempt waits for
-view       what its parts see of an attempt, and an attempt of its peer
 questions  what others lack: given, handed on, or proven to be withheld
 judging    what is open after the checks, and who is guilty
 attempt    one attempt at a step: the algorithm
@@ -28,7 +28,7 @@ simulation whole swarms from a seed, and what must hold of them
 from __future__ import annotations
 
 from .evidence import verify_evidence, verify_removals
-from .messages import Bundle, Fault, Signer
+from .messages import Bundle, Fault
 from .peer import BtardPeer, GradientTask, PeerDriver
 from .settings import AttemptSettings
 
@@ -38,7 +38,6 @@ __all__ = [
     "PeerDriver",
     "BtardPeer",
     "AttemptSettings",
-    "Signer",
     "GradientTask",
     "verify_evidence",
     "verify_removals",

@@ -19,10 +19,13 @@ clock, no network: drivers give times and frames.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from ...collectives.identifiers import PeerId
 from . import draw
+from .cases import Cases
 from .evidence import kind_of
 from .finished import Finished
 from .judging import open_cases, sentence, verdicts
@@ -57,14 +60,16 @@ from .questions import Questions
 from .residuals import ACCUSED, Residual, aggregate, differs, readable, residual
 from .stages import BEFORE, HEARD, AttemptStage
 from .table import AttemptVectors, Table
-from .view import Cases, Surroundings
 from .waiting import AttemptTimes
+
+if TYPE_CHECKING:
+    from .peer import BtardPeer
 
 
 class Attempt:
-    """The part of peer ``signer.peer`` in one attempt."""
+    """The part of one peer, ``around``, in one attempt."""
 
-    def __init__(self, context: Context, around: Surroundings) -> None:
+    def __init__(self, context: Context, around: BtardPeer) -> None:
         self.context, self.around = context, around
         self.roster = context.roster
         self.me = self.roster.index(around.signer.peer)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .cases import Cases
 from .draw import direction
 from .messages import Bundle, Checks, Fault, GuiltyVerdict, Judgement, Kind
 from .residuals import CONVICTED, differs, impossible, off_centre, unbalanced
-from .view import Cases
 
 if TYPE_CHECKING:
     from .attempt import Attempt

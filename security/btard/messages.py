@@ -8,9 +8,10 @@ messages of the stage before (`Table.view`), so that who was told something else
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from functools import cached_property
-from typing import Annotated, NamedTuple, Protocol
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
+from ..identity import Identity
 
 DOMAIN = "atoll/btard/1"
 MAX_PEERS = 256
@@ -206,25 +208,8 @@ class CommittedVector(NamedTuple):
 
 
 Frame = Signed | Bundle | CommittedVector
-
-
-class Signer(Protocol):
-    """An `Identity`, or what stands for one in a simulation."""
-
-    peer: PeerId
-
-    def sign(self, domain: str, data: bytes) -> bytes:
-        """64 bytes over ``data`` for the purpose ``domain``."""
-        ...
-
-
-class Verify(Protocol):
-    """`identity.verify`."""
-
-    def __call__(self, peer: PeerId, domain: str, data: bytes, signature: bytes, /) -> bool:
-        """Whether ``peer`` signed this."""
-        ...
-
+Verify = Callable[[PeerId, str, bytes, bytes], bool]
+"""(peer, domain, data, signature) -> whether ``peer`` signed this (`identity.verify`)."""
 
 _decoder = msgspec.msgpack.Decoder(Body)
 
@@ -237,12 +222,12 @@ def decode(body: bytes) -> Body | None:
         return None
 
 
-def sign(context: Context, signer: Signer, body: Body) -> Signed:
+def sign(context: Context, signer: Identity, body: Body) -> Signed:
     """``body`` as its sender's message in this attempt."""
     return sign_bytes(context, signer, msgspec.msgpack.encode(body))
 
 
-def sign_bytes(context: Context, signer: Signer, data: bytes) -> Signed:
+def sign_bytes(context: Context, signer: Identity, data: bytes) -> Signed:
     """`sign` of a body that is encoded."""
     number = context.roster.index(signer.peer)
     return Signed(

@@ -19,12 +19,13 @@ import numpy as np
 
 from ...collectives.errors import SecurityError
 from ...collectives.identifiers import PeerId, RunId
+from ..identity import Identity
 from .attempt import Attempt
 from .draw import seed_of
 from .evidence import belongs, verify_evidence
 from .finished import Finished
 from .history import ResidualNorms
-from .messages import Bundle, CommittedVector, Context, Frame, Kind, Signed, Signer, Vector, Verify
+from .messages import Bundle, CommittedVector, Context, Frame, Kind, Signed, Vector, Verify
 from .settings import AttemptSettings
 from .stages import AttemptStage
 from .trail import Trail
@@ -80,7 +81,7 @@ class BtardPeer:
     def __init__(
         self,
         run: RunId,
-        signer: Signer,
+        signer: Identity,
         verify: Verify,
         roster: Sequence[PeerId],
         size: int,
