@@ -20,7 +20,6 @@ examples  DP-SGD: a site's single examples, protected in its own inner steps
 arrivals  asynchronous rounds: staleness factors that never grow, FedAsync's mixing, FedBuff's
           scale, FedFix's unbiasing weights
 personal  models of one's own: Ditto, Reptile's fine-tuning
-tuning    fine-tuning in a script of a run, from its anchor
 clusters  members by the direction of their updates, with names that stay
 simulation/   runs of any size in virtual time, for researchers
 """

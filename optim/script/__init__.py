@@ -5,6 +5,7 @@ lookout             who is there, and what the node is shown of training
 state               what a checkpoint of an attachment holds, as numbers and strings
 resume              saving strands and going on from them
 attachment          attach(), the optimizer hook: a script's own loop becomes a member
+tuning              a site's own model, fine-tuned from the anchor
 diloco              DiLoCo as one torch.optim.Optimizer
 local_sgd           plain averaging, likewise
 gradient_averaging  one large batch, likewise

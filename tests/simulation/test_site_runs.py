@@ -45,7 +45,7 @@ from atoll.optim.federated.methods import SUMS
 from atoll.optim.federated.personal import fine_tuned
 from atoll.optim.federated.server import FederatedServer
 from atoll.optim.federated.site import SiteState, knobs_of, method_of, unpack
-from atoll.optim.federated.tuning import fine_tuned_model
+from atoll.optim.script.tuning import fine_tuned_model
 
 N, D, K, LR = 4, 5, 6, 0.1
 CHANCE = torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, random_split
 from atoll.collectives.swarm import RunSettings
 from atoll.node import join, site_data
 from atoll.optim import SoloSwarm, attach
-from atoll.optim.federated.tuning import fine_tuned_model
+from atoll.optim.script.tuning import fine_tuned_model
 
 run = sys.argv[1] if sys.argv[1:] else os.environ.get("ATOLL_RUN")
 swarm = join(run) if run else SoloSwarm(RunSettings(sync_every=10, rounds=8))

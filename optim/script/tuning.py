@@ -6,26 +6,20 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from ...collectives.errors import ConfigError
 
-
-class Anchored(Protocol):
-    """An attachment, as far as its anchor goes."""
-
-    def evaluate_anchor(self) -> AbstractContextManager[object]:
-        """The newest anchor is in the model for a with block."""
-        ...
+if TYPE_CHECKING:
+    from .attachment import Attachment
 
 
 def fine_tuned_model(
-    attachment: Anchored,
+    attachment: Attachment,
     model: nn.Module,
     loss: Callable[[nn.Module, Any], torch.Tensor],
     batches: Iterable[Any],
