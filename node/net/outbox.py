@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -25,7 +23,6 @@ from .greeting import (
     PING_S,
     PROTOCOL,
     SILENT_S,
-    Counters,
     GreetingAnswer,
     GreetingHello,
     Proof,
@@ -35,11 +32,13 @@ from .greeting import (
     transcript,
 )
 from .transport.backoff import Backoff
-from .transport.faults import Faults
 from .transport.framing import FrameReader, decode, frame
 from .transport.host import Host, PeerStream
-from .transport.lane_sockets import MayDial, dial
+from .transport.lane_sockets import dial
 from .wires import Wire, WireOffer
+
+if TYPE_CHECKING:
+    from .streams import TopicStreams
 
 QUEUE_MESSAGES = 1024
 QUEUE_BYTES = 8 << 20
@@ -63,27 +62,10 @@ connection.
 """
 
 
-class OutboxOwner(Protocol):
-    """What an outbox takes from the node's streams: counters, the topics it takes part in, whom it
-    may dial, and how a connection is made and a refusal told.
-    """
-
-    version: int
-    rng: random.Random
-    counters: Counters
-    faults: Faults
-    topics: dict[str, Topic]
-    may_dial: MayDial
-    refused: Callable[[str, PeerId, str, str], None]
-    """Called with topic, peer, code and reason."""
-    connect: Callable[[PeerId], Awaitable[None]]
-    """Returns once there is a connection. Raises NetworkError."""
-
-
 class TopicOutbox:
     """What waits for one peer in one topic, and where it goes out."""
 
-    def __init__(self, line: OutboxOwner, host: Host, peer: PeerId, topic: str) -> None:
+    def __init__(self, line: TopicStreams, host: Host, peer: PeerId, topic: str) -> None:
         self.wire: Wire | None = None  # what we speak on, if it is not a stream
         self.dialled: tuple[str, int] | None = None  # where it was dialled
         self.echoes = Echoes()
