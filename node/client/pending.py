@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...collectives.errors import AtollError, LocalProtocolError
 from ...collectives.identifiers import PeerId
@@ -19,24 +19,7 @@ if TYPE_CHECKING:
 
     from ...collectives.codecs.encoded import EncodedVector
     from .memory import ReductionMemory, VectorEncoding
-
-
-class Waiter(Protocol):
-    """The part of a swarm that a pending result needs."""
-
-    def take_in(self) -> None:
-        """Process what has come from the node, without waiting."""
-        ...
-
-    def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
-        """Wait for ``ready()``, for the time to pass, or for the node to be lost, whichever is
-        first.
-        """
-        ...
-
-    def still_open(self) -> Outcome:
-        """An "open" outcome that says why."""
-        ...
+    from .swarm import RunSwarm
 
 
 class Hooks(NamedTuple):
@@ -64,7 +47,7 @@ class Ticket:
     run's log.
     """
 
-    def __init__(self, swarm: Waiter, cid: bytes) -> None:
+    def __init__(self, swarm: RunSwarm, cid: bytes) -> None:
         self.cid = cid
         self.outcome: Outcome | None = None
         self.call: PendingAnswer | None = None
@@ -102,7 +85,7 @@ class ReduceTicket:
 
     def __init__(
         self,
-        swarm: Waiter,
+        swarm: RunSwarm,
         memory: ReductionMemory,
         grid: VectorEncoding,
         members: tuple[PeerId, ...],
