@@ -4,7 +4,7 @@ virtual time.
 events          what a session tells its script and its observers
 documents       them as subscribers, files and pages get them
 barrier         what is said waits until what it depends on is on the medium
-ports           the seams to its driver: data plane, storage, replica, SessionPorts
+ports           the seams to its driver: data plane, storage, SessionPorts
 replica         anchor generations and momentum; the outer step of a decided entry
 memory_storage  Storage in memory
 transfer        fetching results and states from other members, chunk-verified
@@ -46,16 +46,15 @@ fragments       a run cut into fragments: a session for each, one membership; `w
 """
 
 from .memory_storage import MemoryStorage
-from .ports import AnchorReplica, DataPlane, SessionPorts, Storage
+from .ports import DataPlane, SessionPorts, Storage
 from .replica import ModelReplica, PlainSlots
 from .session import Session
 
 __all__ = [
     "DataPlane",
     "MemoryStorage",
-    "ModelReplica",
     "PlainSlots",
-    "AnchorReplica",
+    "ModelReplica",
     "Session",
     "SessionPorts",
     "Storage",

@@ -32,7 +32,7 @@ def main_log(run: str) -> str:
 
 
 class LogActions:
-    """Implements `RoundActions` and `TransferActions` for the main log."""
+    """What a Transfer asks of the main log's session, and `RoundActions` for that log."""
 
     def __init__(self, session: Session) -> None:
         self.session = session

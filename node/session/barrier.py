@@ -13,20 +13,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-
-class Written(Protocol):
-    """What a storage tells of its records: see `session.ports.Storage`."""
-
-    @property
-    def written(self) -> int:
-        """How many, ever."""
-        ...
-
-    def sync(self) -> None:
-        """Force them to the medium."""
-        ...
+from .ports import Storage
 
 
 class Barrier:
@@ -36,7 +24,7 @@ class Barrier:
 
     def __init__(
         self,
-        storages: Sequence[Written],
+        storages: Sequence[Storage],
         persist: Callable[[Callable[[], None], Callable[[float, None], None]], None],
     ) -> None:
         self._storages, self._persist = storages, persist

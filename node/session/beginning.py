@@ -9,7 +9,8 @@ from ...collectives.errors import ModelMismatchError
 from ...collectives.group import Certified, Entry, Member, Vote
 from ...collectives.layout import Layout, check_base, differences
 from ...collectives.round import Log, genesis_payload
-from .ports import AnchorReplica, Storage
+from .ports import Storage
+from .replica import ModelReplica
 from .serving import matches
 
 
@@ -18,7 +19,7 @@ def make_genesis(
     run: str,
     log: str,
     me: Member,
-    replica: AnchorReplica,
+    replica: ModelReplica,
     chunk_elements: int,
     codec: str,
     reducer: str,
@@ -45,7 +46,7 @@ def make_genesis(
     return Certified(entry, (Vote(me, 0, sign(genesis_payload(run, entry.hash()))),))
 
 
-def replay(storage: Storage, replica: AnchorReplica, entries: Log) -> bool:
+def replay(storage: Storage, replica: ModelReplica, entries: Log) -> bool:
     """Bring a restored replica to the end of the log by kept results; False when one is missing or
     damaged.
     """

@@ -16,7 +16,7 @@ from ...collectives.errors import StorageError
 from ...collectives.group import Entry
 from ...collectives.layout import Layout
 from .branching import Branching
-from .ports import AnchorReplica
+from .replica import ModelReplica
 from .serving import matches
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Installing:
         self.under_way = False  # nothing may be applied meanwhile
         self._half_done = False
         self._applying = False
-        self._replica: AnchorReplica | None = (
+        self._replica: ModelReplica | None = (
             None  # behind the journal, on its way to the journal's end
         )
         self._waiting: tuple[int, bytes, Layout, memoryview] | None = (
@@ -91,7 +91,7 @@ class Installing:
         return None
 
     # ---- from a state to the end of the journal
-    def replay(self, now: float, replica: AnchorReplica) -> None:
+    def replay(self, now: float, replica: ModelReplica) -> None:
         """Apply the journal's next entry to the state, or take part again where there is none."""
         session, machine = self.session, self.session.machine
         assert machine is not None
@@ -109,7 +109,7 @@ class Installing:
         )
         return None
 
-    def _next(self, replica: AnchorReplica) -> Entry:
+    def _next(self, replica: ModelReplica) -> Entry:
         machine = self.session.machine
         assert machine is not None
         return machine.journal.entries[replica.applied + 1].entry
@@ -126,7 +126,7 @@ class Installing:
         """
         return self._replica is not None and entry.round == self._replica.applied + 1
 
-    def _apply(self, replica: AnchorReplica, entry: Entry, data: memoryview | None) -> None:
+    def _apply(self, replica: ModelReplica, entry: Entry, data: memoryview | None) -> None:
         def applied(now: float, _: None) -> None:
             self._applying = False
             replica.publish(entry.round)
@@ -136,7 +136,7 @@ class Installing:
         self._applying = True
         self.session.ports.offload(lambda: replica.apply(entry, data), applied)
 
-    def _replayed(self, replica: AnchorReplica, now: float, hashes: list[bytes]) -> None:
+    def _replayed(self, replica: ModelReplica, now: float, hashes: list[bytes]) -> None:
         session = self.session
         session.adopt(now, replica.applied, merkle_root(hashes))
         session.transfer.seeking_state = False

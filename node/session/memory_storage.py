@@ -8,7 +8,7 @@ from ...collectives.round import Journal, MemoryJournal
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from .kept import KeptVote, Votes
-from .ports import AnchorReplica, Contributions
+from .ports import Contributions
 from .record import MAX_SPENT, BranchRecord
 from .replica import ModelReplica, PlainSlots
 
@@ -166,7 +166,7 @@ class MemoryStorage:
         """See Storage."""
         return OuterStep(self._outer, layout).state_bytes(layout.numel)
 
-    def replica(self, layout: Layout, *, restore: bool) -> AnchorReplica:
+    def replica(self, layout: Layout, *, restore: bool) -> ModelReplica:
         """A replica, filled from the checkpoint with ``restore``."""
         replica = ModelReplica(layout, self._outer, PlainSlots(layout.numel))
         self._fill(replica, restore)
@@ -182,13 +182,13 @@ class MemoryStorage:
                 replica.publish(kept[0])
                 return
 
-    def found(self, replica: AnchorReplica, genesis: Certified) -> None:
+    def found(self, replica: ModelReplica, genesis: Certified) -> None:
         """Keep layout and initial state."""
         self.save_layout(replica.layout)
         self.checkpoint(replica, genesis, 0)
         self.journal().append(genesis)
 
-    def checkpoint(self, replica: AnchorReplica, entry: Certified, rounds: int) -> None:
+    def checkpoint(self, replica: ModelReplica, entry: Certified, rounds: int) -> None:
         """Keep the state, and the one before it."""
         if self._checkpoint is not None and self._checkpoint[0] < replica.applied:
             self._before = self._checkpoint

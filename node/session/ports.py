@@ -19,6 +19,7 @@ from ...collectives.pace import Pace
 from ...collectives.round import Journal
 from .kept import Votes
 from .record import BranchRecord, Statement
+from .replica import ModelReplica
 
 T = TypeVar("T")
 
@@ -97,47 +98,6 @@ class DataPlane(Protocol):
 
     def unwant(self, name: bytes) -> None:
         """Receive it no longer."""
-        ...
-
-
-class AnchorReplica(Protocol):
-    """Anchor and outer momentum of one run at this node."""
-
-    layout: Layout
-    generation: int
-    """The round whose state scripts see; -1 before there is one."""
-    applied: int
-    """The round whose entry was applied last."""
-
-    @property
-    def anchor(self) -> Tensor:
-        """The newest applied anchor, float32 (numel,)."""
-        ...
-
-    def initialise(self, values: Tensor) -> None:
-        """Set the initial parameters, float32 (numel,)."""
-        ...
-
-    def apply(self, entry: Entry, result: memoryview | None) -> None:
-        """Outer step into the next generation. Heavy: run through `offload`. Visible only after
-        `publish`.
-        """
-        ...
-
-    def publish(self, round_: int) -> None:
-        """Make the applied generation current."""
-        ...
-
-    def hashes(self) -> list[bytes]:
-        """Chunk hashes of the current state. Heavy."""
-        ...
-
-    def snapshot(self) -> memoryview:
-        """A stable copy of the current state, for serving. Heavy."""
-        ...
-
-    def install(self, data: memoryview, round_: int) -> None:
-        """Replace the state by received bytes and make it current."""
         ...
 
 
@@ -264,19 +224,19 @@ class Storage(Protocol):
         """
         ...
 
-    def replica(self, layout: Layout, *, restore: bool) -> AnchorReplica:
+    def replica(self, layout: Layout, *, restore: bool) -> ModelReplica:
         """Memory for a replica of this layout; with ``restore`` filled from the newest checkpoint
         that the journal reaches, if there is one.
         """
         ...
 
-    def found(self, replica: AnchorReplica, genesis: Certified) -> None:
+    def found(self, replica: ModelReplica, genesis: Certified) -> None:
         """Keep layout, initial state and genesis of a run that is founded here, all on the medium,
         or nothing at all (StorageError).
         """
         ...
 
-    def checkpoint(self, replica: AnchorReplica, entry: Certified, rounds: int) -> None:
+    def checkpoint(self, replica: ModelReplica, entry: Certified, rounds: int) -> None:
         """Write the current state, after ``entry`` and ``rounds`` rounds, to disk. Heavy.
 
         Told, not raised, when it fails: the last checkpoint and all later results stay.

@@ -54,7 +54,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 class ModelReplica:
     """State of one run at one node: anchor generations in ``slots``, the outer step's state beside
-    them. Implements `ports.AnchorReplica`.
+    them. ``generation``: the round whose state scripts see, -1 before there is one; ``applied``:
+    the round whose entry was applied last. `apply`, `hashes` and `snapshot` are heavy.
     """
 
     def __init__(self, layout: Layout, outer: OuterSettings, slots: Slots) -> None:
@@ -84,7 +85,7 @@ class ModelReplica:
 
     def apply(self, entry: Entry, result: memoryview | None) -> None:
         """Outer step of a decided entry, chunk by chunk, in a fixed order of separately rounded
-        operations.
+        operations. Scripts see it after `publish`.
         """
         target = self.slots.next_slot()
         if result is None:

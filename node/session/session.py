@@ -60,10 +60,11 @@ from .installing import Installing
 from .naming import is_operation, shape_of
 from .operations import Operations
 from .peer_selection import PeerSelection
-from .ports import AnchorReplica, SessionPorts
+from .ports import SessionPorts
 from .pre_round import PreRound
 from .prior_contributions import PriorContributions
 from .recertifying import Recertifying
+from .replica import ModelReplica
 from .retaining import Retaining
 from .serving import Serving
 from .tallies import newest_readings, shares_of, tallies
@@ -156,7 +157,7 @@ class Session:
         self.budgets = budgets or PeerUsage()
         self.sessions = [self]  # of a run in fragments there are several
         self.machine: RoundMachine | None = None
-        self.replica: AnchorReplica | None = None
+        self.replica: ModelReplica | None = None
         self.actions = LogActions(self)
         self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
         self.serving = Serving(self)
@@ -837,7 +838,7 @@ class Session:
             now, [c for c in machine.frontier if machine.round <= c.entry.round <= round_], root
         )
 
-    def installed(self, now: float, replica: AnchorReplica) -> None:
+    def installed(self, now: float, replica: ModelReplica) -> None:
         """A fetched state and its entries are in place: the next round opens."""
         machine = self.machine
         assert machine is not None

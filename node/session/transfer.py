@@ -15,22 +15,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
 from ...collectives.codecs.codec import Grid
 from ...collectives.digest import merkle_root, part_digest
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.exchange import Bounds
-from ...collectives.group import Certified, Entry, Member, is_quorum
+from ...collectives.group import Entry, Member, is_quorum
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.layout import Layout
 from ...collectives.round import Timing
 from .naming import is_operation
-from .ports import DataPlane
 from .race import Race
 from .replica import state_chunk_bytes
 from .requests import ChunkRequests
+
+if TYPE_CHECKING:
+    from .actions import LogActions
 
 # a quorum that offers one state alike has done so within this time; then a certified one is asked
 # for
@@ -40,65 +42,6 @@ UNBELIEVED_S = 1.0
 STALLED_S = 30.0
 ASKED_RARELY = 8  # times `Timing.fetch_s`: between two questions for more sources of a state
 RIVALS_ASKED = 2  # at once: each makes a copy of its state, and hashes it
-
-
-class TransferActions(Protocol):
-    """What a Transfer asks of its session."""
-
-    @property
-    def exchange(self) -> DataPlane:
-        """The data plane."""
-        ...
-
-    def tell(self, peer: PeerId, round_: int, body: m.Body) -> None:
-        """Send on the main log."""
-        ...
-
-    def unheard(self, peer: PeerId) -> bool:
-        """Whether a peer is not to be counted on."""
-        ...
-
-    def result_arrived(self, entry: Entry, data: memoryview) -> None:
-        """Verified result bytes of a decided entry."""
-        ...
-
-    def result_gone(self, entry: Entry) -> None:
-        """Nobody asked has the result of this entry any more."""
-        ...
-
-    def state_arrived(self, round_: int, root: bytes, layout: Layout, data: memoryview) -> None:
-        """Verified state after entry ``round_``."""
-        ...
-
-    def state_progress(self, have: int, total: int, sources: tuple[PeerId, ...]) -> None:
-        """How far the state is."""
-        ...
-
-    def allocate_state(self, layout: Layout) -> memoryview:
-        """Where a state is to be received: anchor and outer state of a model."""
-        ...
-
-    def allocate(self, nbytes: int) -> memoryview:
-        """Where a result is to be received."""
-        ...
-
-    def wants_state(self, round_: int) -> bool:
-        """Whether the state after entry ``round_`` would bring this member on."""
-        ...
-
-    def offered_in_vain(self, peer: PeerId, round_: int) -> None:
-        """This peer offers a state after entry ``round_`` that cannot be believed alone. It may
-        have the results that led to it.
-        """
-        ...
-
-    def least_state(self) -> int:
-        """The oldest entry of which that is so."""
-        ...
-
-    def entry_at(self, round_: int) -> Certified | None:
-        """A verified entry, applied or not."""
-        ...
 
 
 @dataclass
@@ -128,7 +71,7 @@ class Transfer:
 
     def __init__(
         self,
-        actions: TransferActions,
+        actions: LogActions,
         organiser: PeerId,
         timing: Timing,
         rng: Random,

@@ -18,7 +18,6 @@ from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from ..home.paths import make_private
-from ..session.ports import AnchorReplica
 from ..session.record import MAX_SPENT, BranchRecord
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp
@@ -306,7 +305,7 @@ class RunFiles:
         """See Storage."""
         return OuterStep(self._outer, layout).state_bytes(layout.numel)
 
-    def replica(self, layout: Layout, *, restore: bool) -> AnchorReplica:
+    def replica(self, layout: Layout, *, restore: bool) -> ModelReplica:
         """A replica, with ``restore`` filled from the checkpoint; a damaged checkpoint is told and
         left out.
 
@@ -414,7 +413,7 @@ class RunFiles:
     def _momentum_numel(self, layout: Layout) -> int:
         return OuterStep(self._outer, layout).state_numel(layout.numel)
 
-    def found(self, replica: AnchorReplica, genesis: Certified) -> None:
+    def found(self, replica: ModelReplica, genesis: Certified) -> None:
         """Initial state, layout and genesis, all on the medium, or nothing. The mark that it was
         founded comes last.
 
@@ -434,8 +433,7 @@ class RunFiles:
             self._saved = []
             raise
 
-    def _save(self, replica: AnchorReplica, entry: Certified, rounds: int) -> None:
-        assert isinstance(replica, ModelReplica)
+    def _save(self, replica: ModelReplica, entry: Certified, rounds: int) -> None:
         if self._sync != "none":
             self._journal.sync()  # a checkpoint that the journal does not reach is of no use
         saved = cp.SavedCheckpoint(
@@ -453,7 +451,7 @@ class RunFiles:
         if self._saved[-1:] != [saved.entry]:
             self._saved = [*self._saved[-1:], saved.entry]
 
-    def checkpoint(self, replica: AnchorReplica, entry: Certified, rounds: int) -> None:
+    def checkpoint(self, replica: ModelReplica, entry: Certified, rounds: int) -> None:
         """Write the current state to disk; told, not raised, when that fails: the last checkpoint
         and all later results stay.
         """

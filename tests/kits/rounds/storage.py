@@ -22,7 +22,6 @@ from atoll.collectives.round import SealRecord
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.kept import Votes
 from atoll.node.session.memory_storage import MemoryStorage, MemoryVotes
-from atoll.node.session.ports import AnchorReplica
 from atoll.node.session.record import BranchRecord
 from atoll.node.session.replica import ModelReplica, PlainSlots, bytes_of
 from atoll.node.storage import checkpoint as cp
@@ -336,7 +335,7 @@ class SimStorage(MemoryStorage):
         self.observer.branched(record)
         super().keep_branch(record)
 
-    def replica(self, layout: Layout, *, restore: bool) -> AnchorReplica:
+    def replica(self, layout: Layout, *, restore: bool) -> ModelReplica:
         """A replica of this layout, with ``restore`` filled from the newest checkpoint that the
         journal reaches.
         """
@@ -344,10 +343,9 @@ class SimStorage(MemoryStorage):
         self._fill(replica, restore)
         return replica
 
-    def checkpoint(self, replica: AnchorReplica, entry: Certified, rounds: int) -> None:
+    def checkpoint(self, replica: ModelReplica, entry: Certified, rounds: int) -> None:
         """Keep the state."""
         self.observer.before_write("checkpoint")
-        assert isinstance(replica, ModelReplica)
         saved = cp.SavedCheckpoint(
             replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum
         )
@@ -366,7 +364,7 @@ class SimStorage(MemoryStorage):
         super().checkpoint(replica, entry, rounds)
         self._begun.clear()
 
-    def found(self, replica: AnchorReplica, genesis: Certified) -> None:
+    def found(self, replica: ModelReplica, genesis: Certified) -> None:
         """Keep layout, initial state and genesis."""
         super().found(replica, genesis)
         self.journal().sync()
