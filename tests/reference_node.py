@@ -48,8 +48,9 @@ from atoll.collectives.swarm import (
 )
 from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo
+from atoll.node.control.requests import ConnectionRequests
 from atoll.node.control.server import ControlServer
-from atoll.node.control.service import ProgressSink, ReduceMemory, ScriptEvents
+from atoll.node.control.service import ProgressSink, ReduceMemory
 from atoll.node.control.shared_memory import AnchorSlots, SharedBuffer
 from atoll.node.home.lifecycle import NodeFile, NodeLock
 from atoll.node.home.paths import Paths, find_paths
@@ -160,9 +161,9 @@ class ReferenceRun:
 class ReferenceSession:
     """See ScriptSession."""
 
-    def __init__(self, run: ReferenceRun, layout: Layout, events: ScriptEvents) -> None:
+    def __init__(self, run: ReferenceRun, layout: Layout, events: ConnectionRequests) -> None:
         self.run = run
-        self.events: ScriptEvents | None = events
+        self.events: ConnectionRequests | None = events
         self.founding = run.slots is None
         if run.slots is None:
             run.slots = AnchorSlots(layout.numel)
@@ -389,7 +390,12 @@ class ReferenceService:
         yield events()
 
     async def open_script(
-        self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink
+        self,
+        run_id: str,
+        layout: Layout,
+        pid: int,
+        events: ConnectionRequests,
+        progress: ProgressSink,
     ) -> ReferenceSession:
         await self.find_run(run_id)
         if self.run.session is not None:

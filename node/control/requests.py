@@ -25,7 +25,8 @@ blocks.
 class ConnectionRequests:
     """The requests of one connection. ``handle`` them one after the other; then ``close``.
 
-    Is the ScriptEvents of its session.
+    The script's session calls `decided` to `failed` at any time until it is `detached`; they never
+    block, and do nothing after `close`.
     """
 
     def __init__(self, service: NodeService, post: Post, end: Callable[[AtollError], None]) -> None:
@@ -127,19 +128,28 @@ class ConnectionRequests:
             session.detached()
 
     def decided(self, cid: bytes, outcome: Outcome) -> None:
-        """See ScriptEvents."""
+        """Exactly once for every `ScriptSession.contribute` and `resume`: the round is decided and
+        applied (the anchor is published first), and the node no longer reads the contribution
+        buffer, whether ``outcome.counted`` or not. The script may write the next contribution as
+        soon as it sees this. There is no push for "open": the client tells the time itself.
+        """
         self._push(p.Decided(cid, outcome))
 
     def closing(self, round_: int, fragment: int = 0) -> None:
-        """See ScriptEvents."""
+        """Another member has finished ``round_`` of a fragment, to which this script has
+        contributed nothing yet.
+        """
         self._push(p.Closing(round_, fragment))
 
     def asked(self, number: int, round_: int, seed: bytes, interval: int = -1) -> None:
-        """See ScriptEvents."""
+        """The script is to compute a vector, or one interval (`ScriptSession.computed`)."""
         self._push(p.Asked(number, round_, seed, interval))
 
     def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
-        """See ScriptEvents."""
+        """Exactly once for every `ScriptSession.reduce_start`; "open" when the deadline passed. If
+        committed, ``result`` holds the encoded mean, on the grid of the contribution, and is not
+        written until `reduce_close`.
+        """
         if result is None:
             self._push(p.ReductionOutcome(op_id, outcome))
         else:
@@ -148,7 +158,9 @@ class ConnectionRequests:
             )
 
     def failed(self, error: AtollError) -> None:
-        """See ScriptEvents."""
+        """The run does not go on at this node: the script is told why and its connection ends. It
+        may enter the run again.
+        """
         if not self._closed:
             self._end(error)
 

@@ -13,54 +13,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from ...collectives.errors import AtollError
 from ...collectives.group import NO_READING, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
+from ...collectives.swarm import Call, PeerView, Spent, Tally
 from .protocol import JoinRequest, RunInfo
 from .shared_memory import AnchorSlots, SharedBuffer
 
+if TYPE_CHECKING:
+    from .requests import ConnectionRequests
+
 ProgressSink = Callable[[str, int, int], None]
 """(stage, done, total): told to the waiting client; never blocks. total 0 = unknown."""
-
-
-class ScriptEvents(Protocol):
-    """How a session tells its script something, at any time until `detached`. Never blocks; after
-    `detached` it does nothing.
-    """
-
-    def decided(self, cid: bytes, outcome: Outcome) -> None:
-        """Exactly once for every `contribute` and `resume`: the round is decided and applied (the
-        anchor is published first), and the node no longer reads the contribution buffer, whether
-        ``outcome.counted`` or not. The script may write the next contribution as soon as it sees
-        this. There is no push for "open": the client tells the time itself.
-        """
-        ...
-
-    def closing(self, round_: int, fragment: int = 0) -> None:
-        """Another member has finished ``round_`` of a fragment, to which this script has
-        contributed nothing yet.
-        """
-        ...
-
-    def asked(self, number: int, round_: int, seed: bytes, interval: int = -1) -> None:
-        """The script is to compute a vector, or one interval (`ScriptSession.computed`)."""
-        ...
-
-    def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
-        """Exactly once for every `reduce_start`; "open" when the deadline passed. If committed,
-        ``result`` holds the encoded mean, on the grid of the contribution, and is not written until
-        `reduce_close`."""
-        ...
-
-    def failed(self, error: AtollError) -> None:
-        """The run does not go on at this node: the script is told why and its connection ends. It
-        may enter the run again.
-        """
-        ...
 
 
 class NumberedBuffer(Protocol):
@@ -150,7 +116,7 @@ class ScriptSession(Protocol):
         reading: Reading = NO_READING,
     ) -> None:
         """The fragment's part of ``contribution`` is written and stays frozen until
-        `ScriptEvents.decided`; offer it under ``cid`` (16 random bytes, made by the client) to the
+        `ConnectionRequests.decided`; offer it under ``cid`` (16 random bytes, made by the client) to the
         open round, or to the next one where an earlier script's contribution is frozen in it.
 
         Raises LocalProtocolError when this session has an undecided one of this fragment.
@@ -158,7 +124,7 @@ class ScriptSession(Protocol):
         ...
 
     def computed(self, number: int, part: int = 0) -> None:
-        """``contribution`` holds the vector that `ScriptEvents.asked` was for, or its state after
+        """``contribution`` holds the vector that `ConnectionRequests.asked` was for, or its state after
         interval ``part``: copy it before returning. An unknown number is none."""
         ...
 
@@ -175,7 +141,7 @@ class ScriptSession(Protocol):
         ...
 
     def resume(self, cid: bytes, fragment: int = 0) -> None:
-        """Say (`ScriptEvents.decided`) what became of a contribution to a fragment, of an earlier
+        """Say (`ConnectionRequests.decided`) what became of a contribution to a fragment, of an earlier
         session, perhaps of an earlier node.
 
         * Known and undecided: when it is decided.
@@ -236,13 +202,13 @@ class ScriptSession(Protocol):
         ...
 
     def reduce_cancel(self, op_id: str) -> None:
-        """The script waits no longer: `ScriptEvents.reduced` says "open" now, unless it has said
+        """The script waits no longer: `ConnectionRequests.reduced` says "open" now, unless it has said
         something. Idempotent.
         """
         ...
 
     def reduce_start(self, op_id: str) -> None:
-        """``source`` is written and stays frozen until `ScriptEvents.reduced`."""
+        """``source`` is written and stays frozen until `ConnectionRequests.reduced`."""
         ...
 
     def reduce_close(self, op_id: str) -> None:
@@ -353,7 +319,12 @@ class NodeService(Protocol):
         ...
 
     async def open_script(
-        self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink
+        self,
+        run_id: str,
+        layout: Layout,
+        pid: int,
+        events: ConnectionRequests,
+        progress: ProgressSink,
     ) -> ScriptSession:
         """Attach a script: wait until the run's state is here (telling progress), or until it is
         clear that this member founds it.

@@ -21,7 +21,8 @@ from ...collectives.errors import (
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
-from ..control.service import JoinRequest, ProgressSink, RunInfo, ScriptEvents
+from ..control.requests import ConnectionRequests
+from ..control.service import JoinRequest, ProgressSink, RunInfo
 from ..home.memory_use import resident_bytes
 from ..home.paths import Paths, write_atomic
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
@@ -471,7 +472,12 @@ class Node:
         return lambda: run.idle.gone(pid)
 
     async def open_script(
-        self, run_id: str, layout: Layout, pid: int, events: ScriptEvents, progress: ProgressSink
+        self,
+        run_id: str,
+        layout: Layout,
+        pid: int,
+        events: ConnectionRequests,
+        progress: ProgressSink,
     ) -> AttachedScript:
         """Attach a script once the state is here, or once it is clear that this member founds the
         run.

@@ -14,7 +14,8 @@ from ...collectives.codecs.codec import Grid
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
 from ...collectives.swarm import Call, Outcome
-from ..control.service import ReduceMemory, ScriptEvents
+from ..control.requests import ConnectionRequests
+from ..control.service import ReduceMemory
 from ..session import events as ev
 from ..session.documents import weights_of
 from .buffers import BufferPool, FileBuffer, PooledBuffer, next_number
@@ -41,7 +42,7 @@ class _Reduction:
 class Reductions:
     """Those of one script; lives in the node's trio thread."""
 
-    def __init__(self, run: RunService, events: ScriptEvents) -> None:
+    def __init__(self, run: RunService, events: ConnectionRequests) -> None:
         self.run, self.events = run, events
         self._open: dict[str, _Reduction] = {}
         self._buffers: dict[int, PooledBuffer] = {}

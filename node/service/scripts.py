@@ -16,7 +16,8 @@ from ...collectives.errors import LocalProtocolError, ModelMismatchError, Storag
 from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
 from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
-from ..control.service import ReduceMemory, ScriptEvents
+from ..control.requests import ConnectionRequests
+from ..control.service import ReduceMemory
 from ..control.shared_memory import AnchorSlots, SharedBuffer, alive
 from ..manifest import Manifest
 from ..secure.rounds import SecureRounds
@@ -57,7 +58,7 @@ class AttachedScript:
         self,
         run: RunService,
         layout: Layout,
-        events: ScriptEvents,
+        events: ConnectionRequests,
         *,
         founding: bool,
         ended: Callable[[], None] = lambda: None,
