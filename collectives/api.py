@@ -173,7 +173,6 @@ def all_reduce(
     deadline_s: float = 60.0,
     codec: str = "",
     everyone: bool = False,
-    durable: bool = False,
     f: int = 0,
     before: Sequence[str] = (),
 ) -> Handle[Outcome]:
@@ -183,9 +182,8 @@ def all_reduce(
     result is "open" with fewer than 2 f + 1 (Krum's rules: 2 f + 3). ``before``: steps before the
     rule, as in a manifest: ``nnm``, ``arc``, ``bucketing2``, ``clipping10``.
 
-    ``codec``: how values travel; "" is the run's. ``durable``: what a majority has voted for is
-    decided even if all of it is killed at once and comes back. A tensor with NaN or infinity ends
-    as "open". Raises what `Swarm.operate` raises.
+    ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open".
+    Raises what `Swarm.operate` raises.
     """
     flat = _floats(tensor, op, weight, f)
     if before and op not in RULES:
@@ -193,7 +191,7 @@ def all_reduce(
     reducer = "+".join([*map(str, before), f"{op}:{f}"]) if op in RULES else op
     operating = operate(
         swarm,
-        call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec, durable=durable),
+        call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec),
         flat,
     )
     return Handle(operating, lambda outcome: _into(operating, outcome, flat))
@@ -506,7 +504,6 @@ def call_of(
     codec: str = "",
     tag: str = "",
     group: str = "",
-    durable: bool = False,
 ) -> Call:
     """A checked Call. Raises LocalProtocolError."""
     try:
@@ -520,7 +517,6 @@ def call_of(
             everyone,
             tag,
             group,
-            durable=durable,
         )
         return msgspec.convert(msgspec.to_builtins(call), Call)
     except (msgspec.ValidationError, TypeError, ValueError) as error:

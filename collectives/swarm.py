@@ -415,8 +415,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     not ended, instead of a few seconds. ``tag``: callers with another tag have called something
     else. ``group``: among this member's group of that name only (`collectives.groups`); "" is
     everybody. ``under``: the `Outcome.config` of an operation before, whose groups these are; "":
-    the newest configuration. One that is no longer known is refused. ``durable``: votes and result
-    survive the processes of those who voted.
+    the newest configuration. One that is no longer known is refused.
     """
 
     op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OP_ID, pattern=WORDS)]
@@ -428,7 +427,6 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tag: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern=r"\A[0-9a-z]*\Z")] = ""
     group: Annotated[str, msgspec.Meta(max_length=MAX_GROUP_NAME, pattern=PLAIN)] = ""
     under: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern=PLAIN)] = ""
-    durable: bool = False
 
     @property
     def name(self) -> str:
@@ -676,7 +674,6 @@ class Swarm(Protocol):
         deadline_s: float = 60.0,
         codec: str = "",
         everyone: bool = False,
-        durable: bool = False,
     ) -> Pending[Outcome]:
         """See `atoll.collectives.api.all_reduce`: in place when the outcome is committed; ``flat``
         is untouched otherwise.

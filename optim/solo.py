@@ -403,7 +403,6 @@ class SoloSwarm:
         deadline_s: float = 60.0,
         codec: str = "",
         everyone: bool = False,
-        durable: bool = False,
     ) -> Handle[Outcome]:
         """See `Swarm`."""
         return all_reduce(
@@ -415,7 +414,6 @@ class SoloSwarm:
             deadline_s=deadline_s,
             codec=codec,
             everyone=everyone,
-            durable=durable,
         )
 
     def members(self) -> Sequence[PeerView]:

@@ -470,7 +470,6 @@ class RunSwarm(SeededWork):
         deadline_s: float = 60.0,
         codec: str = "",
         everyone: bool = False,
-        durable: bool = False,
     ) -> Handle[Outcome]:
         """See Swarm. ``flat`` is written by the `wait` that first sees "committed"."""
         with eager():
@@ -483,7 +482,6 @@ class RunSwarm(SeededWork):
                 deadline_s=deadline_s,
                 codec=codec,
                 everyone=everyone,
-                durable=durable,
             )
 
     def _tell(self, at: Attached, make: Callable[[int], p.Request]) -> None:

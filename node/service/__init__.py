@@ -21,7 +21,6 @@ pausing      whether a run's script trains: its owner's word, and hours of the d
 judging      verdicts on a run: published, kept, told to the owner's command
 starting     whether a run's first round waits for members
 views        a run as documents for people and tools
-kept         results of durable operations, received into the files that keep them
 run          RunService: one run
 reductions   free-standing reductions of a script
 scripts      AttachedScript: the node's side of a script's Swarm

@@ -8,7 +8,6 @@ and nobody can say so too early.
 from __future__ import annotations
 
 import itertools
-import os
 import weakref
 from collections import deque
 from pathlib import Path
@@ -21,11 +20,6 @@ MAX_FREE, MAX_FREE_BYTES = 4, 256 << 20  # buffers and bytes kept for the next t
 _numbers = itertools.count(1)
 
 
-def next_number() -> int:
-    """A number that no memory shared with scripts has had in the life of this process."""
-    return next(_numbers)
-
-
 class PooledBuffer(SharedBuffer):
     """Memory of a pool. ``number`` is its own in the life of the process: a script keeps its
     mapping by it.
@@ -33,24 +27,7 @@ class PooledBuffer(SharedBuffer):
 
     def __init__(self, nbytes: int, folder: Path | None) -> None:
         super().__init__(nbytes, folder=folder)
-        self.number = next_number()
-
-
-class FileBuffer:
-    """A file's bytes, lent for reading. A context manager: who takes the descriptor duplicates
-    it.
-    """
-
-    def __init__(self, file: Path, number: int) -> None:
-        """``number``: the file's. Raises OSError."""
-        self.number = number
-        self.fd = self.reader_fd = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
-
-    def __enter__(self) -> FileBuffer:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        os.close(self.fd)
+        self.number = next(_numbers)
 
 
 class BufferPool:

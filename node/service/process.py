@@ -41,7 +41,6 @@ from ..net.reach.reach import ReachSettings
 from .buffers import BufferPool
 from .context import NodeContext
 from .judging import Notifier
-from .kept import kept_buffer
 from .node import DRAIN_S, Node
 from .troubles import coded, described
 
@@ -280,14 +279,7 @@ def _result_buffer(nodes: Sequence[Node], pool: BufferPool, plan: Plan) -> memor
     of_run = bool(nodes) and plan.log.startswith("main/")
     run = nodes[0].by_id.get(RunId(plan.log.rpartition("/")[2])) if of_run else None
     nbytes = plan_bytes(plan)
-    if run is not None:
-        return run.result_buffer(plan, nbytes)
-    kept = (
-        (kept_buffer(run, plan.log, nbytes) for run in list(nodes[0].by_id.values()))
-        if nodes
-        else ()
-    )
-    return next((memory for memory in kept if memory is not None), None) or pool.take(nbytes)
+    return run.result_buffer(plan, nbytes) if run is not None else pool.take(nbytes)
 
 
 def plan_bytes(plan: Plan) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import trio
 from torch import Tensor
@@ -18,8 +17,7 @@ from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..session import events as ev
 from ..session.documents import weights_of
-from .buffers import BufferPool, FileBuffer, PooledBuffer, next_number
-from .kept import abandon, kept_file
+from .buffers import BufferPool, PooledBuffer
 from .run import RunService
 
 MAX_BUFFERS = 64
@@ -46,7 +44,6 @@ class Reductions:
         self.run, self.events = run, events
         self._open: dict[str, _Reduction] = {}
         self._buffers: dict[int, PooledBuffer] = {}
-        self._files: dict[Path, int] = {}  # of results that are kept in files, and their numbers
         self._sources = BufferPool(run.node.paths.run_dir(run.run_id))
 
     def buffer_open(self, numel: int) -> PooledBuffer:
@@ -215,12 +212,7 @@ class Reductions:
         outcome = Outcome(
             "committed", 0, event.contributors, counted, (), sent, received, elapsed, "", *under
         )
-        file = kept_file(self.run, reduction.result)
-        if file is None:
-            self.events.reduced(event.op_id, outcome, self._pooled(reduction))
-        else:
-            with FileBuffer(file, self._files.setdefault(file, next_number())) as buffer:
-                self.events.reduced(event.op_id, outcome, buffer)
+        self.events.reduced(event.op_id, outcome, self._pooled(reduction))
 
     def _pooled(self, reduction: _Reduction) -> PooledBuffer:
         pool = self.run.node.results
@@ -246,7 +238,7 @@ class Reductions:
         """The script is gone, or has lost us: it may still be decoding."""
         for op_id, reduction in list(self._open.items()):
             if reduction.result is not None:
-                abandon(self.run, reduction.result)
+                self.run.node.results.abandon(reduction.result)
             self._give_up(op_id, reduction, "the script has ended")
         self._open.clear()
         self._buffers.clear()

@@ -16,8 +16,6 @@ actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
 volatile        the journal of logs beside the run's, which is not kept
 beside          what logs beside the run's ask of the session
-kept            operations whose votes outlive the process: their journal, what storage keeps of
-                them
 operation       one free-standing operation
 operations      all of them
 record          what must not be forgotten of branches; what members have signed of contributions

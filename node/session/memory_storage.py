@@ -7,50 +7,9 @@ from ...collectives.layout import Layout
 from ...collectives.round import Journal, MemoryJournal
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
-from .kept import KeptVote, Votes
 from .ports import Contributions
 from .record import MAX_SPENT, BranchRecord
 from .replica import ModelReplica, PlainSlots
-
-
-class MemoryVotes:
-    """Implements `kept.Votes`."""
-
-    def __init__(self) -> None:
-        self._votes: dict[str, KeptVote] = {}
-        self._bytes: dict[str, dict[tuple[bytes, ...], bytes]] = {}
-
-    def store(self, log: str, digests: tuple[bytes, ...], data: memoryview) -> None:
-        """Keep result bytes."""
-        self._bytes.setdefault(log, {})[digests] = bytes(data)
-
-    def record(self, vote: KeptVote) -> None:
-        """Keep a vote."""
-        self._votes[vote.log] = vote
-
-    def recall(self) -> list[tuple[KeptVote, memoryview | None]]:
-        """All of them; bytes as a writable copy (codecs wrap writable memory)."""
-        kept = {
-            log: self._bytes.get(log, {}).get(vote.accepted[1].part_digests)
-            for log, vote in self._votes.items()
-            if vote.accepted
-        }
-        return [
-            (vote, memoryview(bytearray(data)) if (data := kept.get(log)) else None)
-            for log, vote in self._votes.items()
-        ]
-
-    def drop(self, log: str) -> None:
-        """Forget result bytes."""
-        self._bytes.pop(log, None)
-
-    def give_back(self) -> None:
-        """Nothing is set aside."""
-
-    def forget(self, log: str) -> None:
-        """Forget an operation."""
-        self.drop(log)
-        self._votes.pop(log, None)
 
 
 class MemoryStorage:
@@ -66,7 +25,6 @@ class MemoryStorage:
         self._from = 0
         self._spent: list[str] = []
         self._noisy = 0
-        self.votes: Votes = MemoryVotes()
         self.contributions: Contributions | None = None
         self._branch: BranchRecord | None = None
         self._checkpoint: tuple[int, bytes] | None = None
@@ -231,4 +189,3 @@ class MemoryStorage:
         self._journal.sealed = sealed
         self._layout, self._checkpoint, self._kept, self._from = None, None, {}, 0
         self._before = None
-        self.votes = MemoryVotes()

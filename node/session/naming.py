@@ -19,9 +19,7 @@ from ...collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, Call
 from ...security.rules.reducers import find_reducer
 
 MAX_NUMEL = MOST_OPERATION_ELEMENTS
-VOLATILE, KEPT = "op", "opd"
-"""How the log of an operation begins, by what becomes of its votes when a member is killed."""
-
+PREFIX = "op"  # how the name of an operation's log begins
 
 MASKED_SUM = "wrap32"  # the reducer of secure rounds' sums
 
@@ -72,7 +70,6 @@ class Spec(NamedTuple):
     everyone: bool
     tag: str
     group: str = ""
-    durable: bool = False
 
     def acceptors(self, key: str, config: Config, me: Member) -> Config:
         """Who decides: all of a configuration, or ``me``'s group of it."""
@@ -85,8 +82,7 @@ class Spec(NamedTuple):
             f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
         )
         members = _named((config, acceptors)) if self.group else config_key(config)
-        life = KEPT if self.durable else VOLATILE
-        return f"{life}/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{members}"
+        return f"{PREFIX}/{self.numel}/{self.codec}/{self.reducer}/{kind}/{key}/{members}"
 
     def shape(self, config: Config, topology: TopologyKind = "butterfly") -> Shape:
         """The vector that is reduced, on the run's ways where it has partial sums. A gather's has a
@@ -108,12 +104,7 @@ class Spec(NamedTuple):
         kind = (", everyone" if self.everyone else "") + (
             f", of kind {self.tag}" if self.tag else ""
         )
-        return (
-            what
-            + kind
-            + (f", in groups {self.group}" if self.group else "")
-            + (", durable" if self.durable else "")
-        )
+        return what + kind + (f", in groups {self.group}" if self.group else "")
 
 
 def spec_of(call: Call, numel: int, codec: str) -> Spec:
@@ -125,7 +116,7 @@ def spec_of(call: Call, numel: int, codec: str) -> Spec:
             hint=f"one of {', '.join(REDUCERS)}, or a robust rule",
         )
     codec = call.codec or ("bits" if works_on_bits(call.reducer) else codec)
-    spec = Spec(numel, codec, call.reducer, call.everyone, call.tag, call.group, call.durable)
+    spec = Spec(numel, codec, call.reducer, call.everyone, call.tag, call.group)
     fault = _fault(spec)
     if fault:
         raise ConfigError(
@@ -136,7 +127,7 @@ def spec_of(call: Call, numel: int, codec: str) -> Spec:
 
 def is_operation(log: str) -> bool:
     """Whether a log is one of an operation."""
-    return log.partition("/")[0] in (VOLATILE, KEPT)
+    return log.partition("/")[0] == PREFIX
 
 
 def parse(log: str) -> tuple[Spec, str, str] | None:
@@ -153,9 +144,7 @@ def parse(log: str) -> tuple[Spec, str, str] | None:
     ):
         return None
     tag, grouped, group = fields[4][3:].partition("@")
-    spec = Spec(
-        int(fields[1]), fields[2], fields[3], fields[4][:3] == "all", tag, group, fields[0] == KEPT
-    )
+    spec = Spec(int(fields[1]), fields[2], fields[3], fields[4][:3] == "all", tag, group)
     return None if _fault(spec) or (grouped and not group) else (spec, fields[5], fields[6])
 
 

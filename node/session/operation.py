@@ -20,9 +20,7 @@ from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
 from ...collectives.round import RoundMachine, Shape
 from . import events as ev
 from .beside import BesideRun
-from .kept import KeptJournal, KeptVote
 from .naming import Spec, config_key, describe, parse
-from .serving import matches
 from .tallies import shares_of
 from .timeline import Timeline
 from .volatile import VolatileJournal, patient
@@ -49,11 +47,8 @@ class Operation(BesideRun):
         key: str,
         config: Config,
         now: float,
-        kept: KeptVote | None = None,
     ) -> None:
-        """``kept``: where an earlier life of the process stood, in an operation with durable
-        votes. Long, since it names each thing that the operation knows.
-        """
+        """Long, since it names each thing that the operation knows."""
         self.session, self.spec, self.key, self.touched_at = session, spec, key, now
         self._siblings = siblings
         main = session.machine
@@ -61,9 +56,7 @@ class Operation(BesideRun):
         self.whole, acceptors = config, spec.acceptors(key, config, main.me)
         self.log = log = spec.log_name(key, config, acceptors)
         self.op_id: str | None = None  # None: this member only votes
-        self.by: PeerId | None = (
-            None  # whose message made it known here; None: the own script, or an earlier life
-        )
+        self.by: PeerId | None = None  # whose message made it known here; None: the own script
         self.speaker: PeerId | None = None  # who said the newest thing about it
         self.heard_at = now
         self.deferred: tuple[Plan, Sequence[PeerId]] | None = None  # a plan that waits for a call
@@ -74,9 +67,6 @@ class Operation(BesideRun):
         self.weights: dict[
             tuple[bytes, ...], tuple[float, ...]
         ] = {}  # what contributions were weighed with, by the same
-        self.storing: set[tuple[bytes, ...]] = (
-            set()
-        )  # what is here, and being written before it is voted for
         self.holders: set[PeerId] = set()  # who voted, and so has all bytes
         self.offered: m.Ready | None = None  # what this member said when it called
         self.given: Given | None = None  # and what it called with
@@ -92,11 +82,8 @@ class Operation(BesideRun):
             spec.shape(acceptors, session.settings.plan),
             single=session.settings.coordinator and spec.reducer != "gather",
         )
-        self.journal = self._journal(main.me.incarnation)
+        self.journal = VolatileJournal(main.me.incarnation, lambda: siblings.spend(key))
         self.journal.append(Certified(_genesis(session.run, log, acceptors, shape), ()))
-        if kept is not None and isinstance(self.journal, KeptJournal):
-            self.journal.take_up(kept)
-            self.served = kept.served
         self.machine = RoundMachine(
             run=session.run,
             log=log,
@@ -134,28 +121,6 @@ class Operation(BesideRun):
         return peer in self.callers or (
             plan is not None and any(c.member.peer == peer for c in plan.contributors)
         )
-
-    def _journal(self, incarnation: int) -> VolatileJournal:
-        votes = self.session.ports.storage.votes
-
-        def spend() -> None:
-            self._siblings.spend(self.key)
-
-        def write(promised: int, accepted: tuple[int, Entry] | None, served: bool) -> None:
-            votes.record(KeptVote(self.log, self.whole, promised, accepted, served))
-
-        return (
-            KeptJournal(incarnation, spend, write)
-            if self.spec.durable
-            else VolatileJournal(incarnation, spend)
-        )
-
-    def recall(self, entry: Entry, data: memoryview | None) -> None:
-        """What an earlier life voted for, and its bytes where they are kept."""
-        self.machine.remember(entry)
-        if data is not None and matches(entry, data):
-            self.results[entry.part_digests] = data
-            self.machine.on_kept(entry)
 
     # ---- the caller
     def call(
@@ -294,28 +259,14 @@ class Operation(BesideRun):
     def drop_results(self) -> None:
         """Nobody will ask for the bytes any more."""
         self.results.clear()
-        if isinstance(self.journal, KeptJournal):
-            with contextlib.suppress(
-                StorageError
-            ):  # a call in the next life is told that it is open, then
-                self.journal.served()
-            self.session.ports.storage.votes.drop(self.log)
         if self.entry is not None:
             self._siblings.serving.withdraw(self.entry.hash())
-
-    def retire(self) -> None:
-        """Nobody will ask for this operation any more."""
-        if self.spec.durable:
-            self.session.ports.storage.votes.forget(self.log)
-        self.end()
 
     def end(self) -> None:
         """Take no more part in this life."""
         if self.machine.contribution:
             self.session.ports.exchange.release(self.machine.contribution[0])
-        self.results.clear()
-        if self.entry is not None:
-            self._siblings.serving.withdraw(self.entry.hash())
+        self.drop_results()
         self.session.transfer.drop_log(self.log)
         self.session.ports.exchange.close_round(self.log, 1)
 
@@ -343,11 +294,9 @@ class Operation(BesideRun):
         self.session.ports.exchange.execute(plan, audience)
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch result bytes, unless they only wait for the disk."""
+        """Fetch result bytes, where they fit into what others may take here."""
         grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
-        if entry.part_digests not in self.storing and self._siblings.affordable(
-            self, grid.results.nbytes
-        ):
+        if self._siblings.affordable(self, grid.results.nbytes):
             super().fetch_result(entry, holders)
 
     def apply(self, entry: Entry) -> None:

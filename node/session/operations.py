@@ -1,5 +1,5 @@
 """Free-standing operations: each is a log of one entry over the configuration of the run, with
-volatile votes or, on request, durable ones.
+volatile votes.
 
 The log's name (`naming.py`) says all that a member must know to take part as an acceptor without
 having called: length, codec, reducer, a hash of the operation's id and one of the configuration. A
@@ -7,7 +7,7 @@ member takes part in one log of an operation only, so that two views of the conf
 callers who want different things under one id, do not give two results. Until it has called,
 promised or voted it may change over to the log that more others have called. One that restarts
 remembers (through `Storage.spend`) in which operations its earlier life promised or voted, and
-never takes part in those again, but for those whose votes were written down (`kept.py`).
+never takes part in those again.
 
 An operation of groups is one log for each group: its members alone vote, exchange and hold the
 result. Where one of them is lost, the first of the group decides a tie, and a group that lost its
@@ -26,14 +26,13 @@ from torch import Tensor
 from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.codecs.encoded import EncodedVector
-from ...collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError, StorageError
+from ...collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError
 from ...collectives.group import Config, Entry, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Call
 from . import events as ev
 from .budgets import MADE
-from .kept import KeptVote
-from .naming import KEPT, MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
+from .naming import MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
 from .record import MAX_SPENT
 from .serving import Serving
@@ -197,14 +196,6 @@ class Operations:
             operation.pinned = bool(call.under)
             operation.call(now, call.op_id, cid, call.weight, vector)
             self._give_up(now, operation)
-
-    def keeps(self, log: str) -> bool:
-        """Whether it is the log of an operation with durable votes that this member takes part in.
-        From any thread.
-        """
-        found = parse(log) if log.startswith(KEPT) else None
-        known = self.by_key.get(found[1]) if found else None
-        return known is not None and known.log == log
 
     def abandon(self, now: float, op_id: str) -> str:
         """The caller no longer waits. The operation goes on without it; its promises and votes
@@ -380,33 +371,12 @@ class Operations:
         ):
             self._forget(known)
 
-    def restore(self, now: float) -> None:
-        """Take part again in operations whose votes an earlier life of this member wrote down.
-        Raises StorageError.
-        """
-        votes, main = self.session.ports.storage.votes, self.session.machine
-        for vote, data in votes.recall():
-            found = parse(vote.log)
-            operation = None
-            if main is not None and main.me in vote.config and found is not None:
-                spec, key, _ = found
-                if (
-                    spec.log_name(key, vote.config, spec.acceptors(key, vote.config, main.me))
-                    == vote.log
-                ):
-                    operation = self._make(now, spec, key, vote.config, vote)
-            if operation is None:
-                votes.forget(vote.log)
-            elif vote.accepted is not None:
-                operation.recall(vote.accepted[1], data)
-
     def _make(
         self,
         now: float,
         spec: Spec,
         key: str,
         config: Config,
-        kept: KeptVote | None = None,
         *,
         ours: bool = False,
         by: PeerId | None = None,
@@ -426,7 +396,7 @@ class Operations:
             if (least := self._least(ours)) is None:
                 return None
             self._forget(least)
-        operation = Operation(self.session, self, spec, key, config, now, kept)
+        operation = Operation(self.session, self, spec, key, config, now)
         operation.by = by
         self.by_key[operation.key] = self.undone[operation.key] = operation
         if self.session.script is None or operation.key in self._refused or self._watches(spec):
@@ -486,10 +456,7 @@ class Operations:
             operation for operation in known if not operation.bound
         ]
         if not over and ours:
-            over = sorted(
-                (operation for operation in known if operation.op_id is None),
-                key=lambda operation: operation.spec.durable,
-            )
+            over = [operation for operation in known if operation.op_id is None]
         return next(iter(over), None)
 
     def _watches(self, spec: Spec) -> bool:
@@ -522,30 +489,10 @@ class Operations:
         digests: tuple[bytes, ...],
         data: memoryview,
     ) -> None:
-        """A vote says that the bytes are here: where it is durable, they are, too."""
-
-        def held(now: float, error: StorageError | None = None) -> None:
-            operation.storing.discard(digests)
-            if error is not None:
-                raise error
-            if self.by_key.get(operation.key) is operation and not operation.done:
-                operation.results[digests] = data
-                operation.machine.on_result(now, bound, digests)
-            elif operation.spec.durable:
-                self.session.ports.storage.votes.drop(operation.log)
-
-        def store() -> StorageError | None:
-            try:
-                self.session.ports.storage.votes.store(operation.log, digests, data)
-            except StorageError as error:  # no vote of this member's, then
-                return error
-            return None
-
-        if operation.spec.durable:
-            operation.storing.add(digests)
-            self.session.ports.offload(store, held)
-        else:
-            held(now)
+        """The bytes are here: it may be voted on."""
+        if not operation.done:
+            operation.results[digests] = data
+            operation.machine.on_result(now, bound, digests)
 
     def on_report(self, now: float, event: x.ReductionReport) -> bool:
         """What the data plane waits for; False when it is none of ours."""
@@ -617,8 +564,6 @@ class Operations:
         if now - self._trimmed_at > UNCALLED_S / 2:
             self._trimmed_at = now
             self.trim()
-            if not any(operation.spec.durable for operation in self.by_key.values()):
-                self.session.ports.storage.votes.give_back()
         for operation in list(self.by_key.values()):
             if (
                 (operation.done or operation.op_id is None)
@@ -656,4 +601,4 @@ class Operations:
     def _forget(self, operation: Operation) -> None:
         del self.by_key[operation.key]
         self.undone.pop(operation.key, None)
-        operation.retire()
+        operation.end()

@@ -17,7 +17,6 @@ from ...collectives.layout import Layout
 from ...collectives.messages import Spans
 from ...collectives.pace import Pace
 from ...collectives.round import Journal
-from .kept import Votes
 from .record import BranchRecord, Statement
 from .replica import ModelReplica
 
@@ -119,11 +118,6 @@ class Contributions(Protocol):
 
 class Storage(Protocol):
     """What one run keeps over the life of a process. Raises StorageError."""
-
-    @property
-    def votes(self) -> Votes:
-        """Of free-standing operations that have durable ones."""
-        ...
 
     @property
     def contributions(self) -> Contributions | None:

@@ -358,7 +358,6 @@ class Session:
         replica.publish(self.round)
         self.hash_state(self.round + 1)
         self.opened(now)
-        self.operations.restore(now)
         return self.ports.emit(ev.StateReady(self.completed))
 
     def found(self, now: float, layout: Layout, initial: Tensor) -> None:

@@ -404,7 +404,6 @@ class LocalMember:
         deadline_s: float = 60.0,
         codec: str = "",
         everyone: bool = False,
-        durable: bool = False,
     ) -> Handle[Outcome]:
         """See Swarm."""
         return all_reduce(
@@ -416,7 +415,6 @@ class LocalMember:
             deadline_s=deadline_s,
             codec=codec,
             everyone=everyone,
-            durable=durable,
         )
 
     def abandon(self, op_id: str, reason: str) -> Outcome:

@@ -6,7 +6,6 @@ frames      length, check, body: what journals and archives of logs are made of
 journal     FileJournal: entries, promises and votes, a write-ahead log that survives kill -9 and
             power cuts
 results     ResultFiles: a ring of preallocated, mapped files that results are received into
-votes       VoteFiles: free-standing operations with durable votes
 checkpoint  anchor and momentum as safetensors, two generations, verified by their Merkle root
 spent       how often noise was handed over, never behind
 contributions   what was contributed to the newest rounds, and who signed it

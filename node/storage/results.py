@@ -73,9 +73,6 @@ class ResultFiles:
         ] = {}  # small mappings used last: a new one costs a fault for every page that is written
         self._index: dict[str, tuple[int, int, int]] = {}  # name -> round, file number, bytes
         self._named = set[Path]()  # files whose names are on the medium
-        self._inherited = set(
-            range(MAX_FILES)
-        )  # what an earlier life lent, a script may read for ever: not to be written over
         self._load()
 
     def _path(self, number: int) -> Path:
@@ -152,11 +149,6 @@ class ResultFiles:
         for number in range(MAX_FILES):
             reference = self._mapped.get(number)
             if number not in kept and (reference is None or reference() is None):
-                if number in self._inherited:
-                    self._warm.pop(number, None)
-                    with contextlib.suppress(FileNotFoundError):
-                        self._path(number).unlink()
-                    self._inherited.discard(number)
                 self._blank(number)
                 return number
         raise StorageError(f"all {MAX_FILES} result buffers are in use")
@@ -227,14 +219,6 @@ class ResultFiles:
             os.close(fd)
         return number
 
-    def file_of(self, data: memoryview) -> Path | None:
-        """Where a buffer of `allocate` lies."""
-        with self._lock:
-            return next(
-                (self._path(number) for number, ref in self._mapped.items() if ref() is data.obj),
-                None,
-            )
-
     def has(self, name: str) -> bool:
         """Whether bytes are kept under a name."""
         return name in self._index
@@ -257,37 +241,15 @@ class ResultFiles:
                 :nbytes
             ]
 
-    def forget(self, before: int, keep: set[str]) -> None:
-        """Names of older rounds are dropped, except ``keep``; their files are used again once
-        nobody reads them.
-        """
+    def forget(self, before: int) -> None:
+        """Names of older rounds are dropped; their files are used again once nobody reads them."""
         with self._lock:
-            self._drop(
-                name
-                for name, (round_, _, _) in self._index.items()
-                if round_ < before and name not in keep
-            )
+            self._drop(name for name, (round_, _, _) in self._index.items() if round_ < before)
 
-    def drop(self, prefix: str) -> None:
-        """All names that begin so are dropped."""
+    def drop(self, name: str) -> None:
+        """A name is dropped, if it is there."""
         with self._lock:
-            self._drop(name for name in self._index if name.startswith(prefix))
-
-    def give_back(self) -> None:
-        """Remove the files that nobody reads and nothing is kept in; they would be used again, at
-        the price of making them anew.
-        """
-        with self._lock:
-            self._warm.clear()
-            kept = {number for _, number, _ in self._index.values()}
-            for number in sorted(self._inherited.union(self._mapped)):
-                reference = self._mapped.get(number)
-                if number in kept or (reference is not None and reference() is not None):
-                    continue
-                self._mapped.pop(number, None)
-                self._inherited.discard(number)  # who still reads it has its mapping
-                with contextlib.suppress(OSError):
-                    self._path(number).unlink(missing_ok=True)
+            self._drop([name] if name in self._index else [])
 
     def clear(self) -> None:
         """Forget everything."""

@@ -26,7 +26,6 @@ from .journal import FileJournal
 from .medium import REAL, storage_error, write_atomically
 from .results import ResultFiles
 from .spent import SpentCounter
-from .votes import VoteFiles
 
 log = logging.getLogger("atoll")
 SET_ASIDE = "set-aside"
@@ -95,7 +94,6 @@ class RunFiles:
         )
         self._budget = SpentCounter(folder / "privacy")
         self._results = ResultFiles(folder / "results")
-        self.votes = VoteFiles(folder / "votes", forced=sync != "none")
         self._saved: list[int] = []  # the entries of the checkpoints on disk, the older first
         self._newest_whole = True
         self._from = self._spends = self._written_before = 0
@@ -130,13 +128,12 @@ class RunFiles:
         """See Storage."""
         if self._sync == "none":
             return 0
-        return self._written_before + self._journal.written + self._spends + self.votes.written
+        return self._written_before + self._journal.written + self._spends
 
     def sync(self) -> None:
         """See Storage."""
         spent, self._spent_unforced = self._spent_unforced, False
         self._journal.sync()
-        self.votes.sync()
         if spent:
             path = self._folder / "operations"
             try:
@@ -289,7 +286,7 @@ class RunFiles:
         limit = min(before, (self._saved[0] if self._saved else -1) + 1)
         self._from = max(self._from, limit)
         try:
-            self._results.forget(limit, set())
+            self._results.forget(limit)
         except (
             StorageError
         ) as error:  # the list on disk still names them: they are only kept for longer
@@ -542,7 +539,6 @@ class RunFiles:
         except OSError as error:
             raise storage_error(aside, error) from error
         self._results.clear()
-        self.votes.clear()
         if self._journal.sealed is None:
             (self._folder / "seal").unlink(missing_ok=True)  # unreadable, if it is there
         self._written_before += self._journal.written
@@ -561,5 +557,4 @@ class RunFiles:
         StorageError.
         """
         self._results.close()
-        self.votes.close()
         self._journal.close()

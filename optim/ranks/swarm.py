@@ -275,7 +275,6 @@ class RankSwarm:
         deadline_s: float = 60.0,
         codec: str = "",
         everyone: bool = False,
-        durable: bool = False,
     ) -> Any:
         """Refused."""
         self._refuse("all_reduce")

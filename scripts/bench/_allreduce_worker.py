@@ -105,7 +105,7 @@ class Worker:
             private=True,
             progress=lambda stage, done, total: None,
         )
-        self.rounds, self.durable = options["sync"] == "round", options["sync"] == "cache"
+        self.rounds = bool(options["round"])
         self.swarm.open(
             make_layout([("flat", (self.elements if self.rounds else MODEL_ELEMENTS,))]), _zero
         ).release()
@@ -202,7 +202,6 @@ class Worker:
                 "f": f,
                 "before": before,
                 "deadline_s": DEADLINE_S,
-                "durable": self.durable,
             }
             outcome = api.all_reduce(self.swarm, self.flat, op_id=name, **options).wait()
         end = time.monotonic()

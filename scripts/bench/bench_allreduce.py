@@ -7,11 +7,10 @@ same training processes, turn about (gloo, ours, ours, gloo), started at a commo
 those of the slowest peer; CPU seconds are user and system time of all processes that take part, the
 nodes included. Medians over the runs.
 
---sync cache: the all_reduce is called with durable=True: result and votes are in the page cache
-before a vote is sent. --sync round: a round of training, whose votes are always durable, is
-measured instead: the vector is contributed, the decided mean is applied to the anchor (plain
-averaging), and the new anchor is copied into the script's tensor. There is then no engine_seconds
-and decision_ms, and engine_memory_mib holds the run's state as well.
+--round: a round of training, whose votes are on the medium, is measured instead: the vector is
+contributed, the decided mean is applied to the anchor (plain averaging), and the new anchor is
+copied into the script's tensor. There is then no engine_seconds and decision_ms, and
+engine_memory_mib holds the run's state as well.
 
 engine_seconds       inside the data plane of the slowest node: from the plan's arrival to the last
                      byte of the result
@@ -133,7 +132,7 @@ class Bench:
             "peers": options.peers,
             "elements": options.elements,
             "tensor": options.tensor,
-            "sync": options.sync,
+            "round": options.round,
             "gloo": str(folder / "gloo") if "gloo" in options.against else "",
         }
         home, port = folder / "p0", _free_port()
@@ -208,7 +207,7 @@ class Bench:
             found["late_s"] = max(answer["late_s"] for answer in answers)
             found["spun_per_s"] = sum(answer["spun_per_s"] for answer in answers)
             inside = self.all("inside")
-            if found["ok"] and self.options.sync != "round":
+            if found["ok"] and not self.options.round:
                 found["engine_seconds"] = max(answer["reduce_s"] for answer in inside)
                 found["decision_ms"] = 1000 * statistics.median(
                     answer["decision_s"] for answer in inside
@@ -384,10 +383,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="bulk bytes without encryption ([lanes] encrypt = false)",
     )
     parser.add_argument(
-        "--sync",
-        choices=("memory", "cache", "round"),
-        default="memory",
-        help="cache: durable votes; round: of training",
+        "--round", action="store_true", help="a round of training instead of an all-reduce"
     )
     parser.add_argument(
         "--against", default="gloo", help="rivals, separated by commas: gloo, hivemind; or none"

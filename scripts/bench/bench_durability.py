@@ -88,7 +88,7 @@ def decisions(folder: Path, count: int, elements: int) -> dict[str, Any]:
         votes = tuple(Vote(member, 0, bytes([n]) * 64) for n, member in enumerate(config[:2]))
         timed("entry", partial(journal.append, Certified(entry, votes)), journal.sync)
         took.setdefault("all", []).append(1e3 * (time.perf_counter() - began))
-        results.forget(round_ - 1, set())
+        results.forget(round_ - 1)
         base = entry.hash()
     journal.close()
     results.close()

@@ -127,7 +127,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--reps", type=int, default=5, help="times each (default 5)")
     options = parser.parse_args(arguments)
-    options.against, options.sync, options.tensor = [], "memory", "shared"
+    options.against, options.round, options.tensor = [], False, "shared"
     options.rules = options.rule.split(",")
     parsed = {rule: parse_reducer(f"{rule}:{options.f}") for rule in options.rules}
     wrong = [rule for rule, name in parsed.items() if name is None or name.least > options.peers]

@@ -273,13 +273,13 @@ class Liar:
         return count
 
     async def _call(self, until: float) -> int:
-        """Operations of a million elements that it alone calls, one after another, durable ones."""
+        """Operations of a million elements that it alone calls, one after another."""
         count, vector = 0, torch.ones(1 << 20)
         began = time.time()
         while trio.current_time() < until:
             name, count = f"alone/{began}/{count}", count + 1
             with_cid = name.encode()[-16:].rjust(16, b".")
-            call = Call(name, codec="fp32", durable=True)
+            call = Call(name, codec="fp32")
             self.run.guard(
                 lambda call=call, cid=with_cid: self.session.operations.start(
                     trio.current_time(), call, vector.numel(), vector, cid

@@ -20,7 +20,6 @@ def invented(
     name: str,
     *,
     numel: int = LONGEST,
-    durable: bool = True,
     codec: str = "fp32",
     reducer: str = "mean",
 ) -> Plan:
@@ -30,7 +29,7 @@ def invented(
     me = next(member for member in config if member.peer == liar)
     number = 0
     while True:
-        spec = Spec(numel, codec, reducer, False, "", "", durable)
+        spec = Spec(numel, codec, reducer, False, "")
         key = operation_key(run, f"{name}/{number}")
         log = spec.log_name(key, config, config)
         if convener(run, log, 1, 0, config).peer == liar:

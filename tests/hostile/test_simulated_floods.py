@@ -26,7 +26,7 @@ from atoll.node.session.budgets import (
     SHUT_OUT,
     SPANS_BYTES,
 )
-from atoll.node.session.naming import KEPT
+from atoll.node.session.naming import PREFIX
 from atoll.node.session.serving import SNAPSHOT_IDLE_S
 from atoll.node.session.session import KINDS
 from atoll.node.simulation.process import MAX_SERVED
@@ -141,7 +141,7 @@ def test_a_member_that_floods_costs_no_round(table: Table) -> None:
     table.end()
 
 
-@pytest.mark.parametrize("log", [None, f"{KEPT}/8/fp32/mean/all/x/y"])
+@pytest.mark.parametrize("log", [None, f"{PREFIX}/8/fp32/mean/all/x/y"])
 def test_what_is_beyond_a_budget_is_not_even_decoded(table: Table, log: str | None) -> None:
     """To decode thousands of spans takes longer than to send them: a message is judged by what it
     is called and how long it is.

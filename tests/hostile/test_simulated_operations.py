@@ -4,8 +4,6 @@ forgotten.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 import pytest
 import torch
@@ -24,15 +22,9 @@ from atoll.node.session import events as ev
 from atoll.node.session.actions import ROUND_PREFIX
 from atoll.node.session.budgets import REQUESTS
 from atoll.node.session.operations import ACCOUNTS, LIFETIME_S, UNCALLED_S
-from atoll.node.storage.votes import VoteFiles
 
 A, B, ME = PeerId("a"), PeerId("b"), PeerId("me")
 GIB = 1 << 30
-
-
-def room(folder: Path) -> int:
-    """Bytes of disk that files take."""
-    return sum(file.stat().st_blocks * 512 for file in folder.rglob("*") if file.is_file())
 
 
 def test_a_plan_of_others_takes_no_memory_before_something_comes_that_belongs_there() -> None:
@@ -90,21 +82,6 @@ def test_parts_of_what_nobody_here_called_are_kept_as_far_as_is_said() -> None:
     assert not sends(B, 5, cid_of(1))
     assert all(sends(A, chunk, cid_of(0)) for chunk in range(4, 100))
     assert any(isinstance(event, ResultComplete) for event in emitted)
-
-
-def test_files_of_operations_are_given_back(tmp_path: Path) -> None:
-    votes = VoteFiles(tmp_path / "votes")
-    held = [votes.allocate(1 << 20) for _ in range(3)]
-    assert room(tmp_path) >= 3 << 20
-    votes.store("opd/kept", (bytes(32),), held[0])
-    del held[1:]
-    votes.give_back()
-    assert 1 << 20 <= room(tmp_path) < 2 << 20
-    votes.drop("opd/kept")
-    held.clear()
-    votes.give_back()
-    assert room(tmp_path) < 1 << 20
-    assert len(votes.allocate(1 << 20)) == 1 << 20
 
 
 def say(victim: Peer, sender: PeerId, log: str, body: m.Body) -> None:

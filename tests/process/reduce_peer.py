@@ -58,7 +58,6 @@ def reduce(swarm: Any, ops: list[dict[str, Any]]) -> None:
                 weight=op["weight"],
                 op_id=op["op"],
                 deadline_s=op["deadline_s"],
-                durable=op.get("durable", False),
             )
         except AtollError as error:
             pending = error

@@ -58,7 +58,7 @@ def test_a_daemon_closes_what_was_open_before(tmp_path: Path) -> None:
     paths = find_paths(home)
     paths.ensure()
     paths.config_file.write_text('[node]\nlisten = ["/ip4/127.0.0.1/tcp/0"]\n')
-    old = paths.runs_dir / "a-run" / "votes"
+    old = paths.runs_dir / "a-run" / "results"
     old.mkdir(parents=True, mode=0o755)
     (old / "0").write_bytes(b"x")
     outside = tmp_path / "outside"

@@ -1,10 +1,7 @@
 """Results of operations are let go of as soon as everybody has them: nobody holds two where the
-next operation begins. Durable ones are kept on disk as long as somebody may still need them."""
+next operation begins."""
 
 from __future__ import annotations
-
-import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,13 +15,11 @@ from atoll.node.session import events as ev
 from atoll.node.session.actions import ROUND_PREFIX
 from atoll.node.session.naming import operation_key
 from atoll.node.session.operation import Operation
-from atoll.node.session.operations import LIFETIME_S
-from atoll.node.storage.votes import VoteFiles
 
 
-def called(table: Table, op_id: str, *, durable: bool = False) -> dict[PeerId, Operation]:
+def called(table: Table, op_id: str) -> dict[PeerId, Operation]:
     """Everybody calls."""
-    call = Call(op_id, codec="fp32", durable=durable)
+    call = Call(op_id, codec="fp32")
     key = operation_key("run", op_id)
     for peer in table.peers:
         cid = f"{op_id}/{peer.name}".encode().ljust(16, b".")
@@ -62,43 +57,12 @@ def test_a_result_is_kept_no_longer_than_until_the_last_has_it(slow: float) -> N
     table.end()
 
 
-def test_a_durable_result_that_waits_for_the_disk_is_not_fetched_from_others() -> None:
-    """One member's disk takes seconds; the others have decided long before it has written what it
-    holds.
-    """
-    table, gets = Table(3), list[PeerId]()
-    table.all_in()
-    slow = table.peers[2]
-    assert slow.node is not None
-    slow.node.place = dataclasses.replace(table.place, work_s=4.0)
-
-    def look(sender: PeerId, receiver: PeerId, channel: str, payload: object) -> bool:
-        if (
-            isinstance(payload, bytes)
-            and payload[:1] == ROUND_PREFIX
-            and isinstance(m.decode(payload[1:], sender).body, m.Get)
-        ):
-            gets.append(sender)
-        return False
-
-    table.network.tap = look
-    mine = called(table, "op", durable=True)[slow.name]
-    table.until(lambda: all(served(peer, "op") for peer in table.peers[:2]))
-    assert not served(slow, "op")
-    assert mine.storing
-    table.until(lambda: served(slow, "op"))
-    assert (gets, mine.storing) == ([], set())
-    table.end()
-
-
 @pytest.mark.parametrize("survivor", [0, 1, 2])
-@pytest.mark.parametrize("durable", [True, False], ids=["durable", "volatile"])
-def test_a_majority_killed_after_it_has_voted_still_decides_for_the_caller_that_is_left(
-    survivor: int, durable: bool, tmp_path: Path
+def test_a_majority_killed_after_it_has_voted_votes_no_more_and_the_caller_that_is_left_hears_of_no_result(
+    survivor: int,
 ) -> None:
+    """Votes of operations are volatile: who comes back takes no part in what it has voted in."""
     table = Table(3)
-    for peer in table.peers:
-        peer.storage.votes = VoteFiles(tmp_path / peer.name)
     table.all_in()
     left, killed = (
         table.peers[survivor],
@@ -117,7 +81,7 @@ def test_a_majority_killed_after_it_has_voted_still_decides_for_the_caller_that_
         return isinstance(m.decode(payload[1:], sender).body, m.Accepted | m.Catch)
 
     table.network.tap = lost
-    operations = called(table, "op", durable=durable)
+    operations = called(table, "op")
     mine = operations[left.name]
     table.until(
         lambda: (
@@ -135,16 +99,7 @@ def test_a_majority_killed_after_it_has_voted_still_decides_for_the_caller_that_
     table.wait(5.0)
     assert not served(left, "op")
     for peer in killed:
-        peer.storage.votes = VoteFiles(tmp_path / peer.name)  # read anew
         peer.start().attach()
-    if not durable:
-        table.wait(30.0)
-        assert not served(left, "op")
-        return table.end()
-    table.until(lambda: served(left, "op"))
-    done = next(event for event in left.heard if isinstance(event, ev.OperationDone))
-    assert [share.peer for share in done.contributors] == [peer.name for peer in table.peers]
-    assert bytes(done.result) == torch.ones(4).numpy().tobytes()
-    table.wait(LIFETIME_S + 5.0)
-    assert [VoteFiles(tmp_path / peer.name).recall() for peer in table.peers] == [[], [], []]
-    return table.end()
+    table.wait(30.0)
+    assert not served(left, "op")
+    table.end()

@@ -269,7 +269,6 @@ OURS = {
     "node.home.local_settings.LocalSettings": "a file of the current folder, quoted where it is shown",
     "node.run.invite.Invite": "its addresses are checked where they are unpacked",
     "node.session.events.Waiting": "sentences of a session's own",
-    "node.session.kept.KeptVote": "written by this node",
     "node.control.shared_memory.AnchorSlot": "between a script and its node",
     "node.records.splitting.Split": "a report",
     "optim.ranks.swarm._SwarmHead": "between ranks of one job",

@@ -37,13 +37,12 @@ def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
         True,
         "x" * MAX_TAG,
         "x".join(["2"] * 8) + ".7",
-        True,
     )
     assert len(longest.log_name(key, large, large)) <= MAX_LOG_NAME
     names = {
-        Spec(numel, codec, reducer, everyone, tag, group, durable).log_name(
+        Spec(numel, codec, reducer, everyone, tag, group).log_name(
             operation_key(run, op), config, config
-        ): (run, op, numel, codec, reducer, everyone, tag, group, durable)
+        ): (run, op, numel, codec, reducer, everyone, tag, group)
         for run in "rs"
         for op in "xy"
         for numel in (1, 2)
@@ -52,9 +51,8 @@ def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
         for tag in ("", "all")
         for config in (small, large)
         for group in ("", "2x1.0", "d2.1")
-        for durable in (False, True)
     }
-    assert len(names) == 2 * 2 * 2 * 3 * 2 * 2 * 2 * 3 * 2
+    assert len(names) == 2 * 2 * 2 * 3 * 2 * 2 * 2 * 3
     for name, (run, op, *spec) in names.items():
         found = parse(name)
         assert found is not None
@@ -69,6 +67,7 @@ def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
         "main/run",
         "op",
         "op/5/fp32/mean/any/key",
+        "opd/5/fp32/mean/any/key/config",
         "op/5/fp32/mean/any/key/config/more",
         "op/-5/fp32/mean/any/key/config",
         "op/5/zip/mean/any/key/config",

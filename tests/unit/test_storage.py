@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,18 +17,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import StorageError
-from atoll.collectives.group import Certified, Entry, Member
+from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.round import RECENT, SealRecord
 from atoll.collectives.swarm import OuterSettings
-from atoll.node.session.kept import KeptVote
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage import RunFiles
 from atoll.node.storage.journal import FileJournal
 from atoll.node.storage.results import ResultFiles
 from atoll.node.storage.run_files import Sync
-from atoll.node.storage.votes import VoteFiles
 
 
 def test_journal_comes_back(tmp_path: Path) -> None:
@@ -179,7 +176,7 @@ def test_results_are_kept_and_their_files_used_again(tmp_path: Path) -> None:
         buffer[:4] = round_.to_bytes(4, "big")
         results.keep(f"e{round_}", round_, buffer, forced=False)
         del buffer
-        results.forget(round_ - 2, set())
+        results.forget(round_ - 2)
     again = ResultFiles(tmp_path)
     kept = [again.kept(f"e{round_}") for round_ in range(100)]
     assert [index for index, data in enumerate(kept) if data is not None] == [97, 98, 99]
@@ -511,113 +508,6 @@ def test_closed_files_hold_no_memory_but_what_is_still_read(tmp_path: Path) -> N
     again = run_files(tmp_path, [])
     assert bytes(again.kept(entries[1].entry) or b"") == b"\x01" * 8  # what is on disk stays
     again.close()
-
-
-def test_votes_of_operations_come_back_with_their_results_until_they_are_forgotten(
-    tmp_path: Path,
-) -> None:
-    members, new = (Member(PeerId("a"), 0),), bytes(range(32))
-
-    def vote(log: str, digests: tuple[bytes, ...] | None) -> KeptVote:
-        entry = Entry(
-            log, 1, bytes(32), bytes(32), (), (), digests or (), 4, 4, "fp32", "mean", members
-        )
-        return KeptVote(log, members, 3, (3, entry) if digests is not None else None)
-
-    votes = VoteFiles(tmp_path)
-    logs = ["../../evil", "opd/2", "opd/3", "opd/4"]
-    for index, log in enumerate(logs):
-        votes.store(log, (bytes(32),), memoryview(bytes(1000)))
-        votes.store(log, (new,), memoryview(bytes([index]) * 2000))
-        votes.record(vote(log, None))
-        votes.record(vote(log, (new,) if index != 2 else None))
-    votes.drop(logs[1])
-    votes.forget(logs[3])
-    votes.close()
-    again = VoteFiles(tmp_path)
-    found = {
-        kept.log: (kept, bytes(data) if data is not None else None) for kept, data in again.recall()
-    }
-    assert found == {
-        logs[0]: (vote(logs[0], (new,)), bytes(2000)),
-        logs[1]: (vote(logs[1], (new,)), None),
-        logs[2]: (vote(logs[2], None), None),
-    }
-    for path in tmp_path.glob("*.vote"):
-        path.write_bytes(path.read_bytes()[:-1])
-    assert again.recall() == VoteFiles(tmp_path).recall() == []
-    assert not list(tmp_path.glob("*.vote"))
-
-
-def test_votes_of_operations_are_forced_beside_the_loop_and_messages_wait_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    members, forced = (Member(PeerId("a"), 0),), list[str]()
-
-    def force(file: int, real: Callable[[int], None] = os.fsync) -> None:
-        forced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
-        real(file)
-
-    monkeypatch.setattr(os, "fdatasync", force)
-    monkeypatch.setattr(os, "fsync", force)
-    votes = [KeptVote(log, members, ballot, None) for log in "ab" for ballot in (0, 1)]
-    files = run_files(tmp_path, [])
-    forced.clear()
-    written = files.written
-    for vote in votes:
-        files.votes.record(vote)
-    assert not forced
-    assert files.written == written + len(votes)  # what is said now waits
-    assert not list((tmp_path / "votes").glob("*.vote"))
-    files.sync()
-    assert [name.endswith(".new") for name in forced if name != "entries"] == [True, True, False]
-    assert forced[-1] == "votes"  # the names, last
-    assert len(list((tmp_path / "votes").glob("*.vote"))) == 2
-    forced.clear()
-    files.votes.record(KeptVote("a", members, 2, None))
-    files.votes.record(KeptVote("b", members, 2, None))
-    files.votes.record(KeptVote("c", members, 2, None))
-    files.votes.forget("b")
-    files.sync()
-    assert len([name for name in forced if name.endswith(".new")]) == 2
-    for ballot in (3, 4):
-        files.votes.record(KeptVote("a", members, ballot, None))
-    files.votes.record(KeptVote("c", members, 3, None))
-    torn = max((tmp_path / "votes").glob("*.new"), key=lambda path: path.stem.rpartition(".")[2])
-    torn.write_bytes(bytes(torn.stat().st_size))
-    again = VoteFiles(tmp_path / "votes")  # after a kill
-    assert {vote.log: vote.promised for vote, _ in again.recall()} == {"a": 4, "c": 2}
-    assert not list((tmp_path / "votes").glob("*.new"))
-    files.close()
-
-
-def test_a_durable_result_is_kept_as_it_comes_and_its_file_is_never_written_over_while_a_script_may_read_it(
-    tmp_path: Path,
-) -> None:
-    votes, log, digests = VoteFiles(tmp_path), "opd/1", (bytes(32),)
-    data = votes.allocate(1000)
-    data[:] = b"1" * 1000
-    file = votes.file_of(data)
-    assert file is not None
-    assert votes.file_of(memoryview(bytearray(1000))) is None
-    votes.store(log, digests, data)
-    assert [path.name for path in tmp_path.iterdir()] == [file.name]  # nothing was copied
-    votes.drop(log)
-    assert votes.file_of(votes.allocate(1000)) != file  # a script has it
-    del data
-    again = votes.allocate(1000)
-    assert votes.file_of(again) == file
-    votes.abandon(again)
-    del again
-    assert votes.file_of(votes.allocate(1000)) != file  # a script that cannot be asked has it
-    lent = os.open(file, os.O_RDONLY)
-    votes.close()
-    later = VoteFiles(tmp_path)  # the script outlives the node
-    data = later.allocate(1000)
-    data[:] = b"2" * 1000
-    assert later.file_of(data) == file
-    assert os.pread(lent, 1000, 0) == b"1" * 1000
-    os.close(lent)
 
 
 def test_what_was_spent_of_privacy_outlives_lives_and_damage_of_the_state_and_is_never_guessed(

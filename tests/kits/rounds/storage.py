@@ -20,8 +20,7 @@ from atoll.collectives.group import Certified, Entry, Vote
 from atoll.collectives.layout import Layout
 from atoll.collectives.round import SealRecord
 from atoll.collectives.swarm import OuterSettings
-from atoll.node.session.kept import Votes
-from atoll.node.session.memory_storage import MemoryStorage, MemoryVotes
+from atoll.node.session.memory_storage import MemoryStorage
 from atoll.node.session.record import BranchRecord
 from atoll.node.session.replica import ModelReplica, PlainSlots, bytes_of
 from atoll.node.storage import checkpoint as cp
@@ -235,7 +234,6 @@ class SimStorage(MemoryStorage):
             None,
         )
         self._before, self._forced, self._begun = None, {}, []
-        self.votes: Votes = MemoryVotes()
 
     def backup(self) -> Backup | None:
         """A copy of what is here now; None where the run was not entered yet."""
