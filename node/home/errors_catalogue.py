@@ -490,8 +490,9 @@ does not begin with #.
         78,
         """\
 No setting has this name in this table: a typing mistake, a key that stands under the wrong
-[table], or one of a newer atoll. It is an error, so that a mistake cannot silently train with a
-default. The message offers the key that is most like it, or lists those that exist there.
+[table], one of a newer atoll, or one that was removed: then the message names what to use instead.
+It is an error, so that a mistake cannot silently train with a default. The message offers the key
+that is most like it, or lists those that exist there.
 
     atoll new --example          a manifest with the usual keys, each in its table
     atoll config show            the settings of this machine, each under its name

@@ -8,6 +8,7 @@ form             which bytes stand for a manifest
 gpt              what `[model]` says of the model that ships with atoll
 manifest         Manifest: the run's settings as one value, and what follows for machines
 refusals         settings that exclude each other, as sentences
+removed          keys and values that manifests once had, each with what to use instead
 checks           what tables mean together: training, exchange, fragments
 join, quorum, robust, btard   likewise: who may enter; what decides a round; robust rules; BTARD
 methods, federated   likewise: federated methods and runs; who can see what, in plain words

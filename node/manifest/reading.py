@@ -35,6 +35,7 @@ from .join import check_audit, check_join
 from .manifest import Manifest
 from .presets import take_wish, with_preset
 from .quorum import check_quorum
+from .removed import refuse_removed
 from .robust import check_robust
 
 SCHEMA = 1
@@ -50,6 +51,7 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
     key.
     """
     table = parse_toml(text, name)
+    refuse_removed(table, name)
     check_places(table, name)
     wish = take_wish(table, name)
     manifest = convert(table, Manifest, name)
@@ -117,14 +119,16 @@ def load_manifest(path: Path) -> Manifest:
 def decode_manifest(data: bytes) -> Manifest:
     """The manifest of canonical bytes that came from outside.
 
-    Raises ConfigError when they are no valid manifest, VersionMismatchError when they are of a
-    newer schema or use a field, a method or a codec not known here.
+    Raises ConfigError when they are no valid manifest or use what was removed,
+    VersionMismatchError when they are of a newer schema or use a field, a method or a codec not
+    known here.
     """
     if len(data) > MAX_MANIFEST_BYTES:
         raise ConfigError(f"manifest of {len(data)} bytes, limit {MAX_MANIFEST_BYTES}")
     try:
         manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        _refuse_removed_in(data)
         if (
             schema_of(data) > SCHEMA
             or "unknown field" in str(error)
@@ -151,6 +155,7 @@ def decode_manifest(data: bytes) -> Manifest:
         for codec in (manifest.exchange.codec, *manifest.exchange.codecs.values())
         if codec not in CODECS
     ]:
+        _refuse_removed_in(data)
         raise VersionMismatchError(
             f"the run's codec {unknown[0]!r} is not known to this atoll",
             why="A newer release has it.",
@@ -158,6 +163,15 @@ def decode_manifest(data: bytes) -> Manifest:
         )
     _check(manifest, "manifest")
     return manifest
+
+
+def _refuse_removed_in(data: bytes) -> None:
+    """Raise ConfigError if a manifest of an earlier atoll has something that was removed."""
+    try:
+        table = msgspec.msgpack.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return
+    refuse_removed(table, "the run's manifest", "Its organiser founds the run again without it.")
 
 
 def _check(manifest: Manifest, name: str) -> None:
