@@ -31,7 +31,6 @@ from .tables import (
     AuditTable,
     CheckpointTable,
     DataTable,
-    DurabilityTable,
     ExchangeTable,
     JoinTable,
     LanesTable,
@@ -70,7 +69,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lanes: LanesTable = LanesTable()
     join: JoinTable = JoinTable()
     checkpoint: CheckpointTable = CheckpointTable()
-    durability: DurabilityTable = DurabilityTable()
     no_quorum: NoQuorumTable = NoQuorumTable()
     quorum: QuorumTable = QuorumTable()
     network: NetworkTable = NetworkTable()

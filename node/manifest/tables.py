@@ -296,19 +296,6 @@ class CheckpointTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10
 
 
-class DurabilityTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[durability]``: what is on each member's medium before it says anything that depends on it.
-
-    ``all``: promises, votes, entries and the bytes of results: a power cut of all members loses
-    nothing that was decided. ``votes``: not the bytes: a cut of all may lose the newest rounds, and
-    then takes `atoll recertify`. ``none``: nothing is waited for: who loses power comes back as
-    somebody new. It is the run's, not a node's: whether what was decided lasts depends on what the
-    others' media hold.
-    """
-
-    sync: Literal["all", "votes", "none"] = "all"
-
-
 class NetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[network]``: addresses to put into invites when the organiser's node is not running."""
 

@@ -397,7 +397,6 @@ class RunService:
             founded=paths.founded_file(self.run_id, number if settings.fragments > 1 else None),
             first_life=int(time.time()),
             keep_contributions=manifest.audit.keep_contributions,
-            sync=manifest.durability.sync,
         )
 
     async def _drive(self) -> None:

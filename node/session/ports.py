@@ -147,8 +147,8 @@ class Storage(Protocol):
 
     @property
     def forces_results(self) -> bool:
-        """Whether the bytes of a result have to be on the medium (`force_result`) before they are
-        voted on.
+        """Whether there is a medium: the bytes of a result are on it (`force_result`) before they
+        are voted on.
         """
         ...
 

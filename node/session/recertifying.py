@@ -121,7 +121,7 @@ class Recertifying:
     def lives(self, peers: Collection[PeerId]) -> list[Member]:
         """The newest life of each of these peers that was ever a member of this log, or asks to be:
         an entry that was accepted may admit it. And this node's, where it is an earlier one: after
-        a reboot or a lost disk nobody votes in it any more."""
+        a restored backup or a lost disk nobody votes in it any more."""
         machine = self.session.machine
         assert machine is not None
         found = {who.peer: who for who in sorted(machine.joiners) if who.peer in peers}

@@ -7,9 +7,8 @@ takes from the end of the file was never said to anybody: the tail is cut off, a
 on as the same life. Each frame tells up to which byte the file was on the medium when it was
 written: what is broken before that byte is damage, not a tail. `../seal`: one frame, replaced at
 once; it outlives the journal, since what an organiser has signed stands whatever else is lost.
-`meta.json`: whose votes these are (``peer``), incarnation, boot id, whether the last life ended
-cleanly, and whether it was ``synced``: without (`[durability] sync = "none"`) votes may be gone
-after a reboot, so the peer takes a new incarnation and may never vote under the old one.
+`meta.json`: whose votes these are (``peer``), incarnation, boot id, and whether the last life ended
+cleanly.
 
 Votes of rounds that are over are left out at a start where they take more than a quarter of what
 the entries take: the file is written anew beside, forced, and renamed, so that a cut leaves the one
@@ -130,18 +129,16 @@ class FileJournal:
         *,
         incarnation: int = 0,
         medium: Medium = REAL,
-        synced: bool = True,
         boot: str | None = None,
         owner: str = "",
     ) -> None:
-        """``synced``: whether this life's messages wait until what they say is on the medium.
-        ``boot``: in place of `boot_id`. ``owner``: the peer that votes from this journal; one that
-        says it is another's is refused (StorageError E309), and left as it is.
+        """``boot``: in place of `boot_id`. ``owner``: the peer that votes from this journal; one
+        that says it is another's is refused (StorageError E309), and left as it is.
         """
         self._owner = owner
         self._boot = boot_id() if boot is None else boot
         self._folder, self.incarnation = folder, incarnation
-        self._medium, self._waits = medium, synced
+        self._medium = medium
         self._path = folder / "entries"
         self.entries = Log(self._read)
         self._marks = array("Q")  # where every SPANth entry begins
@@ -172,9 +169,8 @@ class FileJournal:
             self._log = medium.open(self._path)
             self._load()
             self._load_seal()
-            if not self.damaged and not self.rebooted:
-                self._save_meta(clean=False)
             if not self.damaged:
+                self._save_meta(clean=False)
                 self.sync()
             if self._wasteful:
                 self._compact()
@@ -233,13 +229,6 @@ class FileJournal:
             self._on_medium = end
 
     # ---- life
-    def go_on(self, *, anew: bool) -> None:
-        """To be called after a reboot without a clean stop. ``anew``: in a new incarnation, since
-        votes may have been lost with the page cache; the entries that are here are as good as
-        before. Raises StorageError."""
-        self.incarnation += anew
-        self._save_meta(clean=False)
-
     def renew(self, incarnation: int) -> None:
         """Record a new life; the entries that are here are as good as before. Raises
         StorageError.
@@ -270,13 +259,12 @@ class FileJournal:
         path = self._folder / "meta.json"
         self._existed = self._medium.exists(path)
         self.rebooted = self._was_clean = False
-        self.was_synced = True
         self._was_long = 0
         if self._existed:
             try:
                 meta = json.loads(self._medium.contents(path))
                 self.incarnation, self._was_clean = int(meta["incarnation"]), bool(meta["clean"])
-                self.was_synced, self._was_long = bool(meta["synced"]), int(meta["bytes"])
+                self._was_long = int(meta["bytes"])
                 self.rebooted = not self._was_clean and meta["boot_id"] != self._boot
                 if not isinstance(owner := meta.get("peer", ""), str):
                     raise TypeError("peer is no text")
@@ -308,7 +296,6 @@ class FileJournal:
             "incarnation": self.incarnation,
             "boot_id": self._boot,
             "clean": clean,
-            "synced": self._waits,
             "bytes": self._end,
         }
         write_atomically(self._folder / "meta.json", json.dumps(meta).encode(), medium=self._medium)

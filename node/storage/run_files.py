@@ -6,7 +6,6 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 from blake3 import blake3
@@ -29,10 +28,6 @@ from .spent import SpentCounter
 
 log = logging.getLogger("atoll")
 SET_ASIDE = "set-aside"
-Sync = Literal["all", "votes", "none"]
-"""`[durability] sync`: what is on the medium before anything is said that depends on it. ``all``:
-promises, votes, entries and the bytes of results; ``votes``: not the bytes; ``none``: nothing, and
-who lost power is somebody new."""
 _layout = msgspec.msgpack.Decoder(Layout)
 _branch = msgspec.msgpack.Decoder(BranchRecord)
 
@@ -54,8 +49,7 @@ class RunFiles:
     could not be written. Damaged state is set aside and fetched anew; but where ``me`` is the only
     member known, nothing is touched and StorageError E303 is raised, by the constructor or later by
     `reset` and `check`. ``founded``: the file that says that this organiser has founded the run.
-    ``sync``: see `Sync`. State that belongs to another peer than ``me`` is refused untouched
-    (StorageError E309).
+    State that belongs to another peer than ``me`` is refused untouched (StorageError E309).
     ``first_life``: the incarnation to begin with where nothing is on disk, larger than that of any
     earlier folder: what a lost journal has voted for is not known any more.
     """
@@ -73,7 +67,6 @@ class RunFiles:
         founded: Path | None = None,
         first_life: int = 0,
         keep_contributions: int = 0,
-        sync: Sync = "all",
     ) -> None:
         self._folder, self._run_id, self._outer, self._slots, self._trouble = (
             folder,
@@ -82,7 +75,7 @@ class RunFiles:
             slots,
             trouble,
         )
-        self._first_life, self._sync = first_life, sync
+        self._first_life = first_life
         self._me, self._organiser, self._founded = me, organiser, founded or folder / "founded"
         self.damage: StorageError | None = None
         """What of the local state could not be used in this life."""
@@ -108,26 +101,16 @@ class RunFiles:
             return
         if self._journal.blemish:
             trouble(cp.damaged(folder / "journal", self._journal.blemish, alone=False))
-        if self._journal.rebooted:
-            forgot = not self._journal.was_synced and bool(self._journal.entries)
-            self._journal.go_on(anew=forgot and not self.alone)
         if self._journal.entries and not self._founded.exists():
             self._mark_founded()  # power went while the run was being founded
 
     def _open_journal(self, incarnation: int) -> FileJournal:
-        return FileJournal(
-            self._folder / "journal",
-            incarnation=incarnation,
-            synced=self._sync != "none",
-            owner=self._me,
-        )
+        return FileJournal(self._folder / "journal", incarnation=incarnation, owner=self._me)
 
     # ---- what must be on the medium
     @property
     def written(self) -> int:
         """See Storage."""
-        if self._sync == "none":
-            return 0
         return self._written_before + self._journal.written + self._spends
 
     def sync(self) -> None:
@@ -149,7 +132,7 @@ class RunFiles:
     @property
     def forces_results(self) -> bool:
         """See Storage."""
-        return self._sync == "all"
+        return True
 
     def force_result(
         self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview
@@ -431,8 +414,7 @@ class RunFiles:
             raise
 
     def _save(self, replica: ModelReplica, entry: Certified, rounds: int) -> None:
-        if self._sync != "none":
-            self._journal.sync()  # a checkpoint that the journal does not reach is of no use
+        self._journal.sync()  # a checkpoint that the journal does not reach is of no use
         saved = cp.SavedCheckpoint(
             replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum
         )

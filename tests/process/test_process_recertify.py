@@ -93,10 +93,10 @@ def test_the_founder_goes_on_without_the_lost_and_a_copy_of_one_is_refused(tmp_p
         copied.process.kill()  # its script would try again for ever
 
 
-def test_a_founder_back_from_a_power_cut_goes_on_with_the_one_who_is_left(tmp_path: Path) -> None:
-    """Its votes were not forced to the medium and may be lost, so it comes back in a new life, with
-    its state; it alone cannot be let in again: one of three is left. The survivor seals the round,
-    and both go on."""
+def test_a_founder_in_a_new_life_goes_on_with_the_one_who_is_left(tmp_path: Path) -> None:
+    """Its home was an old copy, and its node had noted that in the journal before it was killed: it
+    is back in a new life, with its state; it alone cannot be let in again: one of three is left.
+    The survivor seals the round, and both go on."""
     with Peers(tmp_path, 3, 20_000) as swarm:
         swarm.settle()
         founder, left, gone = swarm.all
@@ -106,7 +106,7 @@ def test_a_founder_back_from_a_power_cut_goes_on_with_the_one_who_is_left(tmp_pa
         shutil.rmtree(gone.home)
         [meta] = founder.home.rglob("meta.json")
         before = json.loads(meta.read_text())
-        meta.write_text(json.dumps({**before, "boot_id": "another", "synced": False}))
+        meta.write_text(json.dumps({**before, "incarnation": before["incarnation"] + 1}))
         founder.start()
         founder.expect("ready")
         assert json.loads(meta.read_text())["incarnation"] == before["incarnation"] + 1

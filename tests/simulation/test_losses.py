@@ -105,8 +105,8 @@ def test_who_decides_alone_goes_on_from_the_checkpoint_that_its_journal_reaches(
     assert run_seed(seed, Options(peers=(3, 7))).problem == ""
 
 
-def test_a_member_whose_votes_were_not_forced_may_be_killed_at_once_after_a_reboot() -> None:
-    """What it had promised before the reboot binds a life that never votes again."""
+def test_a_member_in_a_new_life_may_be_killed_at_once() -> None:
+    """What it had promised before binds a life that never votes again."""
     assert run_seed(2000054, Options(peers=(3, 7))).problem == ""
 
 

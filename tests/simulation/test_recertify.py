@@ -78,14 +78,14 @@ def test_the_organiser_goes_on_alone_and_the_lost_come_back_in_a_new_life(seed: 
 
 
 @pytest.mark.parametrize("fragments", [1, 3])
-def test_an_organiser_back_from_a_power_cut_goes_on_with_one_survivor(fragments: int) -> None:
+def test_an_organiser_whose_home_was_an_old_copy_goes_on_with_one_survivor(fragments: int) -> None:
     """Its old life is removed with the lost; the survivor is asked for what it accepted, and is a
     member of what follows.
     """
     stage = Stage(2, peers=5, fragments=fragments)
     stage.strike(
         (0, lambda: stage.die(P2, P3, P4)),
-        (0.5, lambda: stage.swarm.reboot(ORGANISER)),
+        (0.5, lambda: stage.swarm.renew(ORGANISER)),
         (3, stage.swarm.removal.ask),
     )
     verdict = stage.run()
@@ -101,7 +101,7 @@ def test_an_organiser_back_from_a_power_cut_goes_on_with_one_survivor(fragments:
         }
 
 
-def test_the_founder_of_a_run_of_two_gives_its_earlier_life_up_after_a_power_cut() -> None:
+def test_the_founder_of_a_run_of_two_gives_its_earlier_life_up_after_an_old_copy() -> None:
     """Nobody has to say so: only this node can know that it never votes again, and the other one
     answers.
     """
@@ -115,7 +115,7 @@ def test_the_founder_of_a_run_of_two_gives_its_earlier_life_up_after_a_power_cut
 
     stage.strike(
         (0, too_early),
-        (0, lambda: stage.swarm.reboot(ORGANISER)),
+        (0, lambda: stage.swarm.renew(ORGANISER)),
     )
     assert stage.run().problem == ""
     assert refused == ["name the members that are lost for ever, not this node itself"]
@@ -124,7 +124,7 @@ def test_the_founder_of_a_run_of_two_gives_its_earlier_life_up_after_a_power_cut
     assert set(entry.entry.next_config) == {Member(ORGANISER, 1), Member(P1, 0)}
 
 
-def test_a_power_cut_of_all_costs_no_round_that_is_on_a_disk() -> None:
+def test_old_copies_of_all_homes_cost_no_round_that_is_on_a_disk() -> None:
     stage = Stage(2)
     everybody = (ORGANISER, P1, P2)
     rounds: list[int] = []
@@ -133,7 +133,7 @@ def test_a_power_cut_of_all_costs_no_round_that_is_on_a_disk() -> None:
         rounds.append(len(stage.swarm.checker.entries))
         stage.swarm.checker.retired.update(Member(peer, 0) for peer in everybody)
         for peer in everybody:
-            stage.swarm.reboot(peer)
+            stage.swarm.renew(peer)
 
     stage.strike((0, out), (3, lambda: ask(stage, P1, P2)))
     assert stage.run().problem == ""

@@ -1310,3 +1310,10 @@ def test_members_beyond_what_a_plan_bears_are_refused(settings: str, key: str, s
     assert caught.value.key == key
     assert says in f"{caught.value.message} {caught.value.why}"
     m.parse_manifest(f'{PLAIN}[train]\nstart_with = 4096\n[exchange]\nplan = "three-level"\n')
+
+
+@pytest.mark.parametrize("sync", ["all", "votes", "none"])
+def test_no_run_chooses_how_much_a_power_cut_takes(sync: str) -> None:
+    with pytest.raises(ConfigError, match=r"\[durability\] was removed") as caught:
+        m.parse_manifest(f'{PLAIN}[durability]\nsync = "{sync}"\n')
+    assert (caught.value.key, caught.value.code) == ("$.durability", "E411")

@@ -26,7 +26,6 @@ from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage import RunFiles
 from atoll.node.storage.journal import FileJournal
 from atoll.node.storage.results import ResultFiles
-from atoll.node.storage.run_files import Sync
 
 
 def test_journal_comes_back(tmp_path: Path) -> None:
@@ -340,24 +339,7 @@ def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_so
     lost.close()
 
 
-@pytest.mark.parametrize(
-    ("sync", "boot", "clean", "me", "life"),
-    [
-        ("all", "another", False, "p1", 0),
-        ("votes", "another", False, "p1", 0),
-        ("none", "another", False, "p1", 1),
-        ("none", "another", True, "p1", 0),
-        ("none", "", False, "p1", 0),
-        ("none", "another", False, "p0", 0),
-    ],
-)
-def test_after_a_reboot_a_member_is_the_same_voter_unless_its_votes_were_not_synced(
-    tmp_path: Path, sync: Sync, boot: str, clean: bool, me: str, life: int
-) -> None:
-    """Not synced, it is somebody new: unless it stopped cleanly, or the machine did not reboot, or
-    nobody else could miss its votes.
-    """
-
+def test_after_a_reboot_a_member_is_the_same_voter(tmp_path: Path) -> None:
     def files() -> RunFiles:
         return RunFiles(
             tmp_path,
@@ -365,20 +347,22 @@ def test_after_a_reboot_a_member_is_the_same_voter_unless_its_votes_were_not_syn
             outer=OuterSettings(),
             slots=PlainSlots,
             trouble=lambda _: None,
-            me=me,
-            sync=sync,
+            me="p1",
         )
 
     first, entries = files(), log_of(3)
     for certified in entries:
         first.journal().append(certified)
-    first.journal().close(clean=clean)
-    meta = json.loads((tmp_path / "journal" / "meta.json").read_text())
-    if boot:
-        (tmp_path / "journal" / "meta.json").write_text(json.dumps({**meta, "boot_id": boot}))
-    for _ in range(2):  # and once more, as after kill -9
+    first.journal().promise(4)
+    first.journal().close(clean=False)
+    path = tmp_path / "journal" / "meta.json"
+    meta = json.loads(path.read_text())
+    path.write_text(json.dumps({**meta, "boot_id": "another"}))
+    for rebooted in (True, False):  # and once more, as after kill -9
         again = files().journal()
-        assert (again.incarnation, list(again.entries)) == (life, entries)
+        assert (again.rebooted, again.incarnation, again.promised) == (rebooted, 0, 4)
+        assert list(again.entries) == entries
+        assert json.loads(path.read_text()) == meta
         again.close(clean=False)
 
 

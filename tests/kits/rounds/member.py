@@ -193,8 +193,8 @@ class SwarmView(Protocol):
         """Start a process again."""
         ...
 
-    def reboot(self, peer: PeerId) -> None:
-        """A machine whose votes were not forced loses power and starts again."""
+    def renew(self, peer: PeerId) -> None:
+        """A member's home turns out to be an old copy: it goes on in a new life."""
         ...
 
     def wipe(self, member: SimMember) -> None:

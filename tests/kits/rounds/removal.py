@@ -19,7 +19,7 @@ from .injection import FaultKind
 from .member import SimMember, SwarmView, Watch
 
 AGAIN_S = 0.5
-REBOOTS = 0.25  # in so many of the seeds the organiser's machine loses power, too
+RENEWS = 0.25  # in so many of the seeds the organiser's home turns out to be an old copy, too
 
 
 class Removal:
@@ -30,7 +30,8 @@ class Removal:
     def __init__(self, swarm: SwarmView, rng: random.Random) -> None:
         self.swarm, self.rng = swarm, rng
         self.at_s: float | None = None
-        self.reboots = swarm.world.stream("reboot").random() < REBOOTS
+        # the name of a stream is part of every seed
+        self.renews = swarm.world.stream("reboot").random() < RENEWS
         self.lost: Sequence[SimMember] = ()
 
     @property
@@ -75,10 +76,10 @@ class Removal:
             if self.rng.random() < 0.5:
                 swarm.network.cut(peer, swarm.organiser)
             swarm.world.after(self.rng.random() * 0.3, partial(self._crash, peer))
-        if self.reboots and all(
+        if self.renews and all(
             len(watch.config) > 3 for watch in swarm.watches
         ):  # else nobody goes on after it unless its user says so
-            swarm.world.after(self.rng.random() * 0.3, partial(swarm.reboot, swarm.organiser))
+            swarm.world.after(self.rng.random() * 0.3, partial(swarm.renew, swarm.organiser))
 
     def _crash(self, peer: PeerId) -> None:
         self.swarm.crash(peer)

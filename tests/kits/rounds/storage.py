@@ -142,15 +142,15 @@ class SimJournal(FileJournal):
         self.told = (len(self.entries), self.promised)
 
     def forget_votes(self) -> None:
-        """What `[durability] sync = "none"` risks: the log is here, and what was said in the open
-        round is not known.
+        """The home is an old copy: the log is here, and what was said in the open round is not
+        known.
         """
         self._write_vote(-1, None, (), None)
         self.told = (
             self.told[0],
             -1,
         )  # what was promised binds the old life, which never votes again
-        self.go_on(anew=True)
+        self.renew(self.incarnation + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +259,8 @@ class SimStorage(MemoryStorage):
         self._journal = SimJournal(self.observer, backup.incarnation, self.medium)
         self.medium.fail = fail
 
-    def reboot(self) -> None:
-        """The machine lost power, and votes were not forced: the next life is a new one with the
-        same log.
-        """
+    def renew(self) -> None:
+        """The home turned out to be an old copy: the next life is a new one with the same log."""
         self.journal().forget_votes()
 
     def end_of_life(self, *, power: bool = False) -> None:

@@ -559,24 +559,24 @@ class SimSwarm:
             self.wiped.add(disk.me)
             watch.checker.retired.add(disk.me)
 
-    def reboot(self, peer: PeerId) -> None:
-        """A machine whose votes were not forced loses power and starts again: its node goes on in a
-        new life.
+    def renew(self, peer: PeerId) -> None:
+        """A member's process ends, its user restores an old copy of its home, and the next process
+        has found that out: it goes on in a new life.
         """
         member = self.members[peer]
         if self.crash(peer):
             self._retire(member)
-            self._reboot(member)
+            self._renew(member)
 
-    def _reboot(self, member: SimMember) -> None:
-        """The next life of a machine begins."""
+    def _renew(self, member: SimMember) -> None:
+        """The next life of a member begins."""
         try:
             for disk in member.disks:
-                disk.storage.reboot()
+                disk.storage.renew()
         except (
             StorageError
         ):  # a node whose disk refuses that does not begin: its user starts it again
-            self.world.after(1.0, lambda: self._reboot(member))
+            self.world.after(1.0, lambda: self._renew(member))
         else:
             self.restart(member.peer)
 
