@@ -7,22 +7,20 @@ manifests, plans and entries that carry a name carry its version.
 
 from __future__ import annotations
 
+from .errors import ConfigError
+
 _LEVELS = {
     "stat2": 1 / 4 + 8 / 256,
     **{f"sparse{keep}": (8 + keep * 14 / 8) / 4096 for keep in (32, 64, 128, 256)},
 }
-# of a mean, 32 values of 4,096 are too few
-BOTH = {f"{name}_both": name for name in _LEVELS if name != "sparse32"}
+BOTH = {"stat2_both": "stat2", "sparse64_both": "sparse64"}
 """Codecs whose results are encoded as coarsely as contributions, and which format that is."""
 
 BYTES_PER_VALUE = {
     "fp32": 4.0,
-    "fp16": 2.0,
     "bf16": 2.0,
     "int8": 1 + 4 / 256,
-    "int8_fp16": 1 + 2 / 256,
     "int4": 1 / 2 + 2 / 64,
-    "codebook8": 1.0 + 1024 / 131_072,
     **_LEVELS,
     **{both: _LEVELS[name] for both, name in BOTH.items()},
 }
@@ -41,6 +39,15 @@ LARGEST_ERROR = ROUND_ERROR["int4"]
 
 CODECS = tuple(BYTES_PER_VALUE)
 """Those a run can have."""
+
+REMOVED = {
+    "fp16": "bf16 or int8",
+    "int8_fp16": "int8",
+    "codebook8": "int8",
+    "sparse128_both": "sparse128",
+    "sparse256_both": "sparse256",
+}
+"""Codecs that earlier manifests and scripts may name, and which to use in their place."""
 
 DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {
     "int8": 262_144,
@@ -61,6 +68,25 @@ MANY_CHUNKS, LEAST_ELEMENTS = 128, 16_384
 LONG_ELEMENTS = 262_144
 
 
+def unknown_codec(
+    codec: str, key: str = "codec", place: str = "", code: str | None = None
+) -> ConfigError:
+    """What to raise for a name that is no codec's. ``key``: where it stands; ``place``: the same in
+    words that begin the message.
+    """
+    if codec in REMOVED:
+        return ConfigError(
+            f"{place}codec {codec!r} was removed: use {REMOVED[codec]}", key=key, code=code
+        )
+    return ConfigError(
+        f"{place}unknown codec {codec!r}",
+        key=key,
+        code=code,
+        why="Codecs turn vectors into bytes.",
+        hint=f"Choose one of: {', '.join(CODECS)}",
+    )
+
+
 def round_bytes_per_value(codec: str) -> float:
     """Mean of what a contribution and a result have a value."""
     return (BYTES_PER_VALUE[codec] + BYTES_PER_VALUE[RESULTS.get(codec, codec)]) / 2
@@ -70,11 +96,10 @@ def chunk_elements(codec: str, numel: int) -> int:
     """The chunk length for a vector: the codec's, or less where the vector would have few chunks.
 
     On a slow link nothing comes back before the first chunk has come from everybody, and parts are
-    whole numbers of chunks: with few of them, links stand idle at both ends of a reduction. (Not
-    for codebooks, of which each chunk has one.)
+    whole numbers of chunks: with few of them, links stand idle at both ends of a reduction.
     """
     elements = DEFAULT_CHUNK_ELEMENTS[codec]
-    while codec != "codebook8" and elements > LEAST_ELEMENTS:
+    while elements > LEAST_ELEMENTS:
         if numel >= (MANY_CHUNKS // 2 if elements >= LONG_ELEMENTS else MANY_CHUNKS) * elements:
             break
         elements //= 2

@@ -25,7 +25,7 @@ from typing import (
 import msgspec
 
 from .arrivals import ArrivalSettings
-from .codec_names import CODECS, LARGEST_ERROR, MASKED_CODEC
+from .codec_names import CODECS, LARGEST_ERROR, MASKED_CODEC, unknown_codec
 from .errors import ConfigError
 from .foreign import PLAIN, WORDS
 from .group import Config, Count, Member, TopologyKind
@@ -328,11 +328,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
         for codec in (self.codec, *self.codecs.values()):
             if codec not in CODECS and codec != MASKED_CODEC:
-                raise ConfigError(
-                    f"{codec!r} is not a codec",
-                    key="$.exchange.codec",
-                    hint=f"Choose one of: {', '.join(CODECS)}",
-                )
+                raise unknown_codec(codec, "$.exchange.codec")
 
     @property
     def trains_on(self) -> bool:

@@ -105,7 +105,7 @@ def lanes(data: bytes) -> None:
 
 @cache
 def _grids() -> list[Grid]:
-    return [Grid(name, ELEMENTS, CHUNK) for name in (*CODECS, "fp16:1000+int8", "int4:100+stat2")]
+    return [Grid(name, ELEMENTS, CHUNK) for name in (*CODECS, "bf16:1000+int8", "int4:100+stat2")]
 
 
 def codec_payloads(data: bytes) -> None:
@@ -543,7 +543,7 @@ def seeds() -> dict[str, list[bytes]]:
         "statements": [bytes([index]) + struct.pack("<d", 1.0) * 21 for index in range(8)],
         "round_messages": [
             *rounds,
-            b"fp16:1000+int8",
+            b"bf16:1000+int8",
             b"nnm+trimmed_mean:2",
             b"op/100/fp32/mean/all/key/config",
         ],

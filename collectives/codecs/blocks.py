@@ -1,9 +1,7 @@
-"""int8, int8_fp16 and int4: integers with a scale a block of values.
+"""int8 and int4: integers with a scale a block of values.
 
     int8        1.016 bytes a value
                 [float32 scale a block of 256][int8 values][padding to 4]
-    int8_fp16   1.008 bytes a value
-                [float32 unit][fp16 scale a block of 256, in units][int8 values][padding]
     int4        0.531 bytes a value
                 [float32 unit][fp16 scale a block of 64, in units][two values a byte][padding]
 
@@ -30,8 +28,8 @@ SMALLEST_RATIO = 2.0**-14  # of fp16's normal numbers: below them a scale would 
 
 
 class BlockCodec:
-    """A codec of one block length, kind of scale and number of bits. ``compiled``: kernels for
-    int8, used on the CPU.
+    """A codec of one block length. ``packed``: two values a byte and scales of two bytes (int4),
+    in place of one and of four (int8). ``compiled``: kernels for int8, used on the CPU.
     """
 
     zero_copy = False
@@ -41,21 +39,17 @@ class BlockCodec:
         name: str,
         block: int,
         *,
-        half_scales: bool = False,
         packed: bool = False,
         compiled: native.Kernels | None = native.KERNELS,
     ) -> None:
         self.name = name
         self._block = block
-        self._half = half_scales
         self._packed = packed
         self._share = 1 / 7 if packed else 1 / 127
         self._limit = kernels.FLOAT_MAX / (
             8 if packed else 128
         )  # a scale beyond it could decode to infinity
-        self._compiled = (
-            compiled if (block, half_scales, packed) == (native.BLOCK, False, False) else None
-        )
+        self._compiled = compiled if (block, packed) == (native.BLOCK, False) else None
         self._scratch = Scratch(
             lambda elements, device: _BlockSpace(elements, block, packed, device)
         )
@@ -85,7 +79,7 @@ class BlockCodec:
     def _views(self, data: memoryview | Tensor, elements: int) -> EncodedChunk:
         blocks, head, body = -(-elements // self._block), self._head(elements), self._body(elements)
         values, tail = view(data, torch.int8, body, head), tail_of(data, head + body)
-        if self._half:
+        if self._packed:
             return EncodedChunk(
                 data,
                 elements,
@@ -168,7 +162,7 @@ class BlockCodec:
         """The scales tell."""
         if self._compiled is not None and isinstance(wire, LazyWire):
             return self._compiled.within(wire, self._limit)
-        if not self._half:
+        if not self._packed:
             return kernels.within(_need(wire.scales), self._limit)
         space = self._space(wire)
         self._scales(wire, space, 1.0)
@@ -176,17 +170,17 @@ class BlockCodec:
 
     def _head(self, elements: int) -> int:
         blocks = -(-elements // self._block)
-        return 4 + 2 * blocks if self._half else 4 * blocks
+        return 4 + 2 * blocks if self._packed else 4 * blocks
 
     def _body(self, elements: int) -> int:
         return -(-elements // 2) if self._packed else elements
 
     def _encode(self, x: Tensor, out: EncodedChunk, divisor: float) -> bool:
         space = self._space(out)
-        columns, rows = (space.columns if self._half else out.columns), _rows(x, self._block)
+        columns, rows = (space.columns if self._packed else out.columns), _rows(x, self._block)
         for values, scale, low in zip(rows, columns, space.spare_columns, strict=True):
             kernels.absmax(values, self._share, scale, low)
-        if self._half:
+        if self._packed:
             self._write_scales(space, out)
         for values, scale, factor, codes in zip(
             rows, columns, space.spare_columns, space.rows, strict=True
@@ -197,7 +191,7 @@ class BlockCodec:
         else:
             out.values.copy_(space.codes)
         if divisor != 1.0:
-            _need(out.unit if self._half else out.scales).div_(space.number.fill_(divisor))
+            _need(out.unit if self._packed else out.scales).div_(space.number.fill_(divisor))
         if out.tail is not None:
             out.tail.zero_()
         return self.finite(out)
@@ -216,7 +210,7 @@ class BlockCodec:
     def _scales(self, wire: EncodedChunk, space: _BlockSpace, weight: float) -> tuple[Tensor, ...]:
         """The decoded scales times ``weight``, as columns."""
         scales, columns = _need(wire.scales), wire.columns
-        if self._half:
+        if self._packed:
             space.scales.copy_(scales)
             space.scales.mul_(_need(wire.unit))
             scales, columns = space.scales, space.columns

@@ -2,7 +2,7 @@
 length.
 
     get_codec("int8")                         # one codec, of those that `codec_names` lists
-    Grid("fp16:40960+int8", numel, 131_072)   # a vector's chunks: their codecs and bytes
+    Grid("bf16:40960+int8", numel, 131_072)   # a vector's chunks: their codecs and bytes
 
 What decides the bits of a result (encode, decode, accumulate, mean) uses only separately rounded
 elementwise operations, in a fixed order: the same input gives the same bytes on every CPU and on a
@@ -18,11 +18,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..codec_names import BOTH, CODECS, DEFAULT_CHUNK_ELEMENTS, RESULTS, chunk_elements
-from ..errors import ConfigError
+from ..codec_names import (
+    BOTH,
+    CODECS,
+    DEFAULT_CHUNK_ELEMENTS,
+    RESULTS,
+    chunk_elements,
+    unknown_codec,
+)
 from .bits import BitsCodec
 from .blocks import BLOCK, NIBBLE_BLOCK, BlockCodec
-from .codebook import CodebookCodec
 from .floats import FloatCodec
 from .levels import LevelsCodec
 from .mixed import MixedCodec
@@ -52,12 +57,9 @@ def _sparse(name: str) -> Codec:
 
 _MAKERS: dict[str, Callable[[str], Codec]] = {
     "fp32": lambda name: FloatCodec(name, torch.float32),
-    "fp16": lambda name: FloatCodec(name, torch.float16),
     "bf16": lambda name: FloatCodec(name, torch.bfloat16),
     "int8": lambda name: BlockCodec(name, BLOCK),
-    "int8_fp16": lambda name: BlockCodec(name, BLOCK, half_scales=True),
-    "int4": lambda name: BlockCodec(name, NIBBLE_BLOCK, half_scales=True, packed=True),
-    "codebook8": lambda _: CodebookCodec(),
+    "int4": lambda name: BlockCodec(name, NIBBLE_BLOCK, packed=True),
     **{name: _levels for name in CODECS if name.startswith("stat2")},
     **{name: _sparse for name in CODECS if name.startswith("sparse")},
     "bits": lambda _: BitsCodec(),
@@ -67,9 +69,7 @@ _MAKERS: dict[str, Callable[[str], Codec]] = {
 def get_codec(name: str) -> Codec:
     """A codec of its own for the calling thread. Raises ConfigError for an unknown name."""
     if name not in _MAKERS:
-        raise ConfigError(
-            f"unknown codec {name!r}", key="codec", hint=f"one of {', '.join(CODECS)}"
-        )
+        raise unknown_codec(name)
     return _MAKERS[name](name)
 
 

@@ -1,4 +1,4 @@
-"""fp32, fp16 and bf16: values in a floating-point format of their own, rounded to nearest even.
+"""fp32 and bf16: values in a floating-point format of their own, rounded to nearest even.
 
 Bytes: the values, padding to 4.
 """
@@ -15,7 +15,7 @@ from .wire import Codec, EncodedChunk, LazyWire, Scratch, check_length, padded, 
 
 
 class FloatCodec:
-    """A codec of one floating-point format. A value beyond the range of fp16 counts as not finite.
+    """A codec of one floating-point format. A value that rounds to infinity counts as not finite.
     ``compiled``: kernels for fp32 on the CPU."""
 
     def __init__(

@@ -2,7 +2,7 @@
 torch, no layout needed to read it.
 
     int8                    all elements
-    fp16:40960+int8         the first 40,960 elements fp16, the rest int8
+    bf16:40960+int8         the first 40,960 elements bf16, the rest int8
 
 A layout that is arranged by codec (`arranged`) gives a short text whatever the size of the model.
 `mixture_of` makes the text.
@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from ..codec_names import CODECS, DEFAULT_CHUNK_ELEMENTS, MASKED_CODEC, RESULTS
+from ..codec_names import CODECS, DEFAULT_CHUNK_ELEMENTS, MASKED_CODEC, RESULTS, unknown_codec
 from ..errors import ConfigError
 from ..group import MAX_CODEC_NAME
 from ..layout import Layout, TensorSpec
@@ -94,11 +94,7 @@ def arranged(
     before vectors, small ones before large ones. Raises ConfigError for a codec that is none."""
     known = (*CODECS, MASKED_CODEC)
     if unknown := [codec for codec in (default, *patterns.values()) if codec not in known]:
-        raise ConfigError(
-            f"{unknown[0]!r} is no codec",
-            key="$.exchange.codec",
-            hint=f"Choose one of: {', '.join(CODECS)}",
-        )
+        raise unknown_codec(unknown[0], "$.exchange.codec")
 
     def place(spec: TensorSpec) -> tuple[int, ...]:
         other, named = spec.role != "parameter", codec_of(spec.name, "", patterns)
@@ -125,15 +121,10 @@ def ranges_of(text: str, numel: int) -> tuple[Range, ...]:
     for index, piece in enumerate(pieces):
         match = _PIECE.fullmatch(piece)
         last = index == len(pieces) - 1
-        if (
-            match is None
-            or match[1] not in DEFAULT_CHUNK_ELEMENTS
-            or (match[2] is None) != last
-            or (found and found[-1][0] == match[1])
-        ):
-            raise ConfigError(
-                f"unknown codec {text!r}", key="codec", hint=f"one of {', '.join(CODECS)}"
-            )
+        if match is None or (match[2] is None) != last or (found and found[-1][0] == match[1]):
+            raise unknown_codec(text)
+        if match[1] not in DEFAULT_CHUNK_ELEMENTS:
+            raise unknown_codec(match[1])
         stop = numel if last else at + int(match[2])
         if at >= stop or stop > numel:
             raise ConfigError(

@@ -21,9 +21,8 @@ class EncodedChunk:
 
     ``data``: its bytes, writable, exactly ``wire_bytes(elements)``; empty when the wire lies in a
     device's memory. The other fields are the codec's own: ``values`` the encoded values; ``scales``
-    one a block, or the codebook; ``columns`` the scales as (rows, 1), one tensor a shape of block;
-    ``unit`` what scales are relative to; ``tail`` the padding; ``parts`` the pieces of a mixed
-    chunk.
+    one a block; ``columns`` the scales as (rows, 1), one tensor a shape of block; ``unit`` what
+    scales are relative to; ``tail`` the padding; ``parts`` the pieces of a mixed chunk.
     """
 
     __slots__ = ("columns", "data", "elements", "parts", "scales", "tail", "unit", "values")

@@ -57,13 +57,12 @@ lr = 0.7
 momentum = 0.9
 
 [exchange]
-codec = "int8"                     # fp32 | fp16 | bf16 | int8 | int8_fp16 | int4 | codebook8
-                                   # | stat2 | sparse32 | sparse64 | sparse128 | sparse256
-                                   # | stat2_both | sparse64_both | sparse128_both
-                                   # | sparse256_both: docs/optimizers.md
+codec = "int8"                     # fp32 | bf16 | int8 | int4 | stat2 | sparse32 | sparse64
+                                   # | sparse128 | sparse256 | stat2_both | sparse64_both:
+                                   # docs/optimizers.md
 # error = 0.05                     # in place of codec: what a round may lose picks a codec for each
 #                                  # tensor (docs/operating/links.md)
-# codecs = { "*.norm.*" = "fp16" }  # for tensors whose names match
+# codecs = { "*.norm.*" = "bf16" }  # for tensors whose names match
 # plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to
 #                                  # others; butterfly | ring | two-level | three-level (labels
 #                                  # SITE/HOST: within a machine first)

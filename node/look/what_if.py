@@ -12,7 +12,6 @@ from .view import RunPicture
 
 CODECS = (
     "fp32",
-    "fp16",
     "bf16",
     "int8",
     "int4",

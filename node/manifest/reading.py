@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ...collectives.codec_names import CODECS
+from ...collectives.codec_names import CODECS, REMOVED, unknown_codec
 from ...collectives.errors import ConfigError, VersionMismatchError
 from ...collectives.foreign import quoted
 from ..home.strict_toml import convert, parse_toml, together
@@ -156,6 +156,12 @@ def decode_manifest(data: bytes) -> Manifest:
         if codec not in CODECS
     ]:
         _refuse_removed_in(data)
+        if unknown[0] in REMOVED:
+            raise VersionMismatchError(
+                f"the run's {unknown_codec(unknown[0]).message}",
+                why="The run was made by an earlier atoll.",
+                hint="Its organiser makes a new run with that codec.",
+            )
         raise VersionMismatchError(
             f"the run's codec {unknown[0]!r} is not known to this atoll",
             why="A newer release has it.",
@@ -182,13 +188,7 @@ def _check(manifest: Manifest, name: str) -> None:
         *((f"$.exchange.codecs.{key}", codec) for key, codec in exchange.codecs.items()),
     ]:
         if codec not in CODECS:
-            raise ConfigError(
-                f"{name}: {key} is {codec!r}, which is no codec",
-                key=key,
-                code="E413",
-                why="Codecs turn vectors into bytes.",
-                hint=f"Choose one of: {', '.join(CODECS)}",
-            )
+            raise unknown_codec(codec, key, f"{name}: {key}: ", "E413")
     gpt = model.entry == "builtin:gpt"
     checks: tuple[tuple[str, Callable[[], object]], ...] = (
         ("E414", lambda: check_exchange(exchange, name)),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from ...collectives.codecs.codec import DEFAULT_CHUNK_ELEMENTS, chunk_elements
+from ...collectives.codec_names import DEFAULT_CHUNK_ELEMENTS, chunk_elements, unknown_codec
 from ...collectives.errors import ConfigError, VersionMismatchError
 from ...collectives.group import MAX_STAR, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
@@ -151,7 +151,7 @@ def parse(log: str) -> tuple[Spec, str, str] | None:
 def _fault(spec: Spec) -> str | None:
     """Why nobody can carry this out."""
     if spec.codec not in DEFAULT_CHUNK_ELEMENTS:
-        return f"unknown codec {spec.codec!r}"
+        return unknown_codec(spec.codec).message
     if find_reducer(spec.reducer) is None or len(spec.tag) > MAX_TAG or "/" in spec.tag:
         return "unknown reduction"
     if works_on_bits(spec.reducer) != (spec.codec == "bits"):

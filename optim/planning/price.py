@@ -25,11 +25,8 @@ STEPS_SMALL: Points = ((1, 1.0179), (10, 1.0179), (20, 1.0234), (50, 1.045))
 STEPS_LARGE: Points = ((1, 1.007), (10, 1.007), (30, 1.012), (50, 1.017), (1000, 1.047))
 CODECS = {
     "fp32": 1.0,
-    "fp16": 1.0,
     "bf16": 1.0,
     "int8": 1.0,
-    "int8_fp16": 1.0,
-    "codebook8": 1.0,
     "int4": 1.0003,
     "stat2": 1.001,  # 0.9986 was measured, which is no gain but noise
     "sparse256": 1.008,
@@ -38,9 +35,7 @@ CODECS = {
     "sparse32": 1.06,  # not measured: as much more as from 128 to 64
     # results as coarse as contributions, which the outer rate was tuned for
     "stat2_both": 1.002,
-    "sparse256_both": 1.021,
-    "sparse128_both": 1.0375,
-    "sparse64_both": 1.07,  # not measured
+    "sparse64_both": 1.05,
 }
 # by delay over steps of a round
 LATE: dict[str, Points] = {

@@ -100,7 +100,7 @@ METHODS = {
     "diloco_2bit_ef": Method({"codec": "stat2"}, reference="diloco"),
     "diloco_2bit_both": Method({"codec": "stat2_both"}, reference="diloco"),
     "sparse_both": Method(
-        {"codec": "sparse128_both", "outer": OuterSettings("sgd", 3.0)}, sync_every=5
+        {"codec": "sparse64_both", "outer": OuterSettings("sgd", 3.0)}, sync_every=5
     ),
     "sparseloco": Method({"codec": "sparse128", "outer": PRESETS["short-sparse"]}),
     "sparseloco_published": Method(

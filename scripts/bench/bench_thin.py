@@ -5,7 +5,7 @@ as the outer step. One JSON object on the last line.
 
 Cells are CODEC/KEEPER/LR with what differs from H = 10 and a residual that does not fade:
 
-    scripts/bench/bench_thin.py sparse128_both/nobody/3 sparse128_both/owner/2,kept=0.8,sync_every=5
+    scripts/bench/bench_thin.py sparse64_both/nobody/3 sparse64_both/owner/2,kept=0.8,sync_every=5
 
 nobody       it is dropped: members train on from the anchor as it is
 owner        the owner of a part adds it to its next mean (two-sided error feedback)

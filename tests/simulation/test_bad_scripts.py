@@ -147,21 +147,25 @@ def test_what_the_codec_cannot_hold_is_dropped_with_the_reason(
 
     def script(member: LocalMember) -> Life:
         life = Life(member)
+        life.optimizer = torch.optim.SGD(life.model.parameters(), lr=0.01)
         life.attached()
         while life.attachment.round < 2:
             life.step()
         with torch.no_grad():
-            life.model[2].bias[1] += 1e5
+            life.model[2].bias[1] += 3.4e38
+        life.optimizer.zero_grad(set_to_none=False)
+        while not life.attachment.stats["samples_dropped"]:
+            life.optimizer.step()  # no loss: it would be infinite, and the gradients NaN
         return life.to_the_end()
 
-    life = play(script, msgspec.structs.replace(SETTINGS, codec="fp16"))
+    life = play(script, msgspec.structs.replace(SETTINGS, codec="bf16"))
     stats = life.attachment.stats
     assert stats["samples_dropped"] in range(1, H + 1)
     assert (
         stats["samples_counted"] + stats["samples_dropped"] + stats["samples_unsent"]
         == stats["steps"]
     )
-    assert "too much for fp16 (element 1 of 2); the model goes back to the anchor" in caplog.text
+    assert "too much for bf16 (element 1 of 2); the model goes back to the anchor" in caplog.text
     assert life.outcomes[-1].counted
 
 

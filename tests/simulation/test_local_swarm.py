@@ -346,7 +346,7 @@ def test_tensors_of_one_vector_have_their_own_codecs() -> None:
     [
         (float("nan"), "int8", "b.norm holds NaN (element 3 of 9)"),
         (float("-inf"), "fp32", "b.norm holds infinity (element 3 of 9)"),
-        (70_000.0, "fp16", "b.norm holds 70000, too much for fp16 (element 3 of 9)"),
+        (3.4e38, "bf16", "b.norm holds 3.4e+38, too much for bf16 (element 3 of 9)"),
     ],
 )
 def test_a_contribution_that_cannot_be_sent_is_refused_by_the_tensors_name(

@@ -252,7 +252,7 @@ def test_an_account_over_other_terms_in_number_names_its_giver() -> None:
     assert lab.named() == {lab.head}
 
 
-@pytest.mark.parametrize("codec", ["fp32", "fp16", "int8", "int4"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8", "int4"])
 @pytest.mark.parametrize("seed", range(4))
 def test_honest_members_never_disagree(codec: str, seed: int) -> None:
     """Whatever is lost on the way, and whoever's lane breaks."""

@@ -237,15 +237,15 @@ def test_validate_says_who_may_enter_and_how_an_open_run_begins(atoll: Cli, tmp_
 @pytest.mark.parametrize("codec", CODECS)
 def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> None:
     (tmp_path / "run.toml").write_text(
-        RUN + f'[exchange]\ncodec = "{codec}"\n[exchange.codecs]\n"*.norm.*" = "fp16"\n'
+        RUN + f'[exchange]\ncodec = "{codec}"\n[exchange.codecs]\n"*.norm.*" = "bf16"\n'
     )
     found = atoll.json("validate", "run.toml")
-    assert (found["codec"], found["codecs"]) == (codec, {"*.norm.*": "fp16"})
+    assert (found["codec"], found["codecs"]) == (codec, {"*.norm.*": "bf16"})
     assert found["bytes_up_per_round"] == round(
         2 * found["parameters"] * round_bytes_per_value(codec)
     )
     assert atoll("validate", "run.toml") == 0
-    assert f"({codec}, fp16 for *.norm.*)" in atoll.out
+    assert f"({codec}, bf16 for *.norm.*)" in atoll.out
     assert atoll("new", "--example") == 0
     assert codec in atoll.out
 

@@ -415,7 +415,7 @@ def test_a_system_without_poll_runs_on_selectors(monkeypatch, swarm):
         ["peer-0", "peer-1"],
         50_000,
         4_096,
-        "fp16",
+        "bf16",
     )
     start((a, b), plan, vectors)
     assert (

@@ -79,7 +79,7 @@ def plans(draw: st.DrawFn) -> tuple[int, Plan]:
         )
     )
     codec = draw(
-        st.sampled_from([*CODECS, "fp16:300+int8", "sparse64:300+fp16"])
+        st.sampled_from([*CODECS, "bf16:300+int8", "sparse64:300+bf16"])
         if numel > 300
         else st.sampled_from(CODECS)
     )
@@ -188,25 +188,6 @@ def test_a_sum_over_a_tree(kind):
     net.run()
     want = sum(vectors.values()).numpy().tobytes()
     assert [bytes(net.results(peer, plan)[0].data) for peer in net.peers] == [want] * 5
-
-
-def test_fp16_partial_sums_of_large_weights_do_not_overflow():
-    """The weighted sum would be 8 * 50,000 * 1000: a partial sum is never larger than what is in
-    it.
-    """
-    net = Net(4, seed=3)
-    vectors = {cid_of(i): vector(64, i).clamp_(-1, 1).mul(50_000) for i in range(4)}
-    plan = make_plan(
-        [(p, cid_of(i), 1000 + i) for i, p in enumerate(net.peers)],
-        net.peers,
-        64,
-        16,
-        "fp16",
-        topology=Topology("two-level", (0, 0, 1, 1)),
-    )
-    start(net, plan, vectors)
-    net.run()
-    check(net, plan, vectors)
 
 
 def crossing(kind: str, seed: int = 0) -> tuple[int, int]:

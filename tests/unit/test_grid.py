@@ -89,20 +89,20 @@ def test_any_mixture_on_any_grid(mixture, seed):
         "",
         "int7",
         "int8:10",
-        "fp16+int8",
-        "fp16:0+int8",
-        "fp16:010+int8",
-        "fp16:-1+int8",
-        "fp16:1e3+int8",
+        "bf16+int8",
+        "bf16:0+int8",
+        "bf16:010+int8",
+        "bf16:-1+int8",
+        "bf16:1e3+int8",
         "int8:5+int8",
-        "fp16:100+int8",
-        "fp16:60+bf16:50+int8",
-        "fp16:5+",
+        "bf16:100+int8",
+        "fp32:60+bf16:50+int8",
+        "bf16:5+",
         "+int8",
-        "fp16:5 + int8",
-        "FP16:5+int8",
-        "fp16:99999999999999999+int8",
-        "fp16:٣+int8",
+        "bf16:5 + int8",
+        "BF16:5+int8",
+        "bf16:99999999999999999+int8",
+        "bf16:٣+int8",
     ],
 )
 def test_texts_that_mean_nothing(text):
@@ -111,26 +111,26 @@ def test_texts_that_mean_nothing(text):
 
 
 def test_a_grid_has_no_other_chunks_and_no_other_memory():
-    grid = Grid("fp16:5+int8", 100, 30)
+    grid = Grid("bf16:5+int8", 100, 30)
     for chunk in (-1, 4):
         with pytest.raises(IndexError):
             grid.span(chunk)
     with pytest.raises(LocalProtocolError, match="100 values"):
         EncodedVector(grid, memoryview(bytearray(grid.nbytes + 4)))
-    assert grid == Grid("fp16:5+int8", 100, 30)
-    assert grid != Grid("fp16:6+int8", 100, 30)
-    assert grid != Grid("fp16:5+int8", 100, 31)
+    assert grid == Grid("bf16:5+int8", 100, 30)
+    assert grid != Grid("bf16:6+int8", 100, 30)
+    assert grid != Grid("bf16:5+int8", 100, 31)
 
 
 def test_the_longest_pattern_decides():
-    patterns = {"*.norm.*": "fp16", "*.norm.bias": "fp32", "head.*": "bf16"}
-    assert codec_of("layers.0.norm.weight", "int8", patterns) == "fp16"
+    patterns = {"*.norm.*": "bf16", "*.norm.bias": "fp32", "head.*": "int4"}
+    assert codec_of("layers.0.norm.weight", "int8", patterns) == "bf16"
     assert codec_of("layers.0.norm.bias", "int8", patterns) == "fp32"
-    assert codec_of("head.weight", "int8", patterns) == "bf16"
+    assert codec_of("head.weight", "int8", patterns) == "int4"
     assert codec_of("layers.0.mlp.weight", "int8", patterns) == "int8"
     assert (
-        codec_of("abc", "int8", {"a*c": "fp16", "ab*": "bf16"})
-        == codec_of("abc", "int8", {"ab*": "bf16", "a*c": "fp16"})
+        codec_of("abc", "int8", {"a*c": "fp32", "ab*": "bf16"})
+        == codec_of("abc", "int8", {"ab*": "bf16", "a*c": "fp32"})
         == "bf16"
     )
 
@@ -141,9 +141,9 @@ def test_the_mixture_of_a_model():
         for i in range(40)
         for name, shape in (("mlp", (30, 7)), ("norm.weight", (7,)), ("empty", (0,)))
     ]
-    layout, patterns = make_layout(shapes), {"*.norm.*": "fp16"}
+    layout, patterns = make_layout(shapes), {"*.norm.*": "bf16"}
     assert mixture_of(layout, "int8", {}) == "int8"
-    assert mixture_of(layout, "int8", {"*": "fp16"}) == "fp16"
+    assert mixture_of(layout, "int8", {"*": "bf16"}) == "bf16"
     with pytest.raises(ConfigError, match="change codec") as caught:
         mixture_of(layout, "int8", patterns)
     assert caught.value.key == "$.exchange.codecs"
@@ -154,7 +154,7 @@ def test_the_mixture_of_a_model():
     ]
     ordered = Layout(tuple(arranged(specs, "int8", patterns)), layout.numel + 5)
     assert ordered.check() is None
-    assert mixture_of(ordered, "int8", patterns) == "fp16:280+int8:8400+fp16:3+int8"
+    assert mixture_of(ordered, "int8", patterns) == "bf16:280+int8:8400+bf16:3+int8"
     assert [spec.name for spec in ordered.tensors if spec.role != "parameter"] == [
         "layers.1.norm.running_mean",
         "v",

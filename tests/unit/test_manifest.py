@@ -21,7 +21,7 @@ from atoll.collectives.arrivals import (
     GraceWindow,
     Groups,
 )
-from atoll.collectives.codec_names import CODECS
+from atoll.collectives.codec_names import CODECS, REMOVED
 from atoll.collectives.errors import (
     BadSignatureError,
     ConfigError,
@@ -129,9 +129,9 @@ def test_defaults_and_settings() -> None:
     assert manifest.train.inner.batch == 8
     assert m.parse_manifest('schema = 1\nname = "x"').train.sync_every == 100
     mixed = m.parse_manifest(
-        'schema = 1\nname = "x"\n[exchange]\ncodec = "int4"\n[exchange.codecs]\n"*.norm.*" = "fp16"'
+        'schema = 1\nname = "x"\n[exchange]\ncodec = "int4"\n[exchange.codecs]\n"*.norm.*" = "bf16"'
     ).settings()
-    assert (mixed.codec, mixed.codecs) == ("int4", {"*.norm.*": "fp16"})
+    assert (mixed.codec, mixed.codecs) == ("int4", {"*.norm.*": "bf16"})
     assert (
         m.parse_manifest(
             'schema = 1\nname = "x"\nmodel = { entry = "local:y" }\nexchange = { fragments = 3 }'
@@ -255,7 +255,7 @@ def test_a_run_with_btard_says_how_many_liars_cannot_end_it() -> None:
         ("btard = {}", "$.join.allow"),
         (f"btard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}", "$.join.allow"),
         (SEEDS.replace("local:x", "builtin:gpt"), "$.model.entry"),
-        (f"{SEEDS}exchange = {{ codec = 'fp16' }}", "$.exchange"),
+        (f"{SEEDS}exchange = {{ codec = 'bf16' }}", "$.exchange"),
         (f"{SEEDS}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
         (SEEDS.replace("btard = {}", "btard = { intervals = 1 }"), "$.btard.intervals"),
         (SEEDS.replace("btard = {}", "btard = { intervals = 64 }"), "$.btard.intervals"),
@@ -866,12 +866,12 @@ def test_garbage_bytes_are_refused(data: bytes) -> None:
             "$.train.outer.momentum",
             "Change $.train.outer.momentum",
         ),
-        ('[exchange]\ncodec = "int7"', "$.exchange.codec", "fp32, fp16, bf16, int8"),
+        ('[exchange]\ncodec = "int7"', "$.exchange.codec", "fp32, bf16, int8"),
         ('[exchange]\nplan = "star"', "$.exchange.plan", "butterfly, ring, two-level"),
         (
             '[exchange.codecs]\n"*.norm.*" = "half"',
             "$.exchange.codecs.*.norm.*",
-            "fp32, fp16, bf16, int8, int8_fp16, int4, codebook8",
+            "fp32, bf16, int8, int4",
         ),
         ("[train]\nsync_every = 0", "$.train.sync_every", "Change $.train.sync_every"),
         ("[model.config]\nwidht = 8", "$.model.config.widht", "Did you mean `width`?"),
@@ -886,6 +886,26 @@ def test_what_is_wrong_is_named(text: str, key: str, words: str) -> None:
     assert caught.value.key == key
     assert key in caught.value.message
     assert words in caught.value.hint
+
+
+@pytest.mark.parametrize(("removed", "instead"), REMOVED.items())
+def test_a_codec_that_was_removed_is_refused_with_another(removed: str, instead: str) -> None:
+    words = f"codec '{removed}' was removed: use {instead}"
+    for table, key in (
+        (f'codec = "{removed}"', "$.exchange.codec"),
+        (f'codecs = {{ "*.norm.*" = "{removed}" }}', "$.exchange.codecs.*.norm.*"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            m.parse_manifest(f'schema = 1\nname = "x"\n[exchange]\n{table}', "run.toml")
+        assert caught.value.message == f"run.toml: {key}: {words}"
+        assert (caught.value.key, caught.value.code) == (key, "E413")
+    manifest = m.parse_manifest('schema = 1\nname = "x"')
+    older = msgspec.structs.replace(
+        manifest, exchange=msgspec.structs.replace(manifest.exchange, codec=removed)
+    )
+    with pytest.raises(VersionMismatchError) as told:
+        m.decode_manifest(older.encode())
+    assert told.value.message == f"the run's {words}"
 
 
 def test_a_value_that_its_type_describes_is_described() -> None:
@@ -979,7 +999,7 @@ round_s = 30
 momentum = 0.6
 lr = 1
 [exchange]
-codec = "fp16"
+codec = "bf16"
 """
 )
 

@@ -11,14 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from atoll.collectives.api import call_of
 from atoll.collectives.engine import EngineThread, LaneKeys
+from atoll.collectives.errors import ConfigError
 from atoll.collectives.exchange import ExchangeEvent, LaneDown, LaneUp
 from atoll.collectives.group import MAX_LOG_NAME, Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.partition import slots_for
 from atoll.collectives.swarm import MAX_TAG, OuterSettings
 from atoll.node.service.buffers import BufferPool
-from atoll.node.session.naming import MAX_NUMEL, Spec, config_key, operation_key, parse
+from atoll.node.session.naming import MAX_NUMEL, Spec, config_key, operation_key, parse, spec_of
 from atoll.node.session.replica import PlainSlots
 from atoll.node.session.volatile import VolatileJournal
 from atoll.node.storage import RunFiles
@@ -27,12 +29,22 @@ A, B = PeerId("a"), PeerId("b")
 WAIT_S = 20.0
 
 
+def test_a_call_that_names_a_removed_codec_is_told_another() -> None:
+    call = call_of("sum of it", "sum", 5.0, True, codec="fp16")
+    with pytest.raises(ConfigError) as caught:
+        spec_of(call, 8, "fp32")
+    assert caught.value.message == (
+        "operation 'sum of it': codec 'fp16' was removed: use bf16 or int8"
+    )
+    assert caught.value.key == "codec"
+
+
 def test_a_log_name_fits_and_tells_operation_and_configuration_apart() -> None:
     small, large = (Member(A, 0),), (Member(A, 0), Member(B, 7))
     key = operation_key("r" * 26, "x" * 64)
     longest = Spec(
         MAX_NUMEL,
-        "int8_fp16",
+        "sparse64_both",
         "clipping999999.99999+bucketing16+arc+nnm+geometric_median:127",
         True,
         "x" * MAX_TAG,

@@ -151,13 +151,13 @@ def test_nan_and_infinity_are_seen_anywhere_and_the_first_tensor_named() -> None
 
 def test_tensors_of_one_codec_are_neighbours() -> None:
     plain = FlatVector(Mixed())
-    flat = FlatVector(Mixed(), RunSettings(codecs={"norm.*": "fp16"}))
+    flat = FlatVector(Mixed(), RunSettings(codecs={"norm.*": "bf16"}))
     names, before = (
         [spec.name for spec in flat.layout.tensors],
         [spec.name for spec in plain.layout.tensors],
     )
     assert flat.layout.check() is None
-    assert mixture_of(flat.layout, "int8", {"norm.*": "fp16"}) == "fp16:8+int8:44+fp16"
+    assert mixture_of(flat.layout, "int8", {"norm.*": "bf16"}) == "bf16:8+int8:44+bf16"
     parameters = sum(spec.role == "parameter" for spec in plain.layout.tensors)
     assert names[:parameters] == sorted(
         before[:parameters], key=lambda name: not name.startswith("norm.")
@@ -167,7 +167,7 @@ def test_tensors_of_one_codec_are_neighbours() -> None:
         assert tuple(tensor.shape) == spec.shape
     out, again = (
         torch.empty(flat.numel),
-        FlatVector(Mixed(), RunSettings(codecs={"norm.*": "fp16"})),
+        FlatVector(Mixed(), RunSettings(codecs={"norm.*": "bf16"})),
     )
     flat.write_to(out)
     again.read_from(FlatTensor(out))

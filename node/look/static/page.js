@@ -134,7 +134,7 @@ function draw() {
   if (chosen < 0 && data.rounds.round.length) $("round-now").textContent = roundWords(data.rounds.round.length - 1);
   document.body.dataset.drawMs = (performance.now() - began).toFixed(1);
 }
-const FIELDS = [["sync_every", "Steps a round"], ["codec", "Codec", ["fp32", "fp16", "bf16", "int8", "int4", "stat2", "sparse256", "sparse128", "sparse64"]], ["overlap", "Overlap", ["none", "late", "eager"]], ["peers", "Peers"], ["mbit", "Link, Mbit/s"], ["rtt_ms", "Round trip, ms"], ["step_ms", "A step, ms"], ["parameters", "Parameters"]];
+const FIELDS = [["sync_every", "Steps a round"], ["codec", "Codec", ["fp32", "bf16", "int8", "int4", "stat2", "sparse256", "sparse128", "sparse64"]], ["overlap", "Overlap", ["none", "late", "eager"]], ["peers", "Peers"], ["mbit", "Link, Mbit/s"], ["rtt_ms", "Round trip, ms"], ["step_ms", "A step, ms"], ["parameters", "Parameters"]];
 async function whatIf() {
   const query = new URLSearchParams();
   for (const [key] of FIELDS) if ($("w-" + key) && $("w-" + key).value) query.set(key, $("w-" + key).value);

@@ -19,7 +19,7 @@ NUMPY = "numpy<2.4"  # with a newer one its 8-bit codecs silently do nothing
 WHAT, FOLDER = f"hivemind {VERSION}", OUT / "hivemind"
 COMPRESSION = {
     "fp32": "NoCompression",
-    "fp16": "Float16Compression",
+    "bf16": "Float16Compression",  # its format of two bytes
     "int8": "Uniform8BitQuantization",
 }  # its blockwise one needs bitsandbytes
 INSTALL_S, RUN_S = 600, 600
