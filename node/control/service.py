@@ -116,16 +116,17 @@ class ScriptSession(Protocol):
         reading: Reading = NO_READING,
     ) -> None:
         """The fragment's part of ``contribution`` is written and stays frozen until
-        `ConnectionRequests.decided`; offer it under ``cid`` (16 random bytes, made by the client) to the
-        open round, or to the next one where an earlier script's contribution is frozen in it.
+        `ConnectionRequests.decided`; offer it under ``cid`` (16 random bytes, made by the client)
+        to the open round, or to the next one where an earlier script's contribution is frozen in
+        it.
 
         Raises LocalProtocolError when this session has an undecided one of this fragment.
         """
         ...
 
     def computed(self, number: int, part: int = 0) -> None:
-        """``contribution`` holds the vector that `ConnectionRequests.asked` was for, or its state after
-        interval ``part``: copy it before returning. An unknown number is none."""
+        """``contribution`` holds the vector that `ConnectionRequests.asked` was for, or its state
+        after interval ``part``: copy it before returning. An unknown number is none."""
         ...
 
     def begin(self, number: int) -> bool:
@@ -141,8 +142,8 @@ class ScriptSession(Protocol):
         ...
 
     def resume(self, cid: bytes, fragment: int = 0) -> None:
-        """Say (`ConnectionRequests.decided`) what became of a contribution to a fragment, of an earlier
-        session, perhaps of an earlier node.
+        """Say (`ConnectionRequests.decided`) what became of a contribution to a fragment, of an
+        earlier session, perhaps of an earlier node.
 
         * Known and undecided: when it is decided.
         * In an entry of the log: committed, counted, that entry's round.
@@ -202,8 +203,8 @@ class ScriptSession(Protocol):
         ...
 
     def reduce_cancel(self, op_id: str) -> None:
-        """The script waits no longer: `ConnectionRequests.reduced` says "open" now, unless it has said
-        something. Idempotent.
+        """The script waits no longer: `ConnectionRequests.reduced` says "open" now, unless it has
+        said something. Idempotent.
         """
         ...
 
