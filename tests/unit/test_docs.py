@@ -19,6 +19,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [*(ROOT / name for name in TOP), *PAGES]
 MOST_WORDS = 2500  # of a page, as `wc -w` counts them
 MOST_WITHOUT_HEADING = 800
+MOST_PROTOCOLS = 42  # a reader who follows a call through one of them ends in a header
 OVERRIDDEN = {"overload", "setter", "override"}
 
 
@@ -357,3 +358,42 @@ def test_classes_that_the_glossary_names_exist() -> None:
     code = "\n".join((ROOT / path).read_text(encoding="utf-8") for path in package_files())
     assert len(named) > 8
     assert {name for name in named if not re.search(rf"^(class )?{name}\b", code, re.M)} == set()
+
+
+def _protocols(code: ast.AST) -> set[str]:
+    """The classes that are a `typing.Protocol` themselves."""
+    return {
+        node.name
+        for node in ast.walk(code)
+        if isinstance(node, ast.ClassDef)
+        and "Protocol"
+        in {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases}
+    }
+
+
+def test_protocols_are_found() -> None:
+    code = "class A(Protocol): ...\nclass B(C, typing.Protocol[T]): ...\nclass D(A): ...\n"
+    assert _protocols(ast.parse(code)) == {"A", "B"}
+
+
+def test_every_protocol_has_a_reason() -> None:
+    """A Protocol that repeats the signatures of one class sends a reader from header to header."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `(\w+)` \| `([\w/]+\.py)` \| (seam|callback|library) \| (.+) \|$", text, flags=re.M
+    )
+    assert sorted((name, file) for name, file, _, _ in rows) == sorted(
+        (name, path.as_posix()) for path in package_files() for name in _protocols(tree(path))
+    )
+    assert len(rows) <= MOST_PROTOCOLS
+    tests = (path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
+    classes = {
+        node.name
+        for path in (*package_files(), *tests)
+        for node in tree(path).body
+        if isinstance(node, ast.ClassDef)
+    }
+    for name, _, why, cell in rows:
+        named = re.findall(r"`(\w+)`", cell)
+        assert set(named) <= classes, f"{name}: {set(named) - classes}"
+        assert len(named) >= {"seam": 2, "callback": 1, "library": 0}[why], name
