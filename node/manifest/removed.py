@@ -11,8 +11,8 @@ from ...collectives.errors import ConfigError
 from ..home.strict_toml import together
 
 REMOVED: dict[str, str] = {
-    "$.durability": '[durability] was removed: every run is as it was under sync = "all", so that a '
-    "power cut takes nothing that a member has told others",
+    "$.durability": "[durability] was removed: every run is as under its default, so that a power "
+    "cut takes nothing that a member has told others",
 }
 """By the path of a key, or by ``path = value`` where only that value of a text was removed: what
 was removed, and what to use instead, as one sentence without its full stop. A step ``*`` stands for

@@ -169,8 +169,9 @@ class FileJournal:
             self._log = medium.open(self._path)
             self._load()
             self._load_seal()
-            if not self.damaged:
+            if not self.damaged and not self.rebooted:
                 self._save_meta(clean=False)
+            if not self.damaged:
                 self.sync()
             if self._wasteful:
                 self._compact()
@@ -229,6 +230,12 @@ class FileJournal:
             self._on_medium = end
 
     # ---- life
+    def note_boot(self) -> None:
+        """To be called after a reboot without a clean stop, once what it left was taken up: from
+        now on a broken end is judged as after a kill. Raises StorageError.
+        """
+        self._save_meta(clean=False)
+
     def renew(self, incarnation: int) -> None:
         """Record a new life; the entries that are here are as good as before. Raises
         StorageError.

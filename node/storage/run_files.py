@@ -101,6 +101,8 @@ class RunFiles:
             return
         if self._journal.blemish:
             trouble(cp.damaged(folder / "journal", self._journal.blemish, alone=False))
+        if self._journal.rebooted:
+            self._journal.note_boot()
         if self._journal.entries and not self._founded.exists():
             self._mark_founded()  # power went while the run was being founded
 
