@@ -386,12 +386,11 @@ def test_every_protocol_has_a_reason() -> None:
         (name, path.as_posix()) for path in package_files() for name in _protocols(tree(path))
     )
     assert len(rows) <= MOST_PROTOCOLS
-    tests = (path.relative_to(ROOT) for path in (ROOT / "tests").rglob("*.py"))
+    files = [*(ROOT / path for path in package_files()), *(ROOT / "tests").rglob("*.py")]
     classes = {
-        node.name
-        for path in (*package_files(), *tests)
-        for node in tree(path).body
-        if isinstance(node, ast.ClassDef)
+        name
+        for file in files
+        for name in re.findall(r"^class (\w+)", file.read_text(encoding="utf-8"), flags=re.M)
     }
     for name, _, why, cell in rows:
         named = re.findall(r"`(\w+)`", cell)
