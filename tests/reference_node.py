@@ -51,11 +51,10 @@ from atoll.node.control.protocol import JoinRequest, RunInfo
 from atoll.node.control.requests import ConnectionRequests
 from atoll.node.control.server import ControlServer
 from atoll.node.control.service import ProgressSink, ReduceMemory
-from atoll.node.control.shared_memory import AnchorSlots, SharedBuffer
+from atoll.node.control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer
 from atoll.node.home.lifecycle import NodeFile, NodeLock
 from atoll.node.home.paths import Paths, find_paths
 from atoll.node.home.private_node import ParentLink
-from atoll.node.service.buffers import PooledBuffer
 from atoll.node.session.naming import spec_of
 
 if TYPE_CHECKING:

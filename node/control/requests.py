@@ -14,7 +14,8 @@ from ...collectives.errors import AtollError, ConfigError, LocalProtocolError, V
 from ...collectives.swarm import Outcome
 from ..home.failures import failure
 from . import protocol as p
-from .service import NodeService, NumberedBuffer, ScriptSession
+from .service import NodeService, ScriptSession
+from .shared_memory import PooledBuffer
 
 Post = Callable[[p.Answer, Sequence[int]], None]
 """Send an answer, with descriptors beside it (duplicated, if they are to outlive the call). Never
@@ -145,7 +146,7 @@ class ConnectionRequests:
         """The script is to compute a vector, or one interval (`ScriptSession.computed`)."""
         self._push(p.Asked(number, round_, seed, interval))
 
-    def reduced(self, op_id: str, outcome: Outcome, result: NumberedBuffer | None = None) -> None:
+    def reduced(self, op_id: str, outcome: Outcome, result: PooledBuffer | None = None) -> None:
         """Exactly once for every `ScriptSession.reduce_start`; "open" when the deadline passed. If
         committed, ``result`` holds the encoded mean, on the grid of the contribution, and is not
         written until `reduce_close`.

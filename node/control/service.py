@@ -20,7 +20,7 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.swarm import Call, PeerView, Spent, Tally
 from .protocol import JoinRequest, RunInfo
-from .shared_memory import AnchorSlots, SharedBuffer
+from .shared_memory import AnchorSlots, PooledBuffer, SharedBuffer
 
 if TYPE_CHECKING:
     from .requests import ConnectionRequests
@@ -29,30 +29,12 @@ ProgressSink = Callable[[str, int, int], None]
 """(stage, done, total): told to the waiting client; never blocks. total 0 = unknown."""
 
 
-class NumberedBuffer(Protocol):
-    """Shared memory that a script may keep its mapping of: under the same ``number`` (> 0) it is
-    the same memory.
-    """
-
-    number: int
-
-    @property
-    def fd(self) -> int:
-        """A descriptor that can be mapped for writing."""
-        ...
-
-    @property
-    def reader_fd(self) -> int:
-        """A descriptor that cannot."""
-        ...
-
-
 class ReduceMemory(NamedTuple):
     """Memory for the contribution to one free-standing reduction: the script encodes it there,
     chunk after chunk.
     """
 
-    source: NumberedBuffer
+    source: PooledBuffer
     grid: tuple[str, int, int]
     """Codec, chunk_elements and numel of the whole vector."""
     members: tuple[PeerId, ...]
@@ -184,7 +166,7 @@ class ScriptSession(Protocol):
         """Finish or hand over the open round, contribute no more, keep seeding. Idempotent."""
         ...
 
-    def buffer_open(self, numel: int) -> NumberedBuffer:
+    def buffer_open(self, numel: int) -> PooledBuffer:
         """Memory for float32 (numel,) that operations read as it lies. Raises StorageError, and
         LocalProtocolError for too many.
         """

@@ -19,6 +19,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import mmap
 import os
 import tempfile
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 MAX_LEASES = 2  # the anchor a script measures its progress against, and the one it is moving to
 SLOTS = MAX_LEASES + 2  # ... the current generation, and one to write the next into
 FLOAT_BYTES = 4
+_numbers = itertools.count(1)  # of pooled buffers
 MEMFD = hasattr(os, "memfd_create")
 PIECE_BYTES = 16 << 20  # of memory that is given back
 BESIDE_BYTES = 64 << 20  # what is more is given back in a thread of its own
@@ -142,6 +144,16 @@ class SharedBuffer:
         for fd in (self.fd, self._reader_fd):
             if fd >= 0:
                 os.close(fd)
+
+
+class PooledBuffer(SharedBuffer):
+    """Memory of a pool. ``number`` (> 0) is its own in the life of the process: under the same
+    number it is the same memory, so that a script may keep its mapping of it.
+    """
+
+    def __init__(self, nbytes: int, folder: Path | None) -> None:
+        super().__init__(nbytes, folder=folder)
+        self.number = next(_numbers)
 
 
 def _memfd(nbytes: int) -> tuple[int, int]:

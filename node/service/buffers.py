@@ -7,27 +7,15 @@ and nobody can say so too early.
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from collections import deque
 from pathlib import Path
 
 import numpy as np
 
-from ..control.shared_memory import SharedBuffer
+from ..control.shared_memory import PooledBuffer
 
 MAX_FREE, MAX_FREE_BYTES = 4, 256 << 20  # buffers and bytes kept for the next taker
-_numbers = itertools.count(1)
-
-
-class PooledBuffer(SharedBuffer):
-    """Memory of a pool. ``number`` is its own in the life of the process: a script keeps its
-    mapping by it.
-    """
-
-    def __init__(self, nbytes: int, folder: Path | None) -> None:
-        super().__init__(nbytes, folder=folder)
-        self.number = next(_numbers)
 
 
 class BufferPool:

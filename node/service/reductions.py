@@ -15,9 +15,10 @@ from ...collectives.errors import LocalProtocolError
 from ...collectives.swarm import Call, Outcome
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
+from ..control.shared_memory import PooledBuffer
 from ..session import events as ev
 from ..session.documents import weights_of
-from .buffers import BufferPool, PooledBuffer
+from .buffers import BufferPool
 from .run import RunService
 
 MAX_BUFFERS = 64

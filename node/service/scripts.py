@@ -18,12 +18,11 @@ from ...collectives.layout import Layout, cut
 from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
-from ..control.shared_memory import AnchorSlots, SharedBuffer, alive
+from ..control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer, alive
 from ..manifest import Manifest
 from ..secure.rounds import SecureRounds
 from ..session import events as ev
 from ..session.fragments import Whole
-from .buffers import PooledBuffer
 from .reductions import Reductions
 from .run import RunFailed, RunService
 from .views import finished, spent

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from atoll.node.client.memory import MAPPED, ReductionMemory, VectorEncoding
-from atoll.node.service.buffers import PooledBuffer
+from atoll.node.control.shared_memory import PooledBuffer
 
 GRID = VectorEncoding("fp32", 64, 64)
 
