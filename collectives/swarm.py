@@ -60,7 +60,7 @@ def sample_count(samples: Any) -> int:
 
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outer optimizer, applied to the anchor in the node: one of `optim.outer.rules`. Each
-    reads what it needs of the rest.
+    reads what it needs of the rest. `optim.outer.presets` has values that were tried.
     """
 
     kind: Literal[
@@ -74,9 +74,9 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "adamw",
         "delayed_nesterov",
         "heloco",
-    ] = "nesterov"
-    lr: float = 0.7  # published DiLoCo value (arXiv 2311.08105); 0.9 below about 50 rounds
-    momentum: float = 0.9  # published value; 0.6 below about 50 rounds, where 0.9 diverges
+    ]
+    lr: float
+    momentum: float = 0.0
     beta2: float = (
         0.99  # of adam, yogi and adamw; this and the next are published values (arXiv 2003.00295)
     )
@@ -94,6 +94,10 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread: float = 0.0  # of delayed_nesterov: the share of momentum that the steps between take
     agreement: float = 0.5  # of heloco: the cosine with momentum from which nothing is corrected
     momentum_dtype: Literal["fp32", "bf16"] = "fp32"  # how momenta are kept between rounds
+
+
+PLAIN_MEAN = OuterSettings("sgd", 1.0)
+"""The new anchor is the mean of the members' models (`optim.outer.presets` says for whom)."""
 
 
 class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -267,7 +271,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outliers: Annotated[float, msgspec.Meta(gt=0, le=1e3)] | None = (
         None  # deviations above its usual norm from which a member does not contribute its progress
     )
-    outer: OuterSettings = OuterSettings()
+    outer: OuterSettings = PLAIN_MEAN
     codec: str = "int8"
     codecs: dict[
         str, str

@@ -13,7 +13,7 @@ import msgspec
 
 from ...collectives.errors import ConfigError
 from ..home.output import Terminal, bytes_text, current, short_peer, span_text
-from ..manifest.presets import AUTO, expected_rounds
+from ..manifest.presets import AUTO
 from .daemon import connect
 from .options import GIVEN, GivenPath, shared_options
 from .reaching import find_peer
@@ -150,7 +150,7 @@ def plan_command(
         now = estimate(conditions, choice)
     settings = decided.settings()
     if run.train.method == "diloco":
-        settings["train.outer"] = {"preset": _preset(run, decided.choice.codec)}
+        settings["train.outer"] = {"preset": AUTO}
     needed, needs = _needs(terminal, run, conditions, decided, settings)
     lines = _lines(terminal, conditions, decided, explain, settings, samples, needed)
     present = None
@@ -226,18 +226,6 @@ def _holds(most: Sequence[int | None], batch: int | None) -> None:
             why="Memory limits how many samples of a step a peer takes.",
             hint="Say how many all take together: --batch 256. Or leave the last number out.",
         )
-
-
-def _preset(run: Manifest, codec: str) -> str:
-    """Outer values that belong to what was decided. The residual of a sparse codec is the momentum:
-    with it goes SGD.
-    """
-    from ...optim.outer.presets import FEW_ROUNDS  # loads torch
-
-    if not codec.startswith("sparse"):
-        return AUTO
-    rounds = expected_rounds(run)
-    return "short-sparse" if rounds is not None and rounds < FEW_ROUNDS else "sparse"
 
 
 def _size(manifest: Manifest, parameters: int | None) -> int:

@@ -50,11 +50,11 @@ lr = 2e-3
 steps = 2000                       # length of the cosine schedule
 batch = 8
 
-[train.outer]
-optimizer = "nesterov"             # or  preset = "auto"  and  peers = 8  (how many you expect) in
-                                   # place of these three
-lr = 0.7
-momentum = 0.9
+# [train.outer]                    # without it the new model is the mean of the members' models
+# preset = "published"             # DiLoCo's values, or another preset: docs/presets.md
+# optimizer = "nesterov"           # or values of your own: these three, in place of preset
+# lr = 0.7
+# momentum = 0.9
 
 [exchange]
 codec = "int8"                     # fp32 | bf16 | int8 | int4 | stat2 | sparse32 | sparse64
@@ -135,7 +135,10 @@ reconfigure_after_s = 120.0
     default=4,
     show_default=True,
     type=click.IntRange(1, 100_000),
-    help="How many peers you expect, for --explain, and for --draw where [exchange] has no tree.",
+    help=(
+        "How many peers you expect, for the noise of --explain, and for --draw where [exchange] "
+        "has no tree."
+    ),
 )
 @click.option("--draw", is_flag=True, help="Draw the tree over which a part is added up, too.")
 @shared_options
@@ -154,7 +157,7 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
     lines += machine_lines(needs, machine)
     described |= machine_document(needs, machine)
     if explain:
-        outer = explain_outer(found, peers)
+        outer = explain_outer(found)
         lines.append(f"why      outer values: {outer}")
         described["explained"] = {"outer": outer} | (
             {"who_sees_what": privacy_lines(found)} if found.mode == "federated" else {}

@@ -107,7 +107,7 @@ def _write(terminal: Terminal, run: str, parent: Manifest, found: Split, out: Pa
     files = list[Path]()
     for made in manifests(parent, found):
         text = as_toml(made)
-        assert parse_manifest(text) == made
+        parse_manifest(text)  # that somebody can found it
         file = out / f"{made.name}.toml"
         try:
             file.write_text(text, encoding="utf-8")

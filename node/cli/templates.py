@@ -77,19 +77,14 @@ source = "local"
 
 [adapters]
 mode = "ffa"                       # B trains, A is frozen: the mean is that of the products, with
-                                   # any outer step. "alternate": A and B by rounds, and below
-                                   # optimizer = "sgd" and lr = 1.0. "plain": both; a biased mean
+                                   # any outer step. "alternate": A and B by rounds, without
+                                   # momentum. "plain": both; a biased mean
 base = "values"                    # "shapes" where members hold the model in other precisions
                                    # (QLoRA): names and shapes are compared, values are not
 
 [train]
 sync_every = 50                    # inner steps a round
 rounds = 100                       # where the run ends
-
-[train.outer]
-optimizer = "nesterov"
-lr = 0.7
-momentum = 0.9
 
 [exchange]
 codec = "int8"

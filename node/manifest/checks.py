@@ -15,7 +15,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.schemes import PlanName, compile_scheme, peers_in, places
 from .manifest import Manifest
 from .refusals import Refusal, refuse
-from .tables import ExchangeTable, NoQuorumTable, TrainTable, Tree
+from .tables import WITHOUT_MOMENTUM, ExchangeTable, NoQuorumTable, TrainTable, Tree
 
 OF_ONE_OPTIMIZER = {
     "every": "delayed_nesterov",
@@ -104,12 +104,12 @@ def _check_outer(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None
                 hint=f'Leave it out, or optimizer = "{optimizer}".',
             )
     if outer.momentum_dtype != "fp32" and (
-        outer.optimizer in ("sgd", "adagrad") or train.method == "local_sgd"
+        outer.optimizer in WITHOUT_MOMENTUM or train.method == "local_sgd"
     ):
         raise ConfigError(
             f"{name}: $.train.outer.momentum_dtype is given, and this outer step has no momentum",
             key="$.train.outer.momentum_dtype",
-            hint="Leave it out.",
+            hint="Leave it out, or choose an outer step with momentum (docs/optimizers.md).",
         )
     if no_quorum.policy == "branch" and outer.momentum_dtype != "fp32":
         raise ConfigError(

@@ -10,9 +10,15 @@ field they knew; such bytes are taken as they are, since the run id is their has
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from .tables import WITHOUT_MOMENTUM
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
 
 _encode = msgspec.msgpack.Encoder().encode  # keeps the order of a dictionary
 _sorted = msgspec.msgpack.Encoder(order="deterministic").encode
@@ -23,11 +29,16 @@ def canonical(table: msgspec.Struct) -> bytes:
     return _encode(_sparse(table))
 
 
-def as_toml(table: msgspec.Struct) -> str:
+def as_toml(manifest: Manifest) -> str:
     """The text of a manifest, as `parse_manifest` reads it again: without the fields that are at
-    their default.
+    their default, but for outer values: a text without them takes those of `presets`.
     """
-    return "".join(_sections(table, ""))
+    spelt = dict[str, tuple[str, ...]]()
+    if manifest.mode != "federated":
+        outer = manifest.train.outer
+        numbers = ("lr",) if outer.optimizer in WITHOUT_MOMENTUM else ("lr", "momentum")
+        spelt = {"": ("train",), "train": ("outer",), "train.outer": ("optimizer", *numbers)}
+    return "".join(_sections(manifest, "", spelt))
 
 
 def stands_for(data: bytes, table: msgspec.Struct) -> bool:
@@ -62,8 +73,13 @@ def _sparse(table: msgspec.Struct) -> dict[str, Any]:
     }
 
 
-def _sections(table: msgspec.Struct, path: str) -> list[str]:
-    fields = [field for field in msgspec.structs.fields(table) if not _at_default(table, field)]
+def _sections(table: msgspec.Struct, path: str, spelt: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """``spelt``: by the path of a table, its fields that are written though at their default."""
+    fields = [
+        field
+        for field in msgspec.structs.fields(table)
+        if field.name in spelt.get(path, ()) or not _at_default(table, field)
+    ]
     held = [(field.encode_name, getattr(table, field.name)) for field in fields]
     plain = [
         f"{name} = {_toml(msgspec.to_builtins(value))}\n"
@@ -76,7 +92,8 @@ def _sections(table: msgspec.Struct, path: str) -> list[str]:
         for name, value in held
         if isinstance(value, msgspec.Struct)
     ]
-    return [*head, *plain, *(line for name, value in inner for line in _sections(value, name))]
+    deeper = [line for name, value in inner for line in _sections(value, name, spelt)]
+    return [*head, *plain, *deeper]
 
 
 def _toml(value: Any) -> str:

@@ -1,50 +1,63 @@
-"""``[train.outer] preset``: outer values by name, or "auto" by what the run is, and `mixing` where
-that belongs to them.
+"""``[train.outer]``: which outer optimizer, lr and momentum a run has by its text: its own, a
+preset's, or, where it chooses none, those that "auto" stands for; and `mixing` where that belongs
+to them.
 
-A manifest records the values and not the name: a preset may change from release to release, a run
-may not. So the run's id is that of the manifest with the values written out.
+A manifest records the values and not the name: a preset, and "auto", may change from release to
+release, a run may not. So the run's id is that of the manifest with the values written out, and
+bytes that come from outside mean what they say: there a field that is left out has the default of
+`OuterTable`, which never changes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from ...collectives.errors import ConfigError
 from .manifest import Manifest
+from .tables import WITHOUT_MOMENTUM, OuterTable
 
 if TYPE_CHECKING:
-    from ...optim.outer.presets import Overlap, Preset
+    from ...optim.outer.presets import Preset
 
 
 AUTO = "auto"
 PEERS = 4  # where the manifest does not say how many are expected
-SET_BY_PRESET = ("optimizer", "lr", "momentum")
-
-Wish = tuple[str, int]
-"""The preset's name or AUTO, and how many peers are expected."""
+CHOICE = ("optimizer", "lr", "momentum")
+"""Keys of which a text gives none, or all that its optimizer has."""
 
 
-def take_wish(table: dict[str, Any], name: str) -> Wish | None:
-    """Take ``preset`` and ``peers`` out of the table of a manifest. Raises ConfigError for a preset
-    beside values of one's own.
+class OuterChoice(NamedTuple):
+    """How a text chooses its outer values: the preset that it names, or the keys of `CHOICE` that
+    it gives.
     """
-    outer: Any = (
-        table.get("train", {}).get("outer", {}) if isinstance(table.get("train", {}), dict) else {}
-    )
-    if not isinstance(outer, dict) or "preset" not in outer:
-        return None
-    preset, peers = outer.pop("preset"), outer.pop("peers", PEERS)
-    if both := [key for key in SET_BY_PRESET if key in outer]:
-        raise ConfigError(
-            f"{name} gives both $.train.outer.preset and $.train.outer.{both[0]}",
-            key=f"$.train.outer.{both[0]}",
-            code="E414",
-            why="A preset sets optimizer, lr and momentum.",
-            hint="Remove one of the two.",
-        )
-    if not isinstance(preset, str):
+
+    preset: str | None = None
+    given: tuple[str, ...] = ()
+
+
+def take_choice(table: dict[str, Any], name: str) -> OuterChoice:
+    """Take ``preset`` and ``peers`` out of the table of a manifest. ``peers``, how many are
+    expected, changes nothing at present: "auto" takes the same values for every number. Raises
+    ConfigError for a preset, or a number of peers, in addition to values of one's own.
+    """
+    train = table.get("train", {})
+    outer: Any = train.get("outer", {}) if isinstance(train, dict) else {}
+    if not isinstance(outer, dict):
+        return OuterChoice()
+    given = tuple(key for key in CHOICE if key in outer)
+    for asked in ("preset", "peers"):
+        if asked in outer and given:
+            raise ConfigError(
+                f"{name} gives both $.train.outer.{asked} and $.train.outer.{given[0]}",
+                key=f"$.train.outer.{given[0]}",
+                code="E414",
+                why="A preset sets optimizer, lr and momentum; peers is what it is chosen by.",
+                hint="Remove one of the two.",
+            )
+    preset, peers = outer.pop("preset", None), outer.pop("peers", PEERS)
+    if preset is not None and not isinstance(preset, str):
         raise ConfigError(
             f"{name}: $.train.outer.preset is {preset!r}",
             key="$.train.outer.preset",
@@ -58,84 +71,99 @@ def take_wish(table: dict[str, Any], name: str) -> Wish | None:
             code="E413",
             hint="Write how many peers you expect: 4",
         )
-    return preset, peers
+    return OuterChoice(preset, given)
 
 
-def with_preset(manifest: Manifest, wish: Wish, name: str) -> Manifest:
-    """The manifest with the values that were asked for. Raises ConfigError for a preset that there
-    is not, or where it means nothing.
+def with_choice(manifest: Manifest, choice: OuterChoice, name: str) -> Manifest:
+    """The manifest with its outer values written out. Raises ConfigError for a preset that there is
+    not, or that means nothing here, and for a choice of values that is not complete.
     """
-    from ...optim.outer.presets import PRESETS  # loads torch
-
-    wanted, peers = wish
-    named = {preset.name: preset for preset in PRESETS}
-    if wanted != AUTO and wanted not in named:
+    method = manifest.train.method
+    if choice.preset is None and (manifest.mode == "federated" or method == "local_sgd"):
+        return manifest  # [train.outer] is not read
+    if choice.given:
+        return _completed(manifest, choice.given, name)
+    if choice.preset is None and method != "diloco":
         raise ConfigError(
-            f"{name}: $.train.outer.preset is {wanted!r}, which is no preset",
-            key="$.train.outer.preset",
-            code="E413",
-            hint=f"Choose one of: {', '.join([AUTO, *named])}",
+            f"{name}: the method {method!r} needs $.train.outer.lr",
+            key="$.train.outer.lr",
+            code="E414",
+            why="The outer optimizer is the run's only one, and its learning rate is yours to say.",
+            hint='Such as optimizer = "adamw", lr = 1e-3, momentum = 0.9 under [train.outer].',
         )
-    if manifest.train.method != "diloco":
+    if method != "diloco":
         raise ConfigError(
-            f"{name}: a preset with the method {manifest.train.method!r}",
+            f"{name}: a preset with the method {method!r}",
             key="$.train.outer.preset",
             code="E414",
             why="Presets are values of diloco's outer step.",
             hint="Leave it out.",
         )
-    preset = fitting(manifest, peers) if wanted == AUTO else named[wanted]
-    values = {
-        "optimizer": preset.outer.kind,
-        "lr": preset.outer.lr,
-        "momentum": preset.outer.momentum,
-    }
-    train = manifest.train
-    mixing = _mixing(preset, train.overlap) if train.mixing is None else train.mixing
-    outer = msgspec.structs.replace(train.outer, **values)
+    if choice.preset is None or choice.preset == AUTO:
+        preset = fitting(manifest)
+    else:
+        from ...optim.outer.presets import preset_named  # loads torch
+
+        preset = preset_named(choice.preset)
+    train, values = manifest.train, preset.outer
+    outer = msgspec.structs.replace(
+        train.outer, optimizer=values.kind, lr=values.lr, momentum=values.momentum
+    )
+    mixing = _mixing(manifest, preset) if train.mixing is None else train.mixing
     return msgspec.structs.replace(
         manifest, train=msgspec.structs.replace(train, outer=outer, mixing=mixing)
     )
 
 
-def _mixing(preset: Preset, overlap: Overlap) -> float | None:
-    return preset.mixing if overlap == "late" else None
-
-
-def expected_rounds(manifest: Manifest) -> int | None:
-    """How many rounds the run will have; None where nobody knows. The built-in recipe ends with its
-    schedule.
+def _completed(manifest: Manifest, given: tuple[str, ...], name: str) -> Manifest:
+    """With values of one's own, all that the optimizer has: what is left out would be of another
+    choice. Two numbers without a name are Nesterov's.
     """
-    train = manifest.train
-    if (
-        train.rounds is None
-        and manifest.model.entry == "builtin:gpt"
-        and train.sync_every is not None
-        and train.inner.samples is None
-    ):
-        return train.inner.steps // train.sync_every if train.inner.steps is not None else None
-    return train.rounds
-
-
-def fitting(manifest: Manifest, peers: int) -> Preset:
-    """The preset for such a run with so many peers."""
-    from ...optim.outer.presets import choose
-
-    train = manifest.train
-    return choose(
-        rounds=expected_rounds(manifest),
-        peers=peers,
-        sync_every=train.sync_every,
-        overlap=train.overlap,
-        delay=train.delay,
-        worker_momentum=manifest.robust.momentum > 0,
+    outer: OuterTable = manifest.train.outer
+    plain = outer.optimizer in WITHOUT_MOMENTUM
+    needed = ("lr",) if plain else ("lr", "momentum")
+    if missing := [key for key in needed if key not in given]:
+        raise ConfigError(
+            f"{name} gives $.train.outer.{given[0]} and not $.train.outer.{missing[0]}",
+            key=f"$.train.outer.{missing[0]}",
+            code="E414",
+            why=(
+                "Values of the outer step belong together: a default that suits one choice "
+                "harms another."
+            ),
+            hint=(
+                f"Give it, too; leave out {' and '.join(given)}, and the run takes what suits it; "
+                'or optimizer = "sgd" with an lr, which has no momentum.'
+            ),
+        )
+    if not plain:
+        return manifest
+    if "momentum" in given and outer.momentum:
+        raise ConfigError(
+            f"{name}: $.train.outer.momentum is given, and {outer.optimizer} has none",
+            key="$.train.outer.momentum",
+            code="E414",
+            hint='Leave it out, or optimizer = "nesterov".',
+        )
+    train = msgspec.structs.replace(
+        manifest.train, outer=msgspec.structs.replace(outer, momentum=0.0)
     )
+    return msgspec.structs.replace(manifest, train=train)
 
 
-def explain_outer(manifest: Manifest, peers: int = PEERS) -> str:
-    """Where the manifest's outer values come from, and what would be taken for such a run: for
-    people.
-    """
+def _mixing(manifest: Manifest, preset: Preset) -> float | None:
+    return preset.mixing if manifest.train.overlap == "late" else None
+
+
+def fitting(manifest: Manifest) -> Preset:
+    """The preset that "auto" stands for in such a run."""
+    from ...optim.outer.presets import choose  # loads torch
+
+    return choose(worker_momentum=manifest.robust.momentum > 0)
+
+
+def explain_outer(manifest: Manifest) -> str:
+    """Where the manifest's outer values come from, and what "auto" would take: for people."""
     if manifest.mode == "federated":
         return "the federated method's, from [federated]"
     from ...optim.outer.presets import PRESETS  # loads torch
@@ -145,26 +173,29 @@ def explain_outer(manifest: Manifest, peers: int = PEERS) -> str:
         return "plain averaging: there is nothing to choose"
     if train.method != "diloco":
         return "the run's only optimizer: its values are yours"
-    rounds, mine = (
-        expected_rounds(manifest),
-        (train.outer.optimizer, train.outer.lr, train.outer.momentum, train.mixing),
-    )
-    length = f"{rounds} rounds" if rounds is not None else "a run without end"
-    ends = f"H = {train.sync_every}" if train.sync_every else "rounds by time or samples"
-    shape = f"{length}, {ends}, overlap {train.overlap}, {peers} peer{'' if peers == 1 else 's'}"
-    best = fitting(manifest, peers)
-    mixing = {preset.name: _mixing(preset, train.overlap) for preset in PRESETS}
+    auto, mine = fitting(manifest), _compared(train.outer.settings(), train.mixing)
     same = [
-        preset
-        for preset in PRESETS
-        if (preset.outer.kind, preset.outer.lr, preset.outer.momentum, mixing[preset.name]) == mine
+        preset for preset in PRESETS if _compared(preset.outer, _mixing(manifest, preset)) == mine
     ]
-    if best in same:
-        return f'preset "{best.name}", which is for {shape}. {best.source}'
-    values = f"lr {best.outer.lr:g}, momentum {best.outer.momentum:g}" + (
-        f", mixing {found:g}" if (found := mixing[best.name]) is not None else ""
+    if auto in same:
+        return f'preset "{auto.name}", which "{AUTO}" takes for this run: {auto.source}'
+    values = f"{auto.outer.kind} with lr {auto.outer.lr:g}"
+    advice = f'"{AUTO}" takes "{auto.name}" for this run, {values}: {auto.source}'
+    return (
+        f'preset "{same[0].name}": {same[0].source}. {advice}' if same else f"no preset. {advice}"
     )
-    advice = f'For {shape} there is the preset "{best.name}": {values}. {best.source}'
-    if same:
-        return f'preset "{same[0].name}". {same[0].source}. {advice}'
-    return f"no preset. {advice}"
+
+
+def _compared(outer: Any, mixing: float | None) -> tuple[str, float, float, float | None]:
+    momentum = 0.0 if outer.kind in WITHOUT_MOMENTUM else outer.momentum
+    return outer.kind, outer.lr, momentum, mixing
+
+
+def averaging_text(manifest: Manifest) -> str:
+    """The outer step and the length of a round, in a line: for a verdict about them."""
+    from ...optim.outer import effective_outer  # loads torch
+
+    settings = manifest.settings()
+    outer, steps = effective_outer(settings), settings.sync_every
+    ends = f"H = {steps}" if steps is not None else "rounds by time or samples"
+    return f"outer {outer.kind} lr {outer.lr:g} momentum {outer.momentum:g}, {ends}"

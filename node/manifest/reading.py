@@ -33,7 +33,7 @@ from .form import schema_of, stands_for
 from .gpt import gpt_config
 from .join import check_audit, check_join
 from .manifest import Manifest
-from .presets import take_wish, with_preset
+from .presets import take_choice, with_choice
 from .quorum import check_quorum
 from .removed import refuse_removed
 from .robust import check_robust
@@ -53,7 +53,7 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
     table = parse_toml(text, name)
     refuse_removed(table, name)
     check_places(table, name)
-    wish = take_wish(table, name)
+    choice = take_choice(table, name)
     manifest = convert(table, Manifest, name)
     if manifest.schema != SCHEMA:
         raise ConfigError(
@@ -80,8 +80,7 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
         manifest = msgspec.structs.replace(
             manifest, train=msgspec.structs.replace(train, sync_every=100)
         )
-    if wish is not None:
-        manifest = with_preset(manifest, wish, name)
+    manifest = with_choice(manifest, choice, name)
     manifest = with_tree(manifest, name)
     _check(manifest, name)
     check_budget(manifest, name)

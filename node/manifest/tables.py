@@ -99,8 +99,16 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
 
+WITHOUT_MOMENTUM = ("sgd", "adagrad")
+"""Outer optimizers that do not read ``momentum``."""
+
+
 class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[train.outer]``: applied to the anchor, in the node, the same on all members."""
+    """``[train.outer]``: applied to the anchor, in the node, the same on all members.
+
+    These defaults are what bytes mean that leave a field out, and never change (`form`). A text
+    that chooses none of ``optimizer``, ``lr`` and ``momentum`` has other values (`presets`).
+    """
 
     optimizer: Literal[
         "nesterov",
@@ -113,10 +121,8 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "delayed_nesterov",
         "heloco",
     ] = "nesterov"
-    lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = (
-        0.7  # DiLoCo's published value (arXiv 2311.08105)
-    )
-    momentum: Fraction = 0.9  # DiLoCo's published value; 0.6 below about 50 rounds
+    lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = 0.7
+    momentum: Fraction = 0.9
     beta2: Fraction = 0.99  # of adam, yogi and adamw, published as epsilon is (arXiv 2003.00295)
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad and adamw
     weight_decay: NotNegative = 0.0  # of adamw

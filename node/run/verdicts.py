@@ -30,6 +30,9 @@ FALLEN_S = 60.0
 APART, APART_OF, DEVIATIONS = 8, 10, 6.0
 DROPS, DROPS_OF = 3, 5
 EDGE = 3
+WORSE, WORSE_OF, WORSE_BY = 2, 5, 0.05
+MUCH_WORSE_BY = 0.25  # once is enough, and twice `DEVIATIONS`
+OF_MEDIANS = 0.7  # deviation of the difference of two medians of seven steps, over one step's
 GONE_S = 300.0  # a trouble that is not told again is over
 CLOCK_S = 1500.0  # it is looked at every ten minutes
 
@@ -136,6 +139,21 @@ take, none was decided. The verdict says what the node waits for, where it has s
     atoll status                 what is waited for, of whom, and what would end it
     atoll doctor""",
     ),
+    "V10": VerdictPage(
+        "averaging-harms",
+        "averaging makes the model worse",
+        f"""\
+In {WORSE} of {WORSE_OF} rounds, or once by {MUCH_WORSE_BY:.0%}, this script's loss right after it
+had adopted a round's model was higher than its own just before, and higher than after the
+adoption before, by more than the noise of its steps. The usual causes: outer momentum in a run
+that started cold, an outer lr that is too high, rounds that are too long, a member that trains
+on something else. Known from attachment.log(loss=...), in rounds of eight logged losses and more.
+
+    [train.outer] preset = "auto"        in a new manifest: the plain mean
+    [train] sync_every                   a smaller one
+    [train.outer] governor = true        restarts momentum when an update or the loss jumps
+    atoll new RUN.toml --from DIR        goes on from the model that atoll export wrote""",
+    ),
 }
 TROUBLES = {"E120": "V05", "E501": "V06", "E303": "V06", "E308": "V08"}
 """Verdicts that a trouble of the node is, as long as it is told again."""
@@ -219,6 +237,9 @@ class Verdicts:
         self._others: dict[str, deque[bool]] = {}
         self._dropped, self._drops = 0.0, deque[bool](maxlen=DROPS_OF)
         self._edge = 0
+        self._averaging = ""  # the settings, in words
+        self._adopted: float | None = None  # this script's loss right after the last adoption
+        self._worse, self._noise = deque[bool](maxlen=WORSE_OF), deque[float](maxlen=WORSE_OF)
         self._relayed: dict[str, float] = {}  # since when, of peers that were reached directly
         self._direct = set[str]()
         self._reported_at: dict[str, float] = {}  # of each trouble
@@ -268,8 +289,10 @@ class Verdicts:
             case "reduction.timed" if event.get("slowest"):
                 self._last.append(str(event["slowest"]["peer"]))
             case "script.report":
+                self._adoption(event["metrics"], at)
                 self._report(event["metrics"], at)
             case "script.attached":
+                self._averaging, self._adopted = str(event.get("averaging", "")), None
                 self._scripts += 1
                 self._decided_at = at
             case "script.ended":
@@ -381,6 +404,34 @@ class Verdicts:
             self._raise("V03", "", at, f"this script's loss is {loss:.4g}, {before:.4g} before")
         elif self._own.calm:
             self._withdraw("V03", "", at)
+
+    def _adoption(self, metrics: Mapping[str, float], at: float) -> None:
+        """What adopting an anchor did to this script's loss (`optim.script.adoption`). Its own loss
+        just before tells averaging from training that goes wrong by itself; the loss after the
+        adoption before tells harm from data that differ between members, with whom every adoption
+        costs the members' own fit.
+        """
+        if "loss_after" not in metrics:
+            return
+        before, after = metrics.get("loss_before"), float(metrics["loss_after"])
+        last, self._adopted = self._adopted, after
+        self._noise.append(float(metrics["loss_noise"]))
+        if last is None or before is None:
+            return
+        held_against = max(before, last)
+        rise, unit = after - held_against, DEVIATIONS * OF_MEDIANS * median(self._noise)
+        self._worse.append(rise > max(unit, WORSE_BY * abs(held_against)))
+        if sum(self._worse) >= WORSE or rise > max(2 * unit, MUCH_WORSE_BY * abs(held_against)):
+            settings = f" ({self._averaging})" if self._averaging else ""
+            self._raise(
+                "V10",
+                "",
+                at,
+                f"the loss was {before:.4g} before a round's model was adopted and {after:.4g} "
+                f"after it, {last:.4g} after the one before{settings}",
+            )
+        elif not any(self._worse):
+            self._withdraw("V10", "", at)
 
     def _path(self, peer: str, path: str, at: float) -> None:
         if path and path != "relay":

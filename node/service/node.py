@@ -26,6 +26,7 @@ from ..control.service import JoinRequest, ProgressSink, RunInfo
 from ..home.memory_use import resident_bytes
 from ..home.paths import Paths, write_atomic
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
+from ..manifest.presets import averaging_text
 from ..net.network import PeerNetwork
 from ..net.transport.addresses import at_home
 from ..run.clocks import wrong_clock
@@ -507,7 +508,14 @@ class Node:
             ended()
             raise
         run.wake()
-        self.publish({"event": "script.attached", "run": run.run_id, "pid": pid})
+        self.publish(
+            {
+                "event": "script.attached",
+                "run": run.run_id,
+                "pid": pid,
+                "averaging": averaging_text(run.manifest) if run.manifest else "",
+            }
+        )
         try:
             if not founding and not finished(
                 run

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.layout import Layout, Role
-from ...collectives.swarm import OuterSettings, RunSettings
+from ...collectives.swarm import PLAIN_MEAN, OuterSettings, RunSettings
 from ...collectives.telemetry import emit
 from . import governor
 from .readings import Reported, median_loss, stretch, total
@@ -26,14 +26,13 @@ from .state import BLOCK_ELEMENTS, StateVectors
 logger = logging.getLogger("atoll")
 
 DTYPES = ("fp32", "bf16")
-PLAIN = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)
 
 
 def effective_outer(settings: RunSettings) -> OuterSettings:
     """The outer optimizer a run really uses: plain averaging for the method "local_sgd", else
     ``settings.outer``.
     """
-    return PLAIN if settings.method == "local_sgd" else settings.outer
+    return PLAIN_MEAN if settings.method == "local_sgd" else settings.outer
 
 
 class OuterStep:

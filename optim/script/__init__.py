@@ -1,6 +1,7 @@
 """What a training script holds. Files, lowest first:
 
 checks              what attach refuses, and why
+adoption            what adopting an anchor does to the losses that a script logs
 lookout             who is there, and what the node is shown of training
 state               what a checkpoint of an attachment holds, as numbers and strings
 resume              saving strands and going on from them

@@ -355,6 +355,7 @@ class Attachment:
         except AtollError as error:
             failure = error
             self._failed(error)
+        self._lookout.adopted([turn.outcome for turn in turns])
         if not only_settle:
             for strand in strands:
                 strand.begin()

@@ -19,6 +19,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Outcome, PeerView, Swarm
 from ...collectives.telemetry import emit
 from ..rounds.events import QuorumSeen, TrainingAlone
+from .adoption import AdoptionLosses
 
 logger = logging.getLogger("atoll")
 
@@ -32,6 +33,10 @@ class Lookout:
         self.metrics: dict[str, float] = {}
         self.privacy: dict[str, Any] | None = None  # what this member has spent of it
         self._sums: dict[str, tuple[Any, int]] = {}
+        settings = swarm.settings
+        # an anchor of a part of the members is another one for each member's data
+        of_all = settings.sample is None and settings.arrivals is None
+        self._adoptions = AdoptionLosses() if of_all else None
         self._warned_alone = self._warned_no_quorum = False
         self._seen: dict[PeerId, bool] = {}  # whether each other member lived when last looked at
         self._member: bool | None = None  # whether this peer was one then
@@ -59,6 +64,14 @@ class Lookout:
             ) from None
         total, count = self._sums.get(name, (0.0, 0))
         self._sums[name] = (total + value, count + 1)
+        if name == "loss" and self._adoptions is not None:
+            self._adoptions.add(value)
+
+    def adopted(self, turns: Sequence[Outcome]) -> None:
+        """What became of contributions at a boundary."""
+        decided = [turn for turn in turns if turn.status in ("committed", "uncertified")]
+        if decided and self._adoptions is not None:
+            self._adoptions.adopted(whole=all(turn.counted for turn in decided))
 
     def so_far(self, name: str) -> float | None:
         """The mean of what was added of a metric since the last round; None where nothing was."""
@@ -146,7 +159,8 @@ class Lookout:
         """
         members = self.count()
         self.privacy = msgspec.to_builtins(getattr(self.swarm, "spent", None))  # a node tells it
-        self.swarm.report({**report, **self.metrics})
+        readings = self._adoptions.reading() if self._adoptions is not None else {}
+        self.swarm.report({**report, **self.metrics, **readings})
         there = reached(members, self.swarm.settings.lying)
         self._tell_quorum(there, undecided)
         if self.peers:

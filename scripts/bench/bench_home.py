@@ -40,7 +40,7 @@ def opened(folder: Path) -> RunFiles:
     return RunFiles(
         folder,
         run_id="bench",
-        outer=OuterSettings(),
+        outer=OuterSettings("nesterov", 0.7, 0.9),
         slots=PlainSlots,
         trouble=lambda error: print(error.message),
     )
@@ -88,7 +88,10 @@ def play(folder: Path, rounds: int, members: int) -> dict[str, Any]:
     config = tuple(
         Member(PeerId(f"12D3KooW{blake3(bytes([n])).hexdigest(22)}"), 0) for n in range(members)
     )
-    files, replica = opened(folder), ModelReplica(LAYOUT, OuterSettings(), PlainSlots(NUMEL))
+    files, replica = (
+        opened(folder),
+        ModelReplica(LAYOUT, OuterSettings("nesterov", 0.7, 0.9), PlainSlots(NUMEL)),
+    )
     replica.initialise(torch.zeros(NUMEL))
     replica.publish(0)
     genesis = Entry(

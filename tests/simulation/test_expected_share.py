@@ -17,7 +17,7 @@ from atoll.optim import attach
 from atoll.optim.rounds.schedule import expected_share
 
 H, LR, PEERS = 8, 0.25, 3
-OUTER = OuterSettings(lr=0.5, momentum=0.5)
+OUTER = OuterSettings("nesterov", 0.5, 0.5)
 
 
 class Slopes(nn.Module):

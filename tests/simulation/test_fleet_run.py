@@ -243,7 +243,7 @@ def linear_task() -> Task:
 
 def test_the_loss_is_measured_and_the_page_shows_the_run(tmp_path: Path) -> None:
     settings = RunSettings(
-        sync_every=10, rounds=6, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6)
+        sync_every=10, rounds=6, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6)
     )
     played = play(settings, parameters=18, task=linear_task(), lr=0.05, start_at=1000.0)
     assert [round_ for _, round_, _ in played.loss] == [1, 2, 3, 4, 5, 6]

@@ -23,7 +23,7 @@ from atoll.optim.outer.governor import Governed
 
 H, ROUNDS = 4, 10
 BASE = RunSettings(
-    sync_every=H, rounds=ROUNDS, codec="fp32", outer=OuterSettings(lr=0.7, momentum=0.5)
+    sync_every=H, rounds=ROUNDS, codec="fp32", outer=OuterSettings("nesterov", 0.7, 0.5)
 )
 METHODS: dict[str, dict[str, Any]] = {
     "late": {"overlap": "late"},
@@ -243,7 +243,7 @@ def test_a_jump_of_the_loss_is_seen_by_all_members_in_one_round() -> None:
     seen: list[object] = []
     off = subscribe(seen.append)
     settings = msgspec.structs.replace(
-        BASE, sync_every=2, rounds=9, outer=OuterSettings(lr=1.0, momentum=0.5, governor=True)
+        BASE, sync_every=2, rounds=9, outer=OuterSettings("nesterov", 1.0, 0.5, governor=True)
     )
 
     def script(member: LocalMember) -> np.ndarray:

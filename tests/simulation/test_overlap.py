@@ -24,7 +24,7 @@ H, ROUNDS, STEP_S, PEERS = 8, 5, 0.25, 3
 LOST = 2  # the round on whose anchor a contribution is made that is lost
 WIDTH = 64
 RATE = 120_000.0  # bytes/s of a link: an fp32 vector takes a tenth of a round's compute
-BASE = RunSettings(sync_every=H, rounds=ROUNDS, outer=OuterSettings(lr=0.4, momentum=0.5))
+BASE = RunSettings(sync_every=H, rounds=ROUNDS, outer=OuterSettings("nesterov", 0.4, 0.5))
 METHODS: dict[str, dict[str, Any]] = {
     "late": {"overlap": "late"},
     "late, delayed": {"overlap": "late", "delay": 6},

@@ -42,7 +42,7 @@ class LostError(AssertionError):
 
 
 def replica_of(anchor: torch.Tensor, momentum: torch.Tensor) -> ModelReplica:
-    replica = ModelReplica(LAYOUT, OuterSettings(), PlainSlots(NUMEL))
+    replica = ModelReplica(LAYOUT, OuterSettings("nesterov", 0.7, 0.9), PlainSlots(NUMEL))
     replica.initialise(anchor)
     replica.momentum.copy_(momentum)
     return replica

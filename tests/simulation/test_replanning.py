@@ -26,7 +26,7 @@ BASE = RunSettings(
     max_steps=40,
     rounds=ROUNDS,
     codec="fp32",
-    outer=OuterSettings(lr=0.7, momentum=0.5),
+    outer=OuterSettings("nesterov", 0.7, 0.5),
 )
 
 

@@ -181,7 +181,7 @@ def test_each_clusters_manifest_lets_in_its_members_only_and_is_else_the_parents
     who = [Identity(bytes([index]) * 32).peer for index in range(5)]
     parent = parse_manifest(
         TEXT.replace("tide", "t" * 64)
-        + '[robust]\nrule = "median"\nf = 1\n[train.outer]\nlr = 0.5\n'
+        + '[robust]\nrule = "median"\nf = 1\n[train.outer]\nlr = 0.5\nmomentum = 0.6\n'
     )
     made = s.manifests(parent, s.Split((tuple(who[:3]), tuple(who[3:])), (), 1.0, 0.9, 0.1, (4, 5)))
     assert [each.join.allow for each in made] == [tuple(who[:3]), tuple(who[3:])]

@@ -171,11 +171,11 @@ RUN = 'schema = 1\nname = "a"\nmodel.entry = "local:x"\ntrain.sync_every = 5\n'
 @pytest.mark.parametrize(
     ("more", "key"),
     [
-        ("", "$.train.outer.optimizer"),
-        ('train.outer.optimizer = "sgd"\ntrain.overlap = "late"', "$.train.overlap"),
-        ('train.outer.optimizer = "sgd"\nexchange.fragments = 2', "$.exchange.fragments"),
-        ('train.outer.optimizer = "sgd"\nexchange.codec = "stat2"', "$.exchange.codec"),
-        ('train.outer.optimizer = "sgd"\nexchange.feedback = true', "$.exchange.feedback"),
+        ('train.outer.preset = "published"', "$.train.outer.optimizer"),
+        ('train.overlap = "late"', "$.train.overlap"),
+        ("exchange.fragments = 2", "$.exchange.fragments"),
+        ('exchange.codec = "stat2"', "$.exchange.codec"),
+        ("exchange.feedback = true", "$.exchange.feedback"),
         ('mode = "federated"\nfederated.method = "fedadam"', "$.federated.method"),
     ],
 )
@@ -186,8 +186,7 @@ def test_what_would_move_the_factor_at_rest_is_refused(more: str, key: str) -> N
 
 
 def test_modes_that_are_taken() -> None:
-    plain = 'train.outer.optimizer = "sgd"\ntrain.outer.lr = 1.0\n'
-    found = parse_manifest(f'{RUN}{plain}[adapters]\nmode = "alternate"', "run.toml")
+    found = parse_manifest(f'{RUN}[adapters]\nmode = "alternate"', "run.toml")
     assert found.settings().adapters == AdapterSettings("alternate", "values")
     found = parse_manifest(f'{RUN}[adapters]\nmode = "ffa"\nbase = "shapes"', "run.toml")
     assert found.settings().adapters == AdapterSettings("ffa", "shapes")

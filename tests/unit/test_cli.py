@@ -252,18 +252,22 @@ def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> No
 
 def test_validate_explains_the_outer_values(atoll: Cli, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(
-        RUN + '[train]\nsync_every = 20\nrounds = 500\n[train.outer]\npreset = "auto"\npeers = 1\n'
+        RUN + '[train]\nsync_every = 20\nrounds = 500\n[train.outer]\npreset = "published"\n'
     )
-    assert atoll("validate", "run.toml", "--explain", "--peers", "1") == 0
-    assert (
-        'why      outer values: preset "alone", which is for 500 rounds, H = 20, overlap none, 1 peer'
-        in atoll.out
-    )
+    assert atoll("validate", "run.toml", "--explain") == 0
+    assert 'why      outer values: preset "published": many rounds: as published' in atoll.out
+    assert '"auto" takes "plain-mean" for this run, sgd with lr 1: ' in atoll.out
+    (tmp_path / "run.toml").write_text(RUN)
     found = atoll.json("validate", "run.toml", "--explain")
-    assert (
-        'For 500 rounds, H = 20, overlap none, 4 peers there is the preset "published"'
-        in found["explained"]["outer"]
+    assert found["explained"]["outer"].startswith(
+        'preset "plain-mean", which "auto" takes for this run: the mean of the members\' models'
     )
+    assert found["outer"] == {
+        "kind": "sgd",
+        "lr": 1.0,
+        "momentum": 0.0,
+        "momentum_dtype": "fp32",
+    }
     assert "explained" not in atoll.json("validate", "run.toml")
 
 
@@ -920,7 +924,7 @@ def test_a_plan_for_thin_uplinks_can_be_pasted(atoll: Cli) -> None:
     given = ["plan", "run.toml", "--step-ms", "200", "--parameters", "100000000", *words]
     found = atoll.json(*given)
     assert found["settings"]["exchange"]["codec"].startswith("sparse")
-    assert found["settings"]["train.outer"] == {"preset": "short-sparse"}
+    assert found["settings"]["train.outer"] == {"preset": "auto"}
     assert found["predicted"]["bytes_up_per_round"] > found["predicted"]["bytes_down_per_round"]
     steps = found["settings"]["train"]["sync_every"]
     assert list(found["steps"].values()) == [steps, steps, steps, steps // 2]

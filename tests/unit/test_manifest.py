@@ -157,7 +157,7 @@ def test_defaults_and_settings() -> None:
         getattr(late.settings(), name) for name in ("overlap", "delay", "mixing", "feedback")
     ] == ["late", 3, 0.5, True]
     adam = m.parse_manifest(
-        'schema = 1\nname = "x"\ntrain.outer = { optimizer = "adam", lr = 0.1, beta2 = 0.5, governor = true, stretch = true }'
+        'schema = 1\nname = "x"\ntrain.outer = { optimizer = "adam", lr = 0.1, momentum = 0.9, beta2 = 0.5, governor = true, stretch = true }'
     ).settings()
     assert adam.outer == OuterSettings("adam", 0.1, 0.9, 0.5, governor=True, stretch=True)
 
@@ -184,16 +184,19 @@ def refuses(text: str, key: str) -> None:
     ("text", "key"),
     [
         ("train = { delay = 3 }", "$.train.delay"),
-        ("train = { method = 'gradient_averaging', mixing = 0.5 }", "$.train.mixing"),
+        (
+            "train = { method = 'gradient_averaging', mixing = 0.5, outer = { optimizer = 'sgd', lr = 0.1 } }",
+            "$.train.mixing",
+        ),
         ("train = { overlap = 'late', sync_every = 4, delay = 4 }", "$.train.delay"),
         ("train = { sync_every = 4, target_samples = 9 }", "$.train.target_samples"),
         (
-            "train = { outer = { optimizer = 'yogi' } }\nno_quorum = { policy = 'branch' }",
+            "train = { outer = { optimizer = 'yogi', lr = 0.1, momentum = 0.9 } }\nno_quorum = { policy = 'branch' }",
             "$.train.outer.optimizer",
         ),
         ("train = { method = 'local_sgd', outer = { stretch = true } }", "$.train.outer.stretch"),
         (
-            "train = { method = 'gradient_averaging', outer = { stretch = true } }",
+            "train = { method = 'gradient_averaging', outer = { lr = 0.1, momentum = 0.9, stretch = true } }",
             "$.train.outer.stretch",
         ),
         (
@@ -216,7 +219,7 @@ def test_training_settings_that_mean_nothing_together(text: str, key: str) -> No
 )
 def test_who_joins_reads_how_adapters_train_and_what_is_compared(table: str, words: str) -> None:
     text = f"schema = 1\nname = 'x'\nmodel = {{ entry = 'local:x' }}\nadapters = {{ {table} }}\n"
-    told = m.parse_manifest(text + "train = { outer = { optimizer = 'sgd' } }\n")
+    told = m.parse_manifest(text + "train = { outer = { optimizer = 'sgd', lr = 1.0 } }\n")
     (line,) = (line for line in describe_lines(told) if line.startswith("adapters"))
     base = describe(told)["adapters"]["base"]
     compared = {"values": "names, shapes and values", "shapes": "names and shapes"}[base]
@@ -710,7 +713,7 @@ def test_asynchronous_diloco_waits_for_a_quorum_or_for_groups() -> None:
     assert groups.settings().arrivals == ArrivalSettings(
         fading=Fading(0.8), groups=Groups(40, 100, 40, 2.0)
     )
-    assert (groups.settings().reducer, groups.settings().outer.kind) == ("sum", "nesterov")
+    assert (groups.settings().reducer, groups.settings().outer.kind) == ("sum", "sgd")
     for found in (plain, quorum, groups):
         assert m.decode_manifest(found.encode()) == found
         assert m.parse_manifest(as_toml(found)) == found
@@ -756,16 +759,19 @@ def test_asynchronous_diloco_waits_for_a_quorum_or_for_groups() -> None:
         ("exchange = { arrivals = {}, fragments = 2 }", "$.exchange.fragments"),
         ("exchange = { arrivals = {}, codec = 'stat2' }", "$.exchange.feedback"),
         (
-            f"{ASYNCHRONOUS}model = {{ entry = 'local:x' }}\ntrain = {{ outer = {{ optimizer = 'sgd' }} }}"
+            f"{ASYNCHRONOUS}model = {{ entry = 'local:x' }}\ntrain = {{ outer = {{ optimizer = 'sgd', lr = 1.0 }} }}"
             "\nadapters = { mode = 'alternate' }",
             "$.exchange.arrivals",
         ),
         ("train = { outer = { every = 3 } }", "$.train.outer.every"),
-        ("train = { outer = { optimizer = 'heloco', spread = 0.5 } }", "$.train.outer.spread"),
+        (
+            "train = { outer = { optimizer = 'heloco', lr = 1.0, momentum = 0.6, spread = 0.5 } }",
+            "$.train.outer.spread",
+        ),
         ("train = { outer = { agreement = 0.2 } }", "$.train.outer.agreement"),
         ("train = { outer = { momentum_dtype = 'fp16' } }", "$.train.outer.momentum_dtype"),
         (
-            "train = { outer = { optimizer = 'sgd', momentum_dtype = 'bf16' } }",
+            "train = { outer = { optimizer = 'sgd', lr = 1.0, momentum_dtype = 'bf16' } }",
             "$.train.outer.momentum_dtype",
         ),
         (
@@ -773,11 +779,11 @@ def test_asynchronous_diloco_waits_for_a_quorum_or_for_groups() -> None:
             "$.train.outer.momentum_dtype",
         ),
         (
-            "train = { outer = { momentum_dtype = 'bf16' } }\nno_quorum = { policy = 'branch' }",
+            "train = { outer = { preset = 'published', momentum_dtype = 'bf16' } }\nno_quorum = { policy = 'branch' }",
             "$.train.outer.momentum_dtype",
         ),
         (
-            "train = { outer = { optimizer = 'delayed_nesterov' } }\n"
+            "train = { outer = { optimizer = 'delayed_nesterov', lr = 0.9, momentum = 0.8 } }\n"
             "no_quorum = { policy = 'branch' }",
             "$.train.outer.optimizer",
         ),
@@ -986,6 +992,8 @@ EARLIER = json.loads((Path(__file__).parents[1] / "earlier_manifests.json").read
 release was newer than the one above.
 """
 PLAIN = 'schema = 1\nname = "tide"\n'
+OUTER_AS_RELEASED = '[train.outer]\noptimizer = "nesterov"\nlr = 0.7\nmomentum = 0.9\n'
+"""Outer values of bytes that leave them out. A text that leaves them out has others."""
 RICH = (
     PLAIN
     + """
@@ -1008,10 +1016,12 @@ codec = "bf16"
 def test_a_run_made_by_an_earlier_release_can_be_joined(
     form: dict[str, str], tmp_path: Path
 ) -> None:
-    """And means what it did: since then only the number of lanes has another default."""
+    """And means what it did: its outer values are those that it was made with, though a new text
+    without any has others; the number of lanes has another default since then.
+    """
     data = base64.b64decode(form["bytes"])
     manifest = m.decode_manifest(data)
-    now = m.parse_manifest({"plain": PLAIN, "rich": RICH}[form["settings"]])
+    now = m.parse_manifest({"plain": PLAIN + OUTER_AS_RELEASED, "rich": RICH}[form["settings"]])
     lanes = msgspec.structs.replace(now.lanes, **msgspec.msgpack.decode(data).get("lanes", {}))
     assert manifest == msgspec.structs.replace(now, lanes=lanes)
     organiser, paths = Identity.generate(), find_paths(tmp_path)
@@ -1027,13 +1037,18 @@ def test_defaults_are_left_out_of_the_canonical_form() -> None:
     """So these bytes, and the ids of all runs that use nothing new, are the same in every later
     release.
     """
-    assert m.parse_manifest(PLAIN).encode() == msgspec.msgpack.encode(
+    plain = m.parse_manifest(PLAIN + OUTER_AS_RELEASED)
+    assert plain.encode() == msgspec.msgpack.encode(
         {"schema": 1, "name": "tide", "train": {"sync_every": 100}}
     )
     said = m.parse_manifest(
-        PLAIN + "[train]\nsync_every = 100\n[exchange]\nfragments = 1\n[train.outer]\nlr = 0.7\n"
+        f"{PLAIN}[train]\nsync_every = 100\n[exchange]\nfragments = 1\n{OUTER_AS_RELEASED}"
     )
-    assert said.encode() == m.parse_manifest(PLAIN).encode()
+    assert said.encode() == plain.encode()
+    chosen_by_nobody = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0}
+    assert m.parse_manifest(PLAIN).encode() == msgspec.msgpack.encode(
+        {"schema": 1, "name": "tide", "train": {"sync_every": 100, "outer": chosen_by_nobody}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -1252,15 +1267,17 @@ def test_memory_and_disk_that_a_run_asks_for() -> None:
     assert host_peak_bytes(plain.settings()) == pytest.approx(17.82, rel=0.05)  # the same bench
     kept = sized('[exchange]\ncodec = "int8"\nfeedback = true\n').settings()
     assert host_bytes(kept) == host_bytes(plain.settings()) + 4
-    adam = sized('[train.outer]\noptimizer = "adam"\nlr = 0.1\n').settings()
+    adam = sized('[train.outer]\noptimizer = "adam"\nlr = 0.1\nmomentum = 0.9\n').settings()
     assert state_bytes(adam) == 12
     assert host_bytes(adam) == host_bytes(plain.settings()) + 4
 
 
 def test_momenta_in_bf16_take_two_bytes_and_an_old_member_refuses_them() -> None:
     text = 'schema = 1\nname = "x"\n[model]\nentry = "local:x"\nparameters = 1_000_000\n'
-    plain = m.parse_manifest(text)
-    halved = m.parse_manifest(text + '[train.outer]\nmomentum_dtype = "bf16"\n')
+    plain = m.parse_manifest(text + '[train.outer]\npreset = "published"\n')
+    halved = m.parse_manifest(
+        text + '[train.outer]\npreset = "published"\nmomentum_dtype = "bf16"\n'
+    )
     assert halved.run_id != plain.run_id
     assert b"momentum_dtype" not in plain.encode()
     assert halved.settings().outer.momentum_dtype == "bf16"

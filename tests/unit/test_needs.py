@@ -41,7 +41,13 @@ def test_lines_for_people_name_the_rate_of_a_join() -> None:
     [
         ('[exchange]\ncodec = "fp32"\n', 8, 24, 16, 8),
         ('[exchange]\ncodec = "int4"\n', 8, 16 + 2 * (1 / 2 + 2 / 64), 16, 8),
-        ('[exchange]\ncodec = "fp32"\n[train.outer]\nmomentum_dtype = "bf16"\n', 6, 22, 16, 6),
+        (
+            '[exchange]\ncodec = "fp32"\n[train.outer]\npreset = "published"\nmomentum_dtype = "bf16"\n',
+            6,
+            22,
+            16,
+            6,
+        ),
         ('[exchange]\ncodec = "fp32"\n[train.inner]\noptimizer = "sgd"\n', 8, 24, 8, 8),
         ('[exchange]\ncodec = "stat2"\n', 12, 20 + 0.27 + 1 / 2 + 2 / 64, 16, 8),
         ('[exchange]\ncodec = "fp32"\n[train]\noverlap = "eager"\nsync_every = 5\n', 20, 36, 16, 8),

@@ -140,7 +140,7 @@ def test_votes_in_operations_are_remembered_over_a_restart(tmp_path: Path) -> No
         return RunFiles(
             tmp_path,
             run_id="r",
-            outer=OuterSettings(),
+            outer=OuterSettings("nesterov", 0.7, 0.9),
             slots=PlainSlots,
             trouble=lambda error: None,
         )

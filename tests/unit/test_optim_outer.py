@@ -124,7 +124,7 @@ for threads in (1, 2, 4):
     for kind in ("nesterov", "sgd", "adam", "yogi", "adagrad", "co2", "adamw", "delayed_nesterov", "heloco",
                  "nesterov16", "adam16", "heloco16", "delayed_nesterov16"):
         step = OuterStep(OuterSettings(
-            kind=kind.removesuffix("16"), governor=kind == "nesterov",
+            kind.removesuffix("16"), 0.7, 0.9, governor=kind == "nesterov",
             stretch=kind in ("nesterov", "co2"), momentum_dtype="bf16" if kind.endswith("16") else "fp32"))
         said = [(3, Reading(2.5, 0.7 * 300_001**0.5)), (5, Reading(2.25, 1.9 * 300_001**0.5)), (2, Reading())]
         state, out = torch.zeros(step.state_numel(300_001)), torch.empty_like(anchor)
@@ -177,14 +177,14 @@ def test_bits_do_not_depend_on_instruction_set_or_threads() -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        (OuterSettings(lr=0.0), "$.train.outer.lr"),
-        (OuterSettings(lr=float("nan")), "$.train.outer.lr"),
-        (OuterSettings(momentum=1.0), "$.train.outer.momentum"),
-        (OuterSettings(momentum=-0.1), "$.train.outer.momentum"),
-        (OuterSettings(kind="adam", beta2=1.0), "$.train.outer.beta2"),
-        (OuterSettings(kind="yogi", epsilon=0.0), "$.train.outer.epsilon"),
-        (OuterSettings(kind="co2", clip=-1.0), "$.train.outer.clip"),
-        (OuterSettings(kind="lion"), "$.train.outer.optimizer"),  # type: ignore[arg-type]
+        (OuterSettings("nesterov", 0.0), "$.train.outer.lr"),
+        (OuterSettings("nesterov", float("nan")), "$.train.outer.lr"),
+        (OuterSettings("nesterov", 0.7, 1.0), "$.train.outer.momentum"),
+        (OuterSettings("nesterov", 0.7, -0.1), "$.train.outer.momentum"),
+        (OuterSettings("adam", 0.7, beta2=1.0), "$.train.outer.beta2"),
+        (OuterSettings("yogi", 0.7, epsilon=0.0), "$.train.outer.epsilon"),
+        (OuterSettings("co2", 0.7, clip=-1.0), "$.train.outer.clip"),
+        (OuterSettings("lion", 0.7), "$.train.outer.optimizer"),  # type: ignore[arg-type]
     ],
 )
 def test_impossible_values_are_refused_by_key(settings: OuterSettings, key: str) -> None:
@@ -242,7 +242,7 @@ def test_nesterov_follows_torch_and_a_sequence_made_by_hand() -> None:
         anchor.clone(),
         torch.zeros(1),
         OuterStep(NESTEROV),
-        OuterStep(OuterSettings(lr=1.0, momentum=0.5)),
+        OuterStep(OuterSettings("nesterov", 1.0, 0.5)),
     )
     state, small = torch.zeros(3), torch.zeros(1)
     seen = []
@@ -290,8 +290,8 @@ def test_co2_slows_down_by_the_gap_and_clips_a_jump_of_the_momentum() -> None:
 def test_a_jump_restarts_momentum_and_halves_the_rate_for_a_while() -> None:
     seen: list[object] = []
     off = subscribe(seen.append)
-    settings = OuterSettings(lr=1.0, momentum=0.5, governor=True)
-    step, tame = OuterStep(settings), OuterStep(OuterSettings(lr=1.0, momentum=0.5))
+    settings = OuterSettings("nesterov", 1.0, 0.5, governor=True)
+    step, tame = OuterStep(settings), OuterStep(OuterSettings("nesterov", 1.0, 0.5))
     state, other = torch.zeros(step.state_numel(4)), torch.zeros(4)
     anchor, plain, out = torch.zeros(4), torch.zeros(4), torch.empty(4)
     for size in (1.0, 1.1, 0.9, 1.0, 1.2, 1.0):

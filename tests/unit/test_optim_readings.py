@@ -85,15 +85,22 @@ def test_a_reading_holds_what_the_run_asks_for_and_nothing_that_is_no_number() -
         (TensorSpec("a", (2,), 0), TensorSpec("m", (1,), 2, "mean"), TensorSpec("b", (1,), 3)), 4
     )
     vector = torch.tensor([3.0, 0.0, 100.0, 4.0])
-    assert reading_of(vector, layout, OuterSettings(), 1.5) == Reading()
-    assert reading_of(vector, layout, OuterSettings(stretch=True), 1.5) == Reading(
+    assert reading_of(vector, layout, OuterSettings("nesterov", 0.7, 0.9), 1.5) == Reading()
+    assert reading_of(vector, layout, OuterSettings("nesterov", 0.7, stretch=True), 1.5) == Reading(
         norm=5.0
     )  # statistics are not stretched, nor measured
-    assert reading_of(vector, layout, OuterSettings(governor=True), 1.5) == Reading(loss=1.5)
+    assert reading_of(
+        vector, layout, OuterSettings("nesterov", 0.7, governor=True), 1.5
+    ) == Reading(loss=1.5)
     for nonsense in (math.nan, math.inf, -math.inf, None):
-        assert reading_of(vector, layout, OuterSettings(governor=True), nonsense) == Reading()
+        assert (
+            reading_of(vector, layout, OuterSettings("nesterov", 0.7, governor=True), nonsense)
+            == Reading()
+        )
     assert (
-        reading_of(torch.full((4,), math.nan), layout, OuterSettings(stretch=True), None)
+        reading_of(
+            torch.full((4,), math.nan), layout, OuterSettings("nesterov", 0.7, stretch=True), None
+        )
         == Reading()
     )
 
@@ -140,7 +147,7 @@ def test_the_median_of_losses_does_not_follow_one_liar() -> None:
 def test_a_jump_of_the_loss_restarts_momentum_and_halves_the_rate() -> None:
     seen: list[object] = []
     off = subscribe(seen.append)
-    step = OuterStep(OuterSettings(lr=1.0, momentum=0.5, governor=True))
+    step = OuterStep(OuterSettings("nesterov", 1.0, 0.5, governor=True))
     anchor, out, state = torch.zeros(2), torch.empty(2), torch.zeros(step.state_numel(2))
     for loss in (2.5, 2.25, 2.0, 2.25, 2.0):
         step.apply(anchor, torch.ones(2), state, out, losses(loss, loss, 99.0))

@@ -164,7 +164,7 @@ def test_heloco_never_lengthens_a_contribution_nor_turns_it_away(
 def test_what_is_no_number_of_these_rules_is_refused_and_huge_ones_stay_finite() -> None:
     for wrong in ({"every": 0}, {"spread": 1.5}, {"agreement": -0.1}, {"agreement": math.nan}):
         with pytest.raises(ConfigError, match=rf"outer {next(iter(wrong))} "):
-            OuterStep(OuterSettings(**wrong))  # type: ignore[arg-type]
+            OuterStep(OuterSettings("nesterov", 0.7, **wrong))  # type: ignore[arg-type]
     huge = np.full((2, 68), 1e38, dtype=np.float32)
     huge[1] = -huge[1]
     assert np.isfinite(np.array(stepped(OuterSettings("heloco", 0.1, 0.5), huge))).all()

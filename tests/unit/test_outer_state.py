@@ -138,7 +138,7 @@ def test_a_state_of_six_bytes_a_parameter_moves_whole() -> None:
     joiner.install(copy, 7)
     assert joiner.hashes() == replica.hashes()
     assert torch.equal(joiner.momentum, replica.momentum)
-    plain = ModelReplica(layout, OuterSettings(), PlainSlots(1001))
+    plain = ModelReplica(layout, OuterSettings("nesterov", 0.7, 0.9), PlainSlots(1001))
     with pytest.raises(DigestMismatchError):
         plain.install(copy, 7)
 

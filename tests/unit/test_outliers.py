@@ -88,7 +88,7 @@ def test_the_governor_sees_what_is_clipped() -> None:
 @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
 def test_no_length_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="clip_norm"):
-        OuterStep(OuterSettings(clip_norm=value))
+        OuterStep(OuterSettings("nesterov", 0.7, clip_norm=value))
 
 
 def test_a_member_leaves_a_bad_round_out_and_the_others_go_on() -> None:
@@ -128,7 +128,10 @@ def test_a_member_leaves_a_bad_round_out_and_the_others_go_on() -> None:
 @pytest.mark.parametrize(
     ("tables", "key"),
     [
-        ("train = { outliers = 3.0, method = 'gradient_averaging' }", "$.train.method"),
+        (
+            "train = { outliers = 3.0, method = 'gradient_averaging', outer = { optimizer = 'sgd', lr = 0.1 } }",
+            "$.train.method",
+        ),
         ("train = { outliers = 3.0 }\nmode = 'federated'", "$.mode"),
         (
             "train = { outliers = 3.0 }\nexchange = { arrivals = { quorum = 2 } }",

@@ -117,7 +117,10 @@ def test_the_manifest_says_it() -> None:
         ("[train]\nsync_every = 20\nmax_steps = 80", "$.train.max_steps"),
         ("[train]\nsync_every = 20\nshare = 0.9\nmax_steps = 10", "$.train.max_steps"),
         ("[train]\nsync_every = 20\nshare = 1.0", "$.train.share"),
-        ('[train]\nsync_every = 20\nshare = 0.9\nmethod = "gradient_averaging"', "$.train.share"),
+        (
+            '[train]\nsync_every = 20\nshare = 0.9\nmethod = "gradient_averaging"\nouter = { optimizer = "sgd", lr = 0.1 }',
+            "$.train.share",
+        ),
         ("[train]\nsync_every = 20\nshare = 0.9\n[exchange]\nfragments = 2", "$.train.share"),
     ],
 )

@@ -5,71 +5,65 @@ people are told.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.swarm import PLAIN_MEAN, OuterSettings, RunSettings
+from atoll.node.cli.runs import EXAMPLE
+from atoll.node.cli.templates import TEMPLATES
+from atoll.node.local import LocalSwarm
 from atoll.node.manifest import Manifest, decode_manifest, parse_manifest
-from atoll.node.manifest.presets import expected_rounds, explain_outer
-from atoll.optim import OuterStep, outer_preset
+from atoll.node.manifest.form import as_toml
+from atoll.node.manifest.presets import explain_outer
+from atoll.node.manifest.tables import OuterTable
+from atoll.optim import OuterStep, SoloSwarm, outer_preset
 from atoll.optim.model.momentum import ContributionMomentum
+from atoll.optim.outer import effective_outer
 from atoll.optim.outer.presets import PRESETS, choose
 
 
-@pytest.mark.parametrize(
-    ("run", "name", "lr", "momentum"),
-    [
-        ({"rounds": 49}, "short", 0.9, 0.6),
-        ({"rounds": 50}, "published", 0.7, 0.9),
-        ({"rounds": None}, "published", 0.7, 0.9),
-        ({"rounds": None, "peers": 1}, "alone", 0.7, 0.8),
-        ({"rounds": 30, "peers": 1}, "short", 0.9, 0.6),
-        ({"rounds": 500, "overlap": "late"}, "published-overlap", 0.4, 0.9),
-        ({"rounds": None, "overlap": "eager"}, "published-overlap", 0.4, 0.9),
-        ({"rounds": 30, "overlap": "late", "sync_every": 10}, "short-late", 1.0, 0.4),
-        ({"rounds": 30, "overlap": "late", "sync_every": 10, "delay": 6}, "short-late", 1.0, 0.4),
-        ({"rounds": 30, "overlap": "late", "sync_every": 10, "delay": 3}, "short-delay", 0.9, 0.6),
-        (
-            {"rounds": 30, "overlap": "late", "delay": 3},
-            "short-late",
-            1.0,
-            0.4,
-        ),  # half of what, nobody knows
-        ({"rounds": 30, "overlap": "eager", "sync_every": 10}, "short-eager", 0.9, 0.0),
-        ({"rounds": 30, "overlap": "eager", "sync_every": 10, "delay": 3}, "short-delay", 0.9, 0.6),
-    ],
-)
-def test_which_is_for_which_run(run: dict[str, Any], name: str, lr: float, momentum: float) -> None:
-    assert choose(**run).name == name
-    assert choose(**run).outer == OuterSettings("nesterov", lr, momentum)
+@pytest.mark.parametrize("train", ["rounds = 35", "rounds = 500", ""])
+@pytest.mark.parametrize("overlap", ["none", "late", "eager"])
+def test_a_run_that_chooses_nothing_takes_the_plain_mean(train: str, overlap: str) -> None:
+    """Whatever its length and overlap: such a run starts cold, from random or from given weights."""
+    found = run("", f'sync_every = 20\noverlap = "{overlap}"\n{train}')
+    assert found.settings().outer == PLAIN_MEAN == OuterSettings("sgd", 1.0, 0.0)
+    assert found.train.mixing is None
 
 
-def test_there_is_one_for_every_run_and_each_can_be_had() -> None:
-    chosen = {
-        choose(rounds=rounds, peers=peers, sync_every=sync_every, overlap=overlap, delay=delay).name
-        for rounds, peers, sync_every, overlap, delay in itertools.product(
-            (1, 49, 50, None),
-            (1, 2, 500),
-            (None, 1, 10, 500),
-            ("none", "late", "eager"),
-            (None, 0, 5),
-        )
-    }
-    by_name = {"co2", "sparse", "short-sparse", "short-muloco", "worker-momentum"}
-    assert chosen | by_name == {
-        preset.name for preset in PRESETS
-    }  # the last where members send running means
+def test_a_script_without_a_manifest_means_the_same() -> None:
+    assert RunSettings().outer == outer_preset("auto") == PLAIN_MEAN
+    assert effective_outer(SoloSwarm().settings) == PLAIN_MEAN
+    assert effective_outer(LocalSwarm(2).settings) == PLAIN_MEAN
+
+
+@pytest.mark.parametrize("name", ["example", *TEMPLATES])
+def test_the_example_and_all_templates_leave_the_choice_to_auto(name: str) -> None:
+    """And get to the byte what they would get if they wrote it."""
+    text = EXAMPLE if name == "example" else TEMPLATES[name]
+    assert "\n[train.outer]" not in text
+    found = parse_manifest(text)
+    if found.mode == "federated":  # whose method is the outer step
+        assert found.train.outer == OuterTable()
+        return
+    assert found.settings().outer == PLAIN_MEAN
+    assert found.encode() == parse_manifest(f'{text}\n[train.outer]\npreset = "auto"\n').encode()
+
+
+def test_each_preset_can_be_had_by_name() -> None:
     assert len({preset.name for preset in PRESETS}) == len(PRESETS)
     for preset in PRESETS:
-        assert OuterStep(preset.outer).settings == preset.outer
-    assert outer_preset(49) == OuterSettings("nesterov", 0.9, 0.6)
-    assert outer_preset(None, overlap="late") == OuterSettings("nesterov", 0.4, 0.9)
-    assert outer_preset(30, sync_every=10, overlap="late", delay=3) == OuterSettings(
-        "nesterov", 0.9, 0.6
-    )
+        assert OuterStep(preset.outer).settings == preset.outer == outer_preset(preset.name)
+        robust = "[robust]\nrule = 'trimmed_mean'\nf = 2\nmomentum = 0.9"
+        found = run(f'preset = "{preset.name}"', more=robust if "worker" in preset.name else "")
+        assert found.settings().outer == preset.outer
+    assert outer_preset("short") == OuterSettings("nesterov", 0.9, 0.6)
+    assert outer_preset("published") == OuterSettings("nesterov", 0.7, 0.9)
+    with pytest.raises(ConfigError, match="'shrot' is no preset"):
+        outer_preset("shrot")
 
 
 def run(outer: str, train: str = "sync_every = 20\nrounds = 35", more: str = "") -> Manifest:
@@ -82,44 +76,80 @@ def run(outer: str, train: str = "sync_every = 20\nrounds = 35", more: str = "")
 def test_a_manifest_records_the_values_and_not_the_name() -> None:
     """So that its id stays when a later release knows better values."""
     by_hand = run('optimizer = "nesterov"\nlr = 0.9\nmomentum = 0.6')
-    assert (
-        run('preset = "auto"')
-        == run('preset = "auto"\npeers = 8')
-        == run('preset = "short"')
-        == by_hand
-    )
-    assert run('preset = "auto"').run_id == by_hand.run_id
+    assert run('preset = "short"') == by_hand
+    assert run('preset = "short"').run_id == by_hand.run_id
     assert decode_manifest(run('preset = "short"').encode()) == by_hand
-    assert run('preset = "auto"\ngovernor = true').settings().outer == OuterSettings(
-        "nesterov", 0.9, 0.6, governor=True
-    )
-    assert run(
-        'preset = "auto"\npeers = 1', "sync_every = 20\nrounds = 500"
-    ).settings().outer == OuterSettings("nesterov", 0.7, 0.8)
-    late = 'overlap = "late"\ndelay = 3\nsync_every = 20\nrounds = '
-    assert (
-        run('preset = "auto"', f"{late}500").train.mixing == 0.5
-    )  # 0.4 and 0.9 want it, 0.9 and 0.6 do not
-    assert [
-        run('preset = "auto"', train).train.mixing
-        for train in (f"{late}30", f"{late}500\nmixing = 0.0")
-    ] == [None, 0.0]
-    assert run('preset = "auto"', 'overlap = "eager"\nrounds = 500').train.mixing is None
+    plain = run('optimizer = "sgd"\nlr = 1.0')
+    assert plain == run("") == run('preset = "auto"') == run('preset = "auto"\npeers = 8')
+    assert plain == run("peers = 8") == decode_manifest(run("").encode())
+    late = 'overlap = "late"\ndelay = 3\nsync_every = 20\nrounds = 500'
+    overlapping = 'preset = "published-overlap"'
+    assert run(overlapping, late).train.mixing == 0.5  # which 0.4 and 0.9 want
+    assert run(overlapping, f"{late}\nmixing = 0.0").train.mixing == 0.0
+    assert run(overlapping, 'overlap = "eager"\nrounds = 500').train.mixing is None
     assert run('preset = "co2"', 'overlap = "late"').settings().outer == OuterSettings(
         "co2", 1.0, 0.5
+    )
+
+
+def test_settings_that_choose_no_optimizer_leave_the_choice_to_auto() -> None:
+    assert run("governor = true\nclip_norm = 10.0").settings().outer == OuterSettings(
+        "sgd", 1.0, governor=True, clip_norm=10.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("outer", "missing"),
+    [
+        ("lr = 0.9", "momentum"),
+        ("momentum = 0.9", "lr"),
+        ('optimizer = "sgd"', "lr"),
+        ('optimizer = "nesterov"\nlr = 0.9', "momentum"),
+        ('optimizer = "adam"\nmomentum = 0.9', "lr"),
+    ],
+)
+def test_half_a_choice_is_refused_with_what_is_missing(outer: str, missing: str) -> None:
+    """Else the other half would be of another choice: 0.9 as lr, with the published momentum."""
+    with pytest.raises(ConfigError, match=rf"and not \$\.train\.outer\.{missing}\n") as caught:
+        run(outer)
+    assert (caught.value.key, caught.value.code) == (f"$.train.outer.{missing}", "E414")
+
+
+def test_a_whole_choice_is_taken_as_it_is() -> None:
+    assert run("lr = 0.7\nmomentum = 0.9").settings().outer == OuterSettings("nesterov", 0.7, 0.9)
+    for optimizer in ("sgd", "adagrad"):  # which have no momentum
+        found = run(f'optimizer = "{optimizer}"\nlr = 0.5')
+        assert found.settings().outer == OuterSettings(optimizer, 0.5, 0.0)
+        with pytest.raises(ConfigError, match=f"{optimizer} has none") as caught:
+            run(f'optimizer = "{optimizer}"\nlr = 0.5\nmomentum = 0.9')
+        assert caught.value.key == "$.train.outer.momentum"
+        assert parse_manifest(as_toml(found)) == found
+
+
+def test_bytes_from_outside_keep_what_they_say() -> None:
+    """A run that an earlier release made without outer values has the defaults of then."""
+    plain = {"schema": 1, "name": "tide", "train": {"sync_every": 100}}
+    earlier = decode_manifest(msgspec.msgpack.encode(plain))
+    assert earlier.settings().outer == OuterSettings("nesterov", 0.7, 0.9)
+    assert parse_manifest(as_toml(earlier)) == earlier
+    sgd = plain | {"train": {"sync_every": 100, "outer": {"optimizer": "sgd"}}}
+    assert decode_manifest(msgspec.msgpack.encode(sgd)).settings().outer == OuterSettings(
+        "sgd", 0.7, 0.9
     )
 
 
 def test_where_members_send_running_means_the_outer_step_has_no_momentum() -> None:
     """Two momenta of 0.9 on top of each other diverge: it is one of the two."""
     robust = "[robust]\nrule = 'trimmed_mean'\nf = 2\nmomentum = 0.9"
-    for train in ("rounds = 35", "rounds = 500", 'overlap = "late"\nrounds = 500'):
-        found = run('preset = "auto"', train, robust).settings()
+    for outer, train in itertools.product(
+        ("", 'preset = "auto"'), ("rounds = 35", 'overlap = "late"\nrounds = 500')
+    ):
+        found = run(outer, train, robust).settings()
         assert found.outer == OuterSettings("sgd", 4.0, 0.0)
         assert found.worker_momentum == 0.9
-    assert run('preset = "auto"', "rounds = 500").settings().outer.momentum == 0.9
-    assert run("momentum = 0.6", "rounds = 500", robust).settings().outer.momentum == 0.6
-    for outer in ("", "momentum = 0.61", 'optimizer = "adam"', 'preset = "published"'):
+    mild, strong = "lr = 0.7\nmomentum = 0.6", "lr = 0.7\nmomentum = 0.61"
+    assert run(mild, "rounds = 500", robust).settings().outer.momentum == 0.6
+    for outer in (strong, f'optimizer = "adam"\n{strong}', 'preset = "published"'):
         with pytest.raises(ConfigError) as caught:
             run(outer, "rounds = 500", robust)
         assert caught.value.key == "$.train.outer.momentum"
@@ -151,18 +181,6 @@ def test_on_a_quadratic_two_momenta_of_0_9_diverge_and_one_does_not() -> None:
         assert _shrinks(OuterSettings("nesterov", 0.7, 0.6), 0.9, share)
 
 
-def test_how_long_a_run_is() -> None:
-    """The built-in recipe ends with its schedule; of one's own script nobody knows."""
-    assert expected_rounds(run("", "sync_every = 20\nrounds = 35")) == 35
-    assert expected_rounds(run("", "sync_every = 20", "[train.inner]\nsteps = 900")) == 45
-    assert (
-        run('preset = "auto"', "sync_every = 20", "[train.inner]\nsteps = 900").train.outer.lr
-        == 0.9
-    )
-    assert expected_rounds(run("", "sync_every = 20", '[model]\nentry = "local:mine"')) is None
-    assert expected_rounds(run("", "round_s = 20.0")) is None
-
-
 @pytest.mark.parametrize(
     ("outer", "train", "key"),
     [
@@ -174,8 +192,10 @@ def test_how_long_a_run_is() -> None:
         ('preset = "auto"\nmomentum = 0.5', "", "$.train.outer.momentum"),
         ('preset = "auto"\npeers = 0', "", "$.train.outer.peers"),
         ('preset = "auto"\npeers = "four"', "", "$.train.outer.peers"),
-        ("peers = 4", "", "$.train.outer.peers"),
+        ("peers = 4\nlr = 0.7\nmomentum = 0.9", "", "$.train.outer.lr"),
         ('preset = "auto"', 'method = "local_sgd"', "$.train.outer.preset"),
+        ("", 'method = "gradient_averaging"', "$.train.outer.lr"),
+        ('preset = "auto"', 'method = "gradient_averaging"', "$.train.outer.preset"),
     ],
 )
 def test_a_preset_that_means_nothing_is_refused_by_key(outer: str, train: str, key: str) -> None:
@@ -185,20 +205,17 @@ def test_a_preset_that_means_nothing_is_refused_by_key(outer: str, train: str, k
 
 
 def test_people_are_told_where_values_come_from_and_what_would_be_taken() -> None:
-    assert explain_outer(run('preset = "auto"')) == (
-        'preset "short", which is for 35 rounds, H = 20, overlap none, 4 peers. '
-        + choose(rounds=35).source
-    )
-    published = explain_outer(run("lr = 0.7\nmomentum = 0.9"))
-    assert published.startswith('preset "published". many rounds: as published (DiLoCo')
+    plain = choose().source
     assert (
-        'For 35 rounds, H = 20, overlap none, 4 peers there is the preset "short": lr 0.9, momentum 0.6.'
-        in published
+        explain_outer(run("")) == f'preset "plain-mean", which "auto" takes for this run: {plain}'
     )
-    own = explain_outer(run("lr = 0.3", "round_s = 60.0"), peers=1)
-    assert own.startswith(
-        'no preset. For a run without end, rounds by time or samples, overlap none, 1 peer there is the preset "alone"'
-    )
+    advice = f'"auto" takes "plain-mean" for this run, sgd with lr 1: {plain}'
+    published = explain_outer(run("lr = 0.7\nmomentum = 0.9"))
+    assert published.startswith('preset "published": many rounds: as published (DiLoCo')
+    assert published.endswith(f". {advice}")
+    assert explain_outer(run("lr = 0.3\nmomentum = 0.1")) == f"no preset. {advice}"
+    members = explain_outer(run("", more="[robust]\nrule = 'median'\nf = 1\nmomentum = 0.9"))
+    assert members.startswith('preset "worker-momentum", which "auto" takes for this run: ')
     assert (
         explain_outer(run("", 'method = "local_sgd"'))
         == "plain averaging: there is nothing to choose"

@@ -167,7 +167,7 @@ def test_a_late_member_enters_the_schedule_where_the_run_is(corpus: data.Corpus)
     manifest = parse_manifest(TINY)
     swarm = SoloSwarm(
         RunSettings(
-            sync_every=10, rounds=6, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6)
+            sync_every=10, rounds=6, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6)
         )
     )
     first = TrainingMember(swarm, manifest, corpus)
@@ -196,7 +196,7 @@ def test_a_schedule_by_samples_follows_what_all_members_have_contributed(
     table = RoundTable(
         ["a", "b"],
         RunSettings(
-            sync_every=10, codec="fp32", outer=OuterSettings(lr=0.9, momentum=0.6), deadline_s=0.0
+            sync_every=10, codec="fp32", outer=OuterSettings("nesterov", 0.9, 0.6), deadline_s=0.0
         ),
         auto=False,
     )

@@ -195,7 +195,11 @@ def test_a_buffer_in_use_is_not_given_away(tmp_path: Path) -> None:
 
 def run_files(folder: Path, troubles: list[StorageError]) -> RunFiles:
     return RunFiles(
-        folder, run_id="r", outer=OuterSettings(), slots=PlainSlots, trouble=troubles.append
+        folder,
+        run_id="r",
+        outer=OuterSettings("nesterov", 0.7, 0.9),
+        slots=PlainSlots,
+        trouble=troubles.append,
     )
 
 
@@ -307,7 +311,7 @@ def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_so
         return RunFiles(
             tmp_path / me,
             run_id="r",
-            outer=OuterSettings(),
+            outer=OuterSettings("nesterov", 0.7, 0.9),
             slots=PlainSlots,
             trouble=lambda _: None,
             me=me,
@@ -344,7 +348,7 @@ def test_after_a_reboot_a_member_is_the_same_voter(tmp_path: Path) -> None:
         return RunFiles(
             tmp_path,
             run_id="r",
-            outer=OuterSettings(),
+            outer=OuterSettings("nesterov", 0.7, 0.9),
             slots=PlainSlots,
             trouble=lambda _: None,
             me="p1",
@@ -378,7 +382,7 @@ def test_a_journal_of_another_peer_is_refused_and_an_older_one_takes_its_owner(
         return RunFiles(
             homes[place],
             run_id="r",
-            outer=OuterSettings(),
+            outer=OuterSettings("nesterov", 0.7, 0.9),
             slots=PlainSlots,
             trouble=lambda _: None,
             me=owner,

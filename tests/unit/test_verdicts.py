@@ -29,6 +29,7 @@ from atoll.node.run.verdicts import (
 )
 from atoll.node.service.judging import Notifier, RunVerdicts
 from atoll.node.views.event_words import Words
+from atoll.optim.script.adoption import AdoptionLosses
 
 Event = dict[str, Any]
 PEERS = [f"peer{n}" for n in range(8)]
@@ -300,12 +301,83 @@ def test_odd_events_are_passed_over() -> None:
         for more in (
             {},
             {"contributors": 3, "elapsed_s": "x", "metrics": 7, "code": [], "slowest": "you"},
+            {"metrics": {"loss_after": "x", "loss_before": None}},
             {"contributors": {"a": 1}, "elapsed_s": 1.0, "losses": [1], "reach": "far"},
             {"contributors": {"a": 1}, "elapsed_s": math.inf, "losses": {"a": "b"}},
         ):
             for at in (1.0, math.nan, "now", None, True):
                 assert verdicts.take({"event": kind, "at": at, **more}) == []
     assert verdicts.take({}) == []
+
+
+def adoptions(
+    seed: int, rounds: int, *, apart: float = 1.0, jump: float = 1.0
+) -> list[VerdictChange]:
+    """Of a script that logs 15 losses a round, with heavy tails: they fall by 1 % a round. ``apart``:
+    how much lower a member's own weights are on its data; ``jump``: by how much each adoption
+    raises the anchor's loss over that of the one before.
+    """
+    rng, losses, verdicts = random.Random(seed), AdoptionLosses(), Verdicts()
+    verdicts.take({"at": 0.5, "event": "script.attached", "averaging": "outer sgd lr 1"})
+    changes = list[VerdictChange]()
+    level = 4.0
+    for number in range(1, rounds + 1):
+        for step in range(15):
+            share = apart if step > 7 else 1.0
+            noise = rng.lognormvariate(0, 0.1) * (3.0 if rng.random() < 0.02 else 1.0)
+            losses.add(level * share * noise)
+        losses.adopted(whole=True)
+        metrics = losses.reading()
+        changes += verdicts.take(
+            {"at": float(number), "event": "script.report", "metrics": metrics}
+        )
+        level *= 0.99 * jump
+    return changes
+
+
+@pytest.mark.parametrize("apart", [1.0, 0.7])
+def test_averaging_that_is_well_is_never_accused(apart: float) -> None:
+    """Also where members have unlike data, so that each loses by every adoption what it had learnt
+    of its own."""
+    for seed in range(100):
+        assert adoptions(seed, 200, apart=apart) == []
+
+
+def test_anchors_that_become_worse_are_named_with_the_settings_and_only_where_losses_are_known() -> (
+    None
+):
+    raised, *rest = adoptions(1, 40, jump=1.6)
+    assert (raised.raised, raised.verdict.code, rest) == (True, "V10", [])
+    assert raised.at <= 5
+    assert raised.verdict.said.endswith("after the one before (outer sgd lr 1)")
+    losses = AdoptionLosses()
+    losses.adopted(whole=True)
+    assert losses.reading() == {}
+
+
+def test_training_that_diverges_by_itself_is_not_laid_to_averaging() -> None:
+    """The member's own loss is as high before it adopts the anchor."""
+    verdicts = Verdicts()
+    for number in range(1, 20):
+        metrics = {"loss_before": 3.0 * 1.5**number, "loss_after": 2.9 * 1.5**number}
+        told = {"at": float(number), "event": "script.report"}
+        assert verdicts.take({**told, "metrics": {**metrics, "loss_noise": 0.1}}) == []
+
+
+def test_averaging_that_is_well_again_is_withdrawn() -> None:
+    verdicts, losses = Verdicts(), [3.0, 9.0, 5.0, 3.0, 2.9, 2.8, 2.7, 2.6, 2.5]
+    changes = [
+        (number, change.raised)
+        for number, loss in enumerate(losses)
+        for change in verdicts.take(
+            {
+                "at": float(number + 1),
+                "event": "script.report",
+                "metrics": {"loss_before": 3.0, "loss_after": loss, "loss_noise": 0.1},
+            }
+        )
+    ]
+    assert changes == [(1, True), (6, False)]
 
 
 def test_a_key_that_is_one_nodes_again_is_no_verdict_after_two_rounds() -> None:
@@ -321,7 +393,7 @@ def test_a_key_that_is_one_nodes_again_is_no_verdict_after_two_rounds() -> None:
 
 
 def test_every_verdict_has_a_page_that_no_error_has() -> None:
-    assert list(PAGES) == [f"V0{n}" for n in range(1, 10)]
+    assert list(PAGES) == [f"V{n:02}" for n in range(1, 11)]
     assert not PAGES.keys() & ERRORS.keys()
     assert not {page.slug for page in PAGES.values()} & {page.slug for page in ERRORS.values()}
     for page in PAGES.values():

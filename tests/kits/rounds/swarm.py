@@ -188,7 +188,7 @@ class SimSwarm:
             codec=self.options.codec
             or (plain if plant is not None or self.options.reducer != "mean" else coarse),
             outer=OuterSettings(
-                lr=0.7, momentum=0.5, momentum_dtype="bf16" if self.options.halved else "fp32"
+                "nesterov", 0.7, 0.5, momentum_dtype="bf16" if self.options.halved else "fp32"
             ),
             reducer=self.options.reducer,
             plan=self.options.plan or self._drawn(ways),

@@ -1,0 +1,117 @@
+"""A verdict on averaging that makes the model worse, in runs of the product's own code in virtual
+time: two members, whose reports a node judges.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from atoll.collectives.swarm import PLAIN_MEAN, OuterSettings, RunSettings
+from atoll.node.local import LocalSwarm
+from atoll.node.manifest.gpt import GptConfig
+from atoll.node.recipes.data import batch, unique_paragraphs
+from atoll.node.recipes.gpt import GPT
+from atoll.node.run.verdicts import VerdictChange, Verdicts
+from atoll.optim import attach
+
+Task = tuple[nn.Module, torch.optim.Optimizer, Callable[[torch.Generator], Tensor]]
+CONFIG = GptConfig(width=32, layers=1, heads=2, context=16)
+
+
+def line() -> Task:
+    """A linear regression, of whose distance to the optimum 100 steps take half."""
+    model = nn.Linear(8, 1, bias=False)
+
+    def loss(stream: torch.Generator) -> Tensor:
+        x = torch.randn(256, 8, generator=stream)
+        y = x.sum(1, keepdim=True) + 0.1 * torch.randn(256, 1, generator=stream)
+        return (model(x) - y).square().mean()
+
+    nn.init.zeros_(model.weight)
+    return model, torch.optim.SGD(model.parameters(), lr=0.0035), loss
+
+
+@cache
+def text() -> Tensor:
+    topics = importlib.import_module("pydoc_data.topics").topics.values()
+    written = "".join(unique_paragraphs(list(topics)))
+    return torch.frombuffer(bytearray(written.encode()), dtype=torch.uint8)
+
+
+def language() -> Task:
+    """A byte-level GPT."""
+    model = GPT(CONFIG)
+
+    def loss(stream: torch.Generator) -> Tensor:
+        return model.loss(*batch(text(), CONFIG.context, 8, stream))
+
+    return model, torch.optim.AdamW(model.parameters(), lr=8e-3), loss
+
+
+def reports(
+    task: Callable[[], Task], outer: OuterSettings, steps: int, rounds: int, seed: int
+) -> list[list[dict[str, Any]]]:
+    """What each of two members reported, of a run that starts cold."""
+
+    def script(member: Any) -> list[dict[str, Any]]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model, optimizer, loss_of = task()
+        sync = attach(model, optimizer, member, batch_size=8)
+        stream = torch.Generator().manual_seed(1000 * seed + member.index)
+        while not sync.done:
+            loss = loss_of(stream)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            sync.log(loss=loss)
+        return member.reports
+
+    settings = RunSettings(sync_every=steps, rounds=rounds, outer=outer)
+    return LocalSwarm(2, settings=settings, seed=seed).run(script, step_s=0.1)
+
+
+def judged(told: list[dict[str, Any]]) -> list[tuple[int, VerdictChange]]:
+    """Changes of verdicts, with the number of reports until then."""
+    verdicts = Verdicts()
+    verdicts.take(
+        {"at": 1.0, "event": "script.attached", "averaging": "outer nesterov lr 0.9 momentum 0.9"}
+    )
+    return [
+        (number, change)
+        for number, metrics in enumerate(told, 1)
+        for change in verdicts.take(
+            {"at": 10.0 * number, "event": "script.report", "metrics": metrics}
+        )
+    ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_momentum_from_a_cold_start_is_named_within_five_rounds(seed: int) -> None:
+    """0.9 / 0.9 at H = 100 carries the second anchor past the optimum: its loss is several times
+    that of the first.
+    """
+    for told in reports(line, OuterSettings("nesterov", 0.9, 0.9), 100, 6, seed):
+        number, change = judged(told)[0]
+        assert change.raised
+        assert change.verdict.code == "V10"
+        assert number <= 5
+        assert change.verdict.said.endswith("(outer nesterov lr 0.9 momentum 0.9)")
+
+
+@pytest.mark.parametrize(("task", "steps"), [(line, 100), (language, 10), (language, 30)])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_that_is_well_is_never_accused(
+    task: Callable[[], Task], steps: int, seed: int
+) -> None:
+    rounds = 8 if task is line else 240 // steps
+    for told in reports(task, PLAIN_MEAN, steps, rounds, seed):
+        assert sum("loss_after" in metrics for metrics in told) >= rounds - 1
+        assert judged(told) == []
