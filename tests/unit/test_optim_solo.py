@@ -129,7 +129,8 @@ def test_order_of_calls_is_enforced() -> None:
 
 
 def test_state_comes_back_exactly() -> None:
-    swarm, other = opened(), opened()
+    momentum = RunSettings(outer=OuterSettings("nesterov", 0.7, 0.9))
+    swarm, other = opened(momentum), opened(momentum)
     for factor in (1.0, 2.0):
         swarm.contribute(samples=1, write=lambda out, factor=factor: out.fill_(factor))
     saved = swarm.state_dict()
