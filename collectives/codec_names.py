@@ -7,38 +7,87 @@ manifests, plans and entries that carry a name carry its version.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from .errors import ConfigError
 
-_LEVELS = {
-    "stat2": 1 / 4 + 8 / 256,
-    **{f"sparse{keep}": (8 + keep * 14 / 8) / 4096 for keep in (32, 64, 128, 256)},
+CodecFamily = Literal["floats", "blocks", "levels", "sparse", "bits"]
+
+
+@dataclass(frozen=True, slots=True)
+class CodecFacts:
+    """A codec. ``family``: the file of `codecs` that has its format; ``size``: bits of a value of
+    floats and blocks, values that a sparse codec keeps of each 4,096.
+
+    ``bytes_per_value``: length of a long encoded vector over its number of values. ``round_error``:
+    the norm of a round's error over that of the mean, of normal values, from encoding contributions
+    and their mean. ``price``: the loss of a model over that of fp32
+    (scripts/bench/bench_methods.py).
+
+    ``results``: the codec of the mean over contributions, where that is another. A run of such a
+    codec carries what encoding loses into the next contribution, whether its manifest asks for it
+    or not. ``by_error``: a wished error may choose it.
+
+    ``chunk_elements``: the chunk length of long vectors. Measured for int8 and fp32: a record costs
+    the engine as much Python whatever its length, so half as long ones cost a tenth more CPU time;
+    twice as long ones gain little, since they leave the cache.
+    """
+
+    name: str
+    family: CodecFamily
+    size: int
+    bytes_per_value: float
+    round_error: float
+    price: float
+    results: str = ""
+    by_error: bool = False
+    chunk_elements: int = 131_072
+
+
+def _sparse(keep: int, round_error: float, price: float, suffix: str = "") -> CodecFacts:
+    name, length = f"sparse{keep}", (8 + keep * 14 / 8) / 4096
+    return CodecFacts(
+        name + suffix, "sparse", keep, length, round_error, price, name if suffix else "int4"
+    )
+
+
+_STAT2 = 1 / 4 + 8 / 256
+FACTS = {
+    facts.name: facts
+    for facts in (
+        CodecFacts("fp32", "floats", 32, 4.0, 0.0, 1.0, by_error=True, chunk_elements=262_144),
+        CodecFacts("bf16", "floats", 16, 2.0, 0.00235, 1.0, by_error=True),
+        CodecFacts(
+            "int8", "blocks", 8, 1 + 4 / 256, 0.0099, 1.0, by_error=True, chunk_elements=262_144
+        ),
+        CodecFacts("int4", "blocks", 4, 1 / 2 + 2 / 64, 0.1525, 1.0003, by_error=True),
+        # its price: 0.9986 was measured, which is no gain but noise
+        CodecFacts("stat2", "levels", 2, _STAT2, 0.364, 1.001, "int4"),
+        _sparse(32, 0.965, 1.06),  # the price was not measured: as much more as from 128 to 64
+        _sparse(64, 0.939, 1.038),
+        _sparse(128, 0.896, 1.0198),
+        _sparse(256, 0.825, 1.008),
+        # results as coarse as contributions, which the outer rate was tuned for
+        CodecFacts("stat2_both", "levels", 2, _STAT2, 0.476, 1.002, "stat2"),
+        _sparse(64, 0.986, 1.05, "_both"),
+    )
 }
-BOTH = {"stat2_both": "stat2", "sparse64_both": "sparse64"}
-"""Codecs whose results are encoded as coarsely as contributions, and which format that is."""
+"""The codecs that a run can have."""
 
-BYTES_PER_VALUE = {
-    "fp32": 4.0,
-    "bf16": 2.0,
-    "int8": 1 + 4 / 256,
-    "int4": 1 / 2 + 2 / 64,
-    **_LEVELS,
-    **{both: _LEVELS[name] for both, name in BOTH.items()},
-}
-"""Length of a long encoded vector over its number of values."""
+BITS = CodecFacts("bits", "bits", 32, 4.0, 0.0, 1.0, chunk_elements=65_536)
+"""For operations, not for runs."""
 
-RESULTS = dict.fromkeys(_LEVELS, "int4") | BOTH
-"""The codec in which the mean over contributions travels, where that is another. Such a run carries
-what encoding loses into the next contribution, whether its manifest asks for it or not."""
+CODECS = tuple(FACTS)
+BYTES_PER_VALUE = {name: facts.bytes_per_value for name, facts in FACTS.items()}
+RESULTS = {name: facts.results for name, facts in FACTS.items() if facts.results}
+DEFAULT_CHUNK_ELEMENTS = {facts.name: facts.chunk_elements for facts in (*FACTS.values(), BITS)}
 
-ROUND_ERROR = {"fp32": 0.0, "bf16": 0.00235, "int8": 0.0099, "int4": 0.1525}
-"""Codecs that a wished error chooses from, finest first, and what a round loses with each: the norm
-of the error over that of the mean, of normal values, from encoding contributions and their mean.
-Coarser ones lose so much that members carry it into the next round: whoever wants one names it."""
+ROUND_ERROR = {name: facts.round_error for name, facts in FACTS.items() if facts.by_error}
+"""Codecs that a wished error chooses from, finest first. Coarser ones lose so much that members
+carry it into the next round: whoever wants one names it."""
 
 LARGEST_ERROR = ROUND_ERROR["int4"]
-
-CODECS = tuple(BYTES_PER_VALUE)
-"""Those a run can have."""
 
 REMOVED = {
     "fp16": "bf16 or int8",
@@ -49,16 +98,7 @@ REMOVED = {
 }
 """Codecs that earlier manifests and scripts may name, and which to use in their place."""
 
-DEFAULT_CHUNK_ELEMENTS = dict.fromkeys(CODECS, 131_072) | {
-    "int8": 262_144,
-    "fp32": 262_144,
-    "bits": 65_536,
-}
-"""Chunk lengths of long vectors. Measured for int8 and fp32: a record costs the engine as much
-Python whatever its length, so half as long ones cost a tenth more CPU time; twice as long ones gain
-little, since they leave the cache. `bits`: for operations, not for runs."""
-
-MASKED_CODEC, MASKED_BYTES = "bits", 6.0
+MASKED_CODEC, MASKED_BYTES = BITS.name, 6.0
 """Of runs with secure rounds; and bytes a value each way: words of 4 bytes up and down for the
 masked sum, and the half of that once more for the mean."""
 

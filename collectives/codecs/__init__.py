@@ -6,11 +6,11 @@ mixtures    which elements of a flat vector have which codec, as text
 wire        Codec, Wire: the seam, and typed views of encoded bytes
 kernels     the arithmetic: pure torch, `out=`, the same bits everywhere
 native      most of the arithmetic compiled (native.c), where there was a compiler
-floats      fp32, bf16
-blocks      int8, int4
-levels      stat2, and what it has in common with the sparse codecs
-sparse      sparse32 to sparse256
-bits        bits: words that nobody calculates with
+floats      values in a floating-point format
+blocks      integers with a scale a block of values
+levels      two levels a block, and what such records have in common
+sparse      the largest values of each tile
+bits        words that nobody calculates with
 mixed       pieces of several codecs in one chunk
 codec       a chunk of float32 values and its wire bytes, by the codec's name; the grid of a
             vector's chunks

@@ -19,15 +19,17 @@ import torch
 from torch import Tensor
 
 from ..codec_names import (
-    BOTH,
+    BITS,
     CODECS,
     DEFAULT_CHUNK_ELEMENTS,
-    RESULTS,
+    FACTS,
+    CodecFacts,
+    CodecFamily,
     chunk_elements,
     unknown_codec,
 )
 from .bits import BitsCodec
-from .blocks import BLOCK, NIBBLE_BLOCK, BlockCodec
+from .blocks import BlockCodec
 from .floats import FloatCodec
 from .levels import LevelsCodec
 from .mixed import MixedCodec
@@ -46,31 +48,21 @@ __all__ = [
 ]
 
 
-def _levels(name: str) -> Codec:
-    return LevelsCodec(name, get_codec(RESULTS[name]))
-
-
-def _sparse(name: str) -> Codec:
-    keep = int(BOTH.get(name, name).removeprefix("sparse"))
-    return SparseCodec(name, keep, get_codec(RESULTS[name]))
-
-
-_MAKERS: dict[str, Callable[[str], Codec]] = {
-    "fp32": lambda name: FloatCodec(name, torch.float32),
-    "bf16": lambda name: FloatCodec(name, torch.bfloat16),
-    "int8": lambda name: BlockCodec(name, BLOCK),
-    "int4": lambda name: BlockCodec(name, NIBBLE_BLOCK, packed=True),
-    **{name: _levels for name in CODECS if name.startswith("stat2")},
-    **{name: _sparse for name in CODECS if name.startswith("sparse")},
+_FAMILIES: dict[CodecFamily, Callable[[CodecFacts], Codec]] = {
+    "floats": lambda facts: FloatCodec(facts.name, facts.size),
+    "blocks": lambda facts: BlockCodec(facts.name, facts.size),
+    "levels": lambda facts: LevelsCodec(facts.name, get_codec(facts.results)),
+    "sparse": lambda facts: SparseCodec(facts.name, facts.size, get_codec(facts.results)),
     "bits": lambda _: BitsCodec(),
 }
 
 
 def get_codec(name: str) -> Codec:
     """A codec of its own for the calling thread. Raises ConfigError for an unknown name."""
-    if name not in _MAKERS:
+    facts = BITS if name == BITS.name else FACTS.get(name)
+    if facts is None:
         raise unknown_codec(name)
-    return _MAKERS[name](name)
+    return _FAMILIES[facts.family](facts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,15 +13,18 @@ from torch import Tensor
 from . import kernels, native
 from .wire import Codec, EncodedChunk, LazyWire, Scratch, check_length, padded, tail_of, view
 
+DTYPES = {32: torch.float32, 16: torch.bfloat16}  # by bits
+
 
 class FloatCodec:
     """A codec of one floating-point format. A value that rounds to infinity counts as not finite.
     ``compiled``: kernels for fp32 on the CPU."""
 
     def __init__(
-        self, name: str, dtype: torch.dtype, *, compiled: native.Kernels | None = native.KERNELS
+        self, name: str, bits: int, *, compiled: native.Kernels | None = native.KERNELS
     ) -> None:
         self.name = name
+        dtype = DTYPES[bits]
         self.zero_copy = dtype == torch.float32
         self._dtype = dtype
         self._compiled = compiled if self.zero_copy else None

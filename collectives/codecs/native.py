@@ -15,7 +15,6 @@ from .. import compiled
 from ..compiled import address
 from .wire import EncodedChunk, LazyWire
 
-BLOCK = 256
 _ADDRESS, _LENGTH, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import sys
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 import click
 
+from ...collectives.codec_names import CODECS
 from ...collectives.errors import ConfigError, StateError
 from ..home.durations import duration_s
 from ..home.output import bytes_text, current
@@ -19,6 +22,15 @@ from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
 from .templates import TEMPLATES
 
 PRIVACY_FILE = "privacy"
+
+COLUMN = 35  # of comments in the example
+
+
+def _choices(names: Iterable[str]) -> str:
+    """A comment of all that may stand in a place."""
+    lines = textwrap.wrap(" | ".join(names), 98 - COLUMN)
+    return f"\n{COLUMN * ' '}# ".join(lines)
+
 
 EXAMPLE = """\
 # A run's manifest. Its hash is the run: whoever changes a value makes another run.
@@ -57,9 +69,7 @@ batch = 8
 # momentum = 0.9
 
 [exchange]
-codec = "int8"                     # fp32 | bf16 | int8 | int4 | stat2 | sparse32 | sparse64
-                                   # | sparse128 | sparse256 | stat2_both | sparse64_both:
-                                   # docs/optimizers.md
+codec = "int8"                     # CODECS
 # error = 0.05                     # in place of codec: what a round may lose picks a codec for each
 #                                  # tensor (docs/operating/links.md)
 # codecs = { "*.norm.*" = "bf16" }  # for tensors whose names match
@@ -117,7 +127,7 @@ every = 10                         # rounds
 policy = "pause"                   # or "branch": members that see too few others go on without
                                    # certainty after a while
 reconfigure_after_s = 120.0
-"""
+""".replace("CODECS", _choices(CODECS))
 
 
 @click.command("validate")

@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...collectives.codec_names import round_bytes_per_value
+from ...collectives.codec_names import CODECS, round_bytes_per_value
 from ...collectives.errors import ConfigError
 from ...optim.planning import Choice, Conditions, PeerConditions, estimate, price
 from .view import RunPicture
 
-CODECS = (
-    "fp32",
-    "bf16",
-    "int8",
-    "int4",
-    "stat2",
-    "stat2_both",
-    "sparse256",
-    "sparse128",
-    "sparse64",
-)
 OVERLAPS = ("none", "late", "eager")
 RATE, RTT_S = 12_500_000.0, 0.05  # where nothing was measured: 100 Mbit/s
 

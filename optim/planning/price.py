@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...collectives.codec_names import FACTS
 from .estimate import Choice
 
 Points = Sequence[tuple[float, float]]
@@ -23,20 +24,6 @@ SMALL, LARGE = 43_000, 2_400_000_000  # parameters of the models that were measu
 # rounds of 5 steps came no closer than those of 10 (measured on the small model)
 STEPS_SMALL: Points = ((1, 1.0179), (10, 1.0179), (20, 1.0234), (50, 1.045))
 STEPS_LARGE: Points = ((1, 1.007), (10, 1.007), (30, 1.012), (50, 1.017), (1000, 1.047))
-CODECS = {
-    "fp32": 1.0,
-    "bf16": 1.0,
-    "int8": 1.0,
-    "int4": 1.0003,
-    "stat2": 1.001,  # 0.9986 was measured, which is no gain but noise
-    "sparse256": 1.008,
-    "sparse128": 1.0198,
-    "sparse64": 1.038,
-    "sparse32": 1.06,  # not measured: as much more as from 128 to 64
-    # results as coarse as contributions, which the outer rate was tuned for
-    "stat2_both": 1.002,
-    "sparse64_both": 1.05,
-}
 # by delay over steps of a round
 LATE: dict[str, Points] = {
     "late": ((0.0, 1.0), (0.3, 1.0253 / 1.0179), (1.0, 1.057 / 1.0179)),
@@ -72,7 +59,7 @@ def price(parameters: int, choice: Choice, peers: int = 8) -> Price:
     if choice.overlap != "none":
         delay = choice.sync_every if choice.delay is None else choice.delay
         late = _between(LATE[choice.overlap], min(1.0, delay / choice.sync_every))
-    return Price(_steps(parameters, choice.sync_every), CODECS[choice.codec], late)
+    return Price(_steps(parameters, choice.sync_every), FACTS[choice.codec].price, late)
 
 
 def _steps(parameters: int, steps: int) -> float:

@@ -27,7 +27,7 @@ import zstandard
 from _bench import emit, progress
 
 from atoll.collectives.codecs import codec as codecs
-from atoll.collectives.codecs.blocks import BLOCK, BlockCodec
+from atoll.collectives.codecs.blocks import BlockCodec
 from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Codec, EncodedChunk
 
 PEERS = 8
@@ -86,7 +86,7 @@ def main() -> None:
 
 def get_codec(name: str) -> Codec:
     """One of NAMES."""
-    return codecs.get_codec(name) if name in CODECS else BlockCodec("int8", BLOCK, compiled=None)
+    return codecs.get_codec(name) if name in CODECS else BlockCodec("int8", 8, compiled=None)
 
 
 def chunk_of(name: str) -> int:

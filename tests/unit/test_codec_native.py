@@ -12,7 +12,7 @@ import pytest
 import torch
 from compiled_kit import compiled
 
-from atoll.collectives.codecs.blocks import BLOCK, BlockCodec
+from atoll.collectives.codecs.blocks import BLOCKS, BlockCodec
 from atoll.collectives.codecs.codec import get_codec
 from atoll.collectives.codecs.floats import FloatCodec
 from atoll.collectives.codecs.levels import LevelsCodec
@@ -46,10 +46,8 @@ def codecs(request: pytest.FixtureRequest, library: Kernels) -> tuple[Codec, Cod
             name, keep, results, compiled=None
         )
     if request.param == "fp32":
-        return FloatCodec("fp32", torch.float32, compiled=library), FloatCodec(
-            "fp32", torch.float32, compiled=None
-        )
-    return BlockCodec("int8", BLOCK, compiled=library), BlockCodec("int8", BLOCK, compiled=None)
+        return FloatCodec("fp32", 32, compiled=library), FloatCodec("fp32", 32, compiled=None)
+    return BlockCodec("int8", 8, compiled=library), BlockCodec("int8", 8, compiled=None)
 
 
 def wires(codec: Codec, elements: int, count: int) -> list[EncodedChunk]:
@@ -74,7 +72,7 @@ def test_the_bits_are_those_of_torch(codecs: tuple[Codec, Codec], magnitude: flo
                 torch.randint(-253, 254, (elements,), generator=generator) / 2 for _ in range(4)
             ]
             for vector in vectors:
-                vector[::BLOCK] = 127.0
+                vector[:: BLOCKS[8]] = 127.0
         found: list[list[bytes]] = []
         for codec in codecs:
             encoded, decoded = wires(codec, elements, 4), torch.empty(elements)

@@ -24,8 +24,9 @@ from exchange_kit import (
     vector,
 )
 
-from atoll.collectives.codec_names import RESULTS
+from atoll.collectives.codec_names import FACTS
 from atoll.collectives.codecs.codec import CODECS
+from atoll.collectives.codecs.mixtures import ranges_of
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.exchange import (
@@ -94,10 +95,8 @@ def test_weighted_mean_bits(codec, n):
     error = np.abs(
         decoded(plan, bytes(net.results(net.peers[0], plan)[0].data)) - mean.numpy()
     ).max()
-    if any(name in codec for name in RESULTS):
-        assert error < 4.1  # the largest value there is; `check` has compared the bits
-    else:
-        assert error < {"fp32": 1e-6, "bf16": 3e-2}.get(codec, 1.1 if "4" in codec else 4e-2)
+    coarsest = max(FACTS[name].round_error for name, _, _ in ranges_of(codec, numel))
+    assert error < 1e-6 + 10 * coarsest  # of the largest value; `check` has compared the bits
     for peer in net.peers:
         parts = list(net.of(peer, PartReduced))
         assert [plan.parts[e.part].owner for e in parts] == [peer]

@@ -18,7 +18,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.codec_names import BYTES_PER_VALUE
-from atoll.collectives.codec_names import CODECS as NAMES
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import MAX_MEMBERS
 from atoll.node.manifest import parse_manifest
@@ -36,7 +35,6 @@ from atoll.optim.planning import (
 )
 from atoll.optim.planning.estimate import ASK_S, EFFICIENCY, ROUND_TRIPS, SCRIPT_S, WORK_S, round_of
 from atoll.optim.planning.planner import CODECS, LEAST_STEPS
-from atoll.optim.planning.price import CODECS as PRICES
 
 MBIT = 1e6 / 8
 INT8 = 1 + 4 / 256
@@ -133,10 +131,6 @@ TABLE = {  # rows of docs/benchmarks-training.md
     "eager_round": Choice(10, "fp32", "eager"),
     "streaming_late": Choice(10, "fp32", "late", 3, 2),
 }
-
-
-def test_all_codecs_have_a_price() -> None:
-    assert PRICES.keys() == set(NAMES)
 
 
 def test_prices_are_within_a_hundredth_of_what_was_measured() -> None:
