@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 
 from ...collectives.errors import ConfigError
-from ...security.rule_names import parse_reducer
 from .manifest import Manifest, arrivals_of, exact_codecs
 from .methods import arrival_refusals, refusals, unread
 from .optional_tables import FederatedTable, PrivacyTable, SecureTable
@@ -175,7 +174,7 @@ def _check_secure(manifest: Manifest, name: str) -> None:
 
 def _fewest(manifest: Manifest, secure: SecureTable) -> int:
     """How many sites' vectors a round needs."""
-    parsed = parse_reducer(manifest.robust.reducer)
+    parsed = manifest.robust.parsed
     return secure.threshold * (1 if parsed is None else parsed.least)
 
 
@@ -184,7 +183,7 @@ def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
     robust rule only.
     """
     robust, private = manifest.robust, manifest.privacy
-    parsed = parse_reducer(robust.reducer)
+    parsed = robust.parsed
     if parsed is None:
         what = "Several sums of fewer sites each say more than one, and a mean of them is no safer."
         return [

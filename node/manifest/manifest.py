@@ -20,7 +20,6 @@ from ...collectives.codec_names import MASKED_CODEC
 from ...collectives.group import TopologyKind, least_members
 from ...collectives.identifiers import RunId
 from ...collectives.swarm import RunSettings, SampleSettings, SiteSettings
-from ...security.rule_names import parse_reducer
 from .form import canonical
 from .gpt import gpt_config
 from .limits import LimitsTable
@@ -105,7 +104,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def least(self) -> int:
         """How many members a round needs, by the rule and by how many may lie."""
-        rule = parse_reducer(self.robust.reducer)
+        rule = self.robust.parsed
         return max(least_members(self.quorum.lying), 1 if rule is None else rule.least)
 
     @property
@@ -213,13 +212,7 @@ def site_of(table: FederatedTable) -> SiteSettings | None:
 
 def sample_of(manifest: Manifest) -> SampleSettings | None:
     """Who takes part in a round; None: all that can."""
-    from ...security.rule_names import parse_reducer
-
-    given, secure, rule = (
-        manifest.federated.sample,
-        manifest.secure,
-        parse_reducer(manifest.robust.reducer),
-    )
+    given, secure, rule = manifest.federated.sample, manifest.secure, manifest.robust.parsed
     if given is None or manifest.mode != "federated":
         return None
     least = max(

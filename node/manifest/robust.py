@@ -9,7 +9,6 @@ from ...collectives.errors import ConfigError
 from ...collectives.group import MAX_STAR
 from ...security.rule_names import (
     MAX_F_MDA,
-    parse_reducer,
     parse_step,
 )
 from .manifest import Manifest
@@ -67,7 +66,7 @@ def _check_rule(manifest: Manifest, name: str) -> None:
                 ),
             )
     _check_rule_options(manifest, name)
-    parsed = parse_reducer(robust.reducer)
+    parsed = robust.parsed
     if parsed is None or parsed.least > MAX_STAR:
         raise ConfigError(
             f"{name}: $.robust.rule is {robust.reducer}",

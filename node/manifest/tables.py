@@ -19,6 +19,8 @@ from ...security.rule_names import (
     RUNNING,
     CoordinateRule,
     GramRule,
+    RuleName,
+    parse_reducer,
     reducer_name,
 )
 from ..home.strict_toml import Address
@@ -414,3 +416,8 @@ class RobustTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.before,
             tuple(option for option, given in options.items() if given),
         )
+
+    @property
+    def parsed(self) -> RuleName | None:
+        """The rule, read; None for the mean, and for steps or numbers that no rule can have."""
+        return parse_reducer(self.reducer)

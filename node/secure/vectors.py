@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...collectives.errors import SecurityError
+from ...collectives.reduce import least_of
 from ...collectives.swarm import PrivacySettings, SecureSettings
 from ...security.masking import Ring, most_weight
 from ...security.masking.keys import Words
 from ...security.privacy import AdaptiveBound, NoisePlan, add_noise, clip
-from ...security.rule_names import parse_reducer
 from ...security.rules.reducers import ByCoordinate, find_reducer
 from .bound import rule
 
@@ -57,8 +57,8 @@ def threshold_of(terms: SecureSettings, members: int) -> int:
 
 def least_buckets(terms: SecureSettings) -> int:
     """How many sums a round needs: those that a rule compares, or one."""
-    parsed = parse_reducer(terms.rule)
-    return parsed.least if parsed is not None else 1
+    reducer = find_reducer(terms.rule)
+    return least_of(reducer) if reducer is not None else 1
 
 
 def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int) -> int:

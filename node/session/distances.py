@@ -13,16 +13,16 @@ import msgspec
 
 from ...collectives.group import Entry, Reading
 from ...optim.outer.readings import LARGEST
-from ...security.rule_names import RUNNING, parse_reducer
 from ...security.rules.centre import Radius
+from ...security.rules.reducers import ByGram, find_reducer
 
 
 class Distances:
     """Of one log at one member; nothing in runs whose rule does not ask for it."""
 
     def __init__(self, reducer: str) -> None:
-        parsed = parse_reducer(reducer)
-        self._asked = parsed is not None and RUNNING in parsed.options
+        rule = find_reducer(reducer)
+        self._asked = isinstance(rule, ByGram) and rule.running
         self._radius = Radius()
         self._weighed: dict[
             tuple[bytes, ...], float

@@ -95,6 +95,11 @@ class ByGram:
     def __init__(self, name: str, parsed: RuleName) -> None:
         self.name, self.least, self._parsed = name, parsed.least, parsed
 
+    @property
+    def running(self) -> bool:
+        """Whether it clips at the median distance in rounds before, which members state."""
+        return RUNNING in self._parsed.options
+
     def length(self, contributors: int) -> int:
         """See TwoPhaseReducer: the triangle's."""
         return pairs(contributors)
