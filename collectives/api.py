@@ -40,7 +40,7 @@ from .plain import (
     whole,
     words_of,
 )
-from .swarm import Call, Operating, Outcome, Swarm
+from .swarm import Call, CoordinateRule, GramRule, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,18 +48,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 WIDTHS = (8, 16, 32, 64)
 Reduction = Literal["mean", "sum", "max"]
-Rule = Literal[
-    "median",
-    "trimmed_mean",
-    "meamed",
-    "krum",
-    "multi_krum",
-    "mda",
-    "geometric_median",
-    "centred_clip",
-    "caf",
-    "flag",
-]
+Rule = Literal[CoordinateRule, GramRule]
 RULES: tuple[str, ...] = get_args(Rule)
 
 

@@ -42,6 +42,23 @@ MAX_OP_ID = 64  # characters
 MAX_TAG = 16
 MAX_REDUCER = 64  # characters of its name
 T = TypeVar("T", covariant=True)
+OuterRule = Literal[
+    "nesterov",
+    "sgd",
+    "adam",
+    "yogi",
+    "adagrad",
+    "co2",
+    "adamw",
+    "delayed_nesterov",
+    "heloco",
+]
+"""What steps the anchor (`optim.outer.rules`), as manifests name it."""
+
+CoordinateRule = Literal["median", "trimmed_mean", "meamed"]
+GramRule = Literal["krum", "multi_krum", "mda", "geometric_median", "centred_clip", "caf", "flag"]
+"""What a round makes of contributions of which some may be anything (`security.rules`): each
+element by itself, or rows by their Gram matrix."""
 
 
 def sample_count(samples: Any) -> int:
@@ -63,18 +80,7 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reads what it needs of the rest. `optim.outer.presets` has values that were tried.
     """
 
-    kind: Literal[
-        "nesterov",
-        "momentum",
-        "sgd",
-        "adam",
-        "yogi",
-        "adagrad",
-        "co2",
-        "adamw",
-        "delayed_nesterov",
-        "heloco",
-    ]
+    kind: Literal[OuterRule, "momentum"]
     lr: float
     momentum: float = 0.0
     beta2: float = (

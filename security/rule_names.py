@@ -9,10 +9,10 @@ f. A name stands for one rule for ever.
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
-CoordinateRule = Literal["median", "trimmed_mean", "meamed"]
-GramRule = Literal["krum", "multi_krum", "mda", "geometric_median", "centred_clip", "caf", "flag"]
+from ..collectives.swarm import CoordinateRule, GramRule
+
 RUNNING = "running"
 OPTIONS: dict[str, tuple[str, ...]] = {
     "krum": ("n1",),

@@ -13,12 +13,16 @@ from ...collectives.foreign import LINES, PLAIN, WORDS
 from ...collectives.group import MAX_MEMBERS, MAX_STAR
 from ...collectives.layout import MAX_FRAGMENTS
 from ...collectives.schemes import PlanName
-from ...collectives.swarm import AdapterSettings, OuterSettings
+from ...collectives.swarm import (
+    AdapterSettings,
+    CoordinateRule,
+    GramRule,
+    OuterRule,
+    OuterSettings,
+)
 from ...security.rule_names import (
     MAX_F,
     RUNNING,
-    CoordinateRule,
-    GramRule,
     RuleName,
     parse_reducer,
     reducer_name,
@@ -112,17 +116,7 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     that chooses none of ``optimizer``, ``lr`` and ``momentum`` has other values (`presets`).
     """
 
-    optimizer: Literal[
-        "nesterov",
-        "sgd",
-        "adam",
-        "yogi",
-        "adagrad",
-        "co2",
-        "adamw",
-        "delayed_nesterov",
-        "heloco",
-    ] = "nesterov"
+    optimizer: OuterRule = "nesterov"
     lr: Annotated[float, msgspec.Meta(gt=0, le=10)] = 0.7
     momentum: Fraction = 0.9
     beta2: Fraction = 0.99  # of adam, yogi and adamw, published as epsilon is (arXiv 2003.00295)

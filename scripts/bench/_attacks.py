@@ -16,6 +16,7 @@ from _digits import CLASSES, load
 from torch import Tensor, nn
 
 from atoll.security.attacks import ATTACKS, flipped_labels, optimised_alie, optimised_ipm
+from atoll.security.rule_names import BY_COORDINATE, BY_GRAM
 from atoll.security.rules import WorkerMomentum, aggregate
 from atoll.security.rules.centre import Radius
 from atoll.security.rules.gram import combine, gram
@@ -24,17 +25,9 @@ from atoll.security.rules.numbers import uniform
 STEPS, BATCH, LR, BETA, HIDDEN, PIXELS = 300, 16, 0.5, 0.9, 32, 64
 RULES = (
     "mean",
-    "median",
-    "trimmed_mean",
-    "meamed",
-    "krum",
-    "multi_krum",
-    "mda",
+    *BY_COORDINATE,
+    *BY_GRAM,
     "monna",
-    "geometric_median",
-    "centred_clip",
-    "caf",
-    "flag",
     "multi_krum/n1",
     "multi_krum/k2",
     "nnm+trimmed_mean",

@@ -8,24 +8,32 @@ import os
 import subprocess
 import sys
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args, get_type_hints
 
 import numpy as np
 import pytest
 import torch
+from house import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import OuterRule, OuterSettings, RunSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.optim import OuterStep
 from atoll.optim.outer import BLOCK_ELEMENTS, effective_outer
 from atoll.optim.outer.governor import Governed
+from atoll.optim.outer.rules import RULES
 
 NUMEL = 2 * BLOCK_ELEMENTS + 12_345
 NESTEROV = OuterSettings(kind="nesterov", lr=0.7, momentum=0.9)
+
+
+def test_a_name_is_of_a_rule_and_of_a_row_of_the_page() -> None:
+    assert set(get_args(get_type_hints(OuterSettings)["kind"])) == RULES.keys()
+    page = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    assert [name for name in get_args(OuterRule) if f"`{name}`" not in page] == []
 
 
 def vectors(numel: int = NUMEL, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
