@@ -20,7 +20,6 @@ from .identifiers import HASH_BYTES, PeerId
 MAX_MEMBERS = 4096  # of a run whose plan is a tree: what an entry in one message can name
 MAX_STAR = 256  # where each member's share of a round grows with their number (`bounds`)
 MAX_PARTS = MAX_STAR
-MAX_PATH = 2048  # contributions in all rounds of a branch
 MAX_PEER_ID = 128
 MAX_CODEC_NAME = 64
 MAX_LOG_NAME = 208
@@ -191,8 +190,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     ``base`` is the hash of the entry before; ``base_state`` the Merkle root of (anchor, momentum)
     before this entry is applied (of the initial state, for the genesis and entry 1). Without
-    contributors the entry only changes the configuration. An entry that adopts a branch names the
-    contributions of all its rounds (`round.merging`). ``elapsed_s``: seconds since the entry
+    contributors the entry only changes the configuration. ``elapsed_s``: seconds since the entry
     before, by the clock of whoever proposes it; said only where members come in groups
     (`round.grouping`). ``admitted``: by what peers come in that the configuration before does not
     name; ``tally``: the hash of whom limited invites have let in after it, empty for nobody

@@ -16,12 +16,10 @@ from .errors import RemoteProtocolError
 from .foreign import PLAIN, quoted
 from .group import (
     MAX_MEMBERS,
-    MAX_PATH,
     NO_READING,
     Certified,
     Cid,
     Config,
-    Contributor,
     Count,
     Entry,
     Hash,
@@ -90,30 +88,12 @@ class Accepted1(msgspec.Struct, frozen=True, array_like=True):
     entry: Entry
 
 
-class Tip(msgspec.Struct, frozen=True, array_like=True):
-    """Where a branch stands: ``length`` rounds over ``contributors`` in all, after the entry with
-    hash ``base``.
-
-    ``digest`` is the part digest of the state reached, as the entry has it that adopts the branch
-    (`round.merging`).
-    """
-
-    log: LogName
-    base: Hash
-    length: Annotated[int, msgspec.Meta(ge=1, le=MAX_PATH)]
-    contributors: Annotated[
-        tuple[Contributor, ...], msgspec.Meta(min_length=1, max_length=MAX_PATH)
-    ]
-    digest: Hash
-
-
 class Promise(msgspec.Struct, frozen=True, array_like=True, tag="promise"):
-    """Answer to Prepare. ``tip``: the branch that this member is on, for want of a quorum."""
+    """Answer to Prepare."""
 
     ballot: Count
     accepted: Accepted1 | None
     ready: Ready | None
-    tip: Tip | None = None
 
 
 class PlanMessage(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
@@ -261,31 +241,6 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, tag="offer"):
     layout: Layout | None
 
 
-class Fork(msgspec.Struct, frozen=True, array_like=True, tag="fork"):
-    """To all whom I can reach, while no quorum is in sight: let us go on together in the log that
-    begins with ``genesis``.
-
-    ``path``: the branch that it continues; None begins at the open round's state.
-    """
-
-    genesis: Entry
-    path: Tip | None
-
-
-class Consent(msgspec.Struct, frozen=True, array_like=True, tag="consent"):
-    """Answer to Fork: a vote for its genesis, as in the log that it begins."""
-
-    genesis: Hash
-    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
-
-
-class Begin(msgspec.Struct, frozen=True, array_like=True, tag="begin"):
-    """Everyone in a fork has consented: its genesis, with all their votes."""
-
-    genesis: Certified
-    path: Tip | None
-
-
 class Seal(msgspec.Struct, frozen=True, array_like=True, tag="seal"):
     """From the organiser, signed: vote no more in the envelope's round after the entry ``base``;
     ``removed`` will never vote again.
@@ -297,11 +252,10 @@ class Seal(msgspec.Struct, frozen=True, array_like=True, tag="seal"):
 
 
 class Sealed(msgspec.Struct, frozen=True, array_like=True, tag="sealed"):
-    """Answer to Seal, signed: what I accepted in this round, and the branch that I am on."""
+    """Answer to Seal, signed: what I accepted in this round."""
 
     removed: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
     accepted: Accepted1 | None
-    tip: Tip | None
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
@@ -447,9 +401,6 @@ Body = (
     | AskState
     | Offer
     | Gone
-    | Fork
-    | Consent
-    | Begin
     | Seal
     | Sealed
     | Trial

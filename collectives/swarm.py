@@ -37,7 +37,7 @@ from .seeded import BtardSettings
 if TYPE_CHECKING:
     from torch import Tensor
 
-Status = Literal["committed", "open", "uncertified", "lost"]
+Status = Literal["committed", "open", "lost"]
 MAX_OP_ID = 64  # characters
 MAX_TAG = 16
 MAX_REDUCER = 64  # characters of its name
@@ -382,10 +382,10 @@ class Outcome:
 
     ``committed``: decided and applied; ``contributors`` names exactly what the mean was taken over,
     ``counted`` says whether one's own contribution is among it. ``open``: the deadline passed and
-    the round is still undecided: the contribution stays frozen, training goes on. ``uncertified``:
-    committed on a branch without a quorum. ``lost``: no round counts it or ever will, since it was
-    lost with an earlier node (``round`` is 0), or refused (``round``: the newest committed by
-    then). No contributors are named; what was trained is the script's to contribute again.
+    the round is still undecided: the contribution stays frozen, training goes on. ``lost``: no
+    round counts it or ever will, since it was lost with an earlier node (``round`` is 0), or
+    refused (``round``: the newest committed by then). No contributors are named; what was trained
+    is the script's to contribute again.
 
     ``bytes_sent`` and ``bytes_received``: what this peer's node moved, encryption and control
     messages included, since the outcome of the contribution before (so that they add up over

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 NOT_WITH_LIARS = (
     "amnesia",
     "shatter",
-)  # a lost journal is a lie more; nobody branches in such a run
+)  # a lost journal is a lie more
 
 
 def described() -> argparse.ArgumentParser:
@@ -301,9 +301,6 @@ def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s:
         virtual_s=round(sum(result["virtual_s"] for result in results), 1),
         wall_s=round(wall_s, 1),
         rounds=sum(result["rounds"] for result in results),
-        branches=stats["branch begun"],
-        branch_rounds=stats["rounds of branches"],
-        absorbed=stats["branches absorbed"],
         struck=dict(sorted(struck.items())),
         stats=dict(sorted(stats.items())),
     )
@@ -423,7 +420,7 @@ def counted(arguments: argparse.Namespace, name: str) -> dict[str, Any]:
     """
     from kits.rounds.plants import PLANTS
 
-    suited = not PLANTS[name].lying  # to losing journals and to branches
+    suited = not PLANTS[name].lying  # to losing journals and to shattering
     kinds = tuple(kind for kind in arguments.kinds if suited or kind not in NOT_WITH_LIARS)
     options = options_of(arguments, kinds)
     began, found, played = time.perf_counter(), list[dict[str, Any]](), 0

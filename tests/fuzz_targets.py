@@ -512,8 +512,7 @@ def seeds() -> dict[str, list[bytes]]:
         m.Trial(b"c" * 16, hash_ * 2),
         m.Sample(b"c" * 16, 1, bytes(16)),
         m.Seal(hash_, (member,), bytes(64)),
-        m.Fork(genesis, None),
-        m.Consent(hash_, bytes(64)),
+        m.Sealed((member,), m.Accepted1(0, entry), bytes(64)),
     ]
     rounds = [m.encode(m.Envelope("main", 1, 1, body)) for body in bodies]
     located = ((PEER, ("/ip4/10.0.0.1/tcp/4150",)),)

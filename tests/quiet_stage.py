@@ -29,14 +29,12 @@ class QuietStage:
         seed: int,
         *,
         peers: int,
-        branch_after_s: float | None,
         back_s: float,
         fragments: int = 1,
     ) -> None:
         self.swarm = SimSwarm(
             seed, Options(peers=(peers, peers), faults=(), rounds=4, fragments=fragments)
         )
-        self.swarm.place.branch_after_s = branch_after_s
         self.swarm.faults.plan.heal_s = back_s
         self.struck_at: float | None = None
 

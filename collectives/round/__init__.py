@@ -1,7 +1,6 @@
 """The round and its decision: one log entry per outer step. Sans I/O.
 
 timing        every duration, with its reason
-merging       entries that adopt a branch
 entering      by what peers enter, and whom limited invites have let in
 log           the decided entries: the newest in memory, every other read where it is kept
 journal       the Journal seam: what a member must not forget; MemoryJournal
@@ -38,18 +37,8 @@ from .certificate import (
 from .convener import Convener, Phase
 from .entering import OPEN, Doors, InviteTally
 from .journal import Journal, MemoryJournal, SealRecord
-from .log import RECENT, SPAN, Log
+from .log import RECENT, SPAN, Log, rounds_in, samples_in
 from .machine import RoundMachine
-from .merging import (
-    BRANCH,
-    adopted_rounds,
-    adopts,
-    branch_log,
-    rounds_in,
-    samples_in,
-    tip_entry,
-    unproposed,
-)
 from .relays import RELAYED_ABOVE
 from .returning import LastSaid
 from .sampling import drawn
@@ -59,7 +48,6 @@ from .state import KIN_BYTES, OpenRound, RoundActions, Shape
 from .timing import Timing
 
 __all__ = [
-    "BRANCH",
     "KIN_BYTES",
     "Convener",
     "Doors",
@@ -81,9 +69,6 @@ __all__ = [
     "Shape",
     "InviteTally",
     "Timing",
-    "adopted_rounds",
-    "adopts",
-    "branch_log",
     "check_log",
     "claim_payload",
     "check_genesis",
@@ -97,7 +82,5 @@ __all__ = [
     "seal_payload",
     "sealed_payload",
     "slot_payload",
-    "tip_entry",
-    "unproposed",
     "vote_payload",
 ]

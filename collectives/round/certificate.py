@@ -40,7 +40,7 @@ def seal_payload(run: str, log: str, round_: int, base: bytes, removed: Config) 
 def sealed_payload(run: str, log: str, round_: int, base: bytes, body: Sealed) -> bytes:
     """The bytes under the signature of an answer to a seal."""
     return msgspec.msgpack.encode(
-        ("atoll/sealed/1", run, log, round_, base, body.removed, body.accepted, body.tip)
+        ("atoll/sealed/1", run, log, round_, base, body.removed, body.accepted)
     )
 
 

@@ -14,7 +14,6 @@ from .. import messages as m
 from ..bounds import owners_for
 from ..group import (
     BUTTERFLY,
-    LAST_BALLOT,
     MAX_STAR,
     Config,
     Contributor,
@@ -27,7 +26,6 @@ from ..identifiers import PeerId
 from ..partition import comparable, parts_for, single, slots_for
 from ..trees import Tree
 from .acceptor import Acceptor
-from .merging import best_tip
 from .patience import rate
 from .routes import broken_by, held_up_by, plan_trees, topology_of
 
@@ -61,7 +59,6 @@ class Convener:
         self.ballot = 0
         self.revision = self.before = -1  # the newest, and that before the present ballot
         self.promises: dict[Member, m.Promise] = {}
-        self.beyond = -1  # the highest ballot that a member on a branch says it has promised
         self.entry: Entry | None = None
         self._joins_at: float | None = None  # since when somebody asks to be let in
         self.plan: Plan | None = None
@@ -86,11 +83,6 @@ class Convener:
     def active(self) -> bool:
         """Whether this member convenes a ballot."""
         return self.phase is not Phase.OFF
-
-    @property
-    def adopting(self) -> Entry | None:
-        """What it is about to propose of a branch or an earlier ballot, once the bytes are here."""
-        return self.entry if self.phase is Phase.ADOPT else None
 
     def begin(self, now: float, ballot: int) -> None:
         """Convene a ballot that this member owns."""
@@ -121,12 +113,7 @@ class Convener:
         if view.open.decided or not view.may_act or view.sealed:
             return
         if not self.active:
-            fresh = (
-                view.ballot == 0
-                and view.journal.promised <= 0
-                and not view.journal.restarted
-                and view.actions.tip() is None
-            )
+            fresh = view.ballot == 0 and view.journal.promised <= 0 and not view.journal.restarted
             if fresh and view.journal.accepted is None and view.convener_of(0) == view.me:
                 self.begin(now, 0)
         elif view.journal.promised > self.ballot:
@@ -153,8 +140,7 @@ class Convener:
         view = self.view
         if self.phase is Phase.PREPARE:
             for member in view.config:
-                promise = self.promises.get(member)
-                if promise is None or view.merges:  # by now it may be on a branch, or further on it
+                if member not in self.promises:
                     self._tell(member.peer, m.Prepare(self.ballot))
         elif self.phase is Phase.REDUCE and self.plan:
             self._consider_revision(now)
@@ -198,11 +184,7 @@ class Convener:
         self.asking.add(who)
 
     def on_promise(self, now: float, who: Member, promise: m.Promise) -> None:
-        """An acceptor's answer to Prepare. One of a later ballot says that it is on a branch and
-        has promised that much.
-        """
-        if self.view.merges and not self.view.is_far(promise.ballot):
-            self.beyond = max(self.beyond, promise.ballot)
+        """An acceptor's answer to Prepare."""
         if self.phase is Phase.PREPARE and promise.ballot == self.ballot:
             if promise.accepted:
                 self.view.remember(promise.accepted.entry)
@@ -249,18 +231,7 @@ class Convener:
         view = self.view
         if not view.quorum(list(self.promises)):
             return
-        if (
-            self.beyond > self.ballot
-        ):  # these are enough to decide without the branch: all are asked again beyond
-            return self._overtake(now)
         awaited = [who for who in view.config if who not in self.promises and not view.silent(who)]
-        if view.merges and awaited and now - self.began_at < view.timing.detect_s:
-            return  # they may be on a branch
-        mine = self.promises.get(view.me)
-        if (
-            mine is not None and mine.tip != view.actions.tip()
-        ):  # it went on meanwhile: what it says now stays until it is adopted
-            return self._tell(view.me.peer, m.Prepare(self.ballot))
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
         false = [view.actions.contradicts(each.entry) for each in accepted]
         if None in false:
@@ -274,10 +245,6 @@ class Convener:
                 return None  # they may tell that it was not
         if newest is not None:
             self.phase, self.entry = Phase.ADOPT, newest
-        elif (tip := best_tip(self.promises.values(), self.view.base)) is not None:
-            if self.view.root is not None:  # `on_root` steps again
-                config = self._next_config(now, set(self.promises))
-                self.phase, self.entry = Phase.ADOPT, self.view.adoption(tip, config)
         else:
             self.phase, self.began_at = Phase.READY, now
 
@@ -294,24 +261,13 @@ class Convener:
             ]
         )
 
-    def _overtake(self, now: float) -> None:
-        view = self.view
-        later = range(self.beyond + 1, self.beyond + 1 + len(view.config))
-        own = next(ballot for ballot in later if view.convener_of(ballot) == view.me)
-        if own <= LAST_BALLOT:
-            view.enter(now, own)
-
     def _holders(self, entry: Entry) -> list[PeerId]:
-        def holds(promise: m.Promise) -> bool:
-            voted, tip = promise.accepted, promise.tip
-            return (voted is not None and voted.entry == entry) or (
-                tip is not None and entry.part_digests == (tip.digest,)
-            )
-
         return [
             who.peer
             for who, promise in self.promises.items()
-            if holds(promise) and who != self.view.me
+            if promise.accepted is not None
+            and promise.accepted.entry == entry
+            and who != self.view.me
         ]
 
     # ---- plan
@@ -550,15 +506,6 @@ class Convener:
         return self.view.open.lacking_of(part.owner)
 
     # ---- propose
-    @property
-    def _worth_voting(self) -> bool:
-        """Where branches may be adopted, nothing new is proposed without a quorum in sight: a vote
-        of a few would stand in their way.
-        """
-        view = self.view
-        alive = [who for who in view.config if view.heard(who)]
-        return not view.merges or view.quorum(alive)
-
     def _consider_proposal(self, now: float) -> None:
         reduced = self.view.open.reduced
         if reduced and reduced[0] == self.plan:
@@ -566,8 +513,8 @@ class Convener:
 
     def _propose_reduced(self, now: float, plan: Plan, digests: tuple[bytes, ...]) -> None:
         view = self.view
-        if view.root is None or not self._worth_voting:
-            return  # the state root is still being hashed (`on_root` steps again), or `tick` does
+        if view.root is None:
+            return  # the state root is still being hashed (`on_root` steps again)
         config = self._next_config(now, {c.member for c in plan.contributors})
         admitted, tally = view.entering(config)
         entry = Entry(
@@ -593,7 +540,7 @@ class Convener:
     def _propose_empty(self, now: float) -> None:
         """An entry without contributors: it changes the configuration, if anything."""
         view, shape = self.view, self.view.shape
-        if view.root is None or not self._worth_voting:
+        if view.root is None:
             return
         config = self._next_config(now, set())
         admitted, tally = view.entering(config)

@@ -13,16 +13,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
-from ..group import Certified, Config, Member
+from ..group import Certified, Config, Entry, Member
 from ..identifiers import PeerId
 from .entering import InviteTally
-from .merging import rounds_in, samples_in
 
 RECENT = 128
 """Entries held in memory: several times the rounds whose results are kept (`Timing.keep_rounds`).
 """
 SPAN = 64
 """Entries read at a time when the whole chain is, and between two marks of an index."""
+
+
+def rounds_in(entry: Entry) -> int:
+    """How many rounds are in an entry: one, or none where nothing was contributed."""
+    return int(bool(entry.contributors))
+
+
+def samples_in(entry: Entry) -> int:
+    """How many samples are in an entry: those of its contributions."""
+    return sum(contributor.weight for contributor in entry.contributors)
 
 
 class Log(Sequence[Certified]):

@@ -24,7 +24,7 @@ is specified in docs/protocol/round.md.
 
 **Inputs**, with ``now`` in seconds where they let the round come on: `on_message`, `tick`,
 `contribute`, `withdraw`, `on_silent`, `on_result`, `on_part`, `on_report`, `on_kept`, `on_applied`,
-`on_not_applied`, `on_root`, `adopt_snapshot`, `resume`, `skip_ballot_0`, `leave`, `set_idle`,
+`on_not_applied`, `on_root`, `adopt_snapshot`, `resume`, `leave`, `set_idle`,
 `set_unsettled`, `keep_unsettled`, `set_waiting`, `take_renewed`. Nobody else writes a field of the
 machine or of its open round. **Outputs** are calls of `state.RoundActions`; none of them blocks,
 and answers come back as inputs. One driver (a session's log) calls everything, so there are no
@@ -80,7 +80,6 @@ from .gathering import is_ripe, window_s
 from .grouping import Grouping
 from .journal import Journal
 from .log import RECENT
-from .merging import adopts, tip_entry
 from .relays import RelayGrid
 from .returning import CopyCheck, LastSaid
 from .routes import Disputes, broken_by
@@ -122,7 +121,6 @@ class RoundMachine:
         rng: Random,
         now: float,
         site: str = "",
-        merges: bool = False,
         lying: int = 0,
         relayed_above: int | None = None,
         unix_offset_s: float = 0.0,
@@ -131,20 +129,19 @@ class RoundMachine:
         stateless: bool = False,
         idle: bool = False,
     ) -> None:
-        """``site``: the label by which members near each other recognise that. ``merges``: an entry
-        of this log may adopt a branch. ``lying``: how many members of a configuration may be
-        Byzantine. ``relayed_above``: larger configurations have relays (`relays`), but where
-        members may lie or branch; None: none has. ``unix_offset_s``: wall clock minus ``now``; it
-        only numbers claims, so that those of a process that was started again have greater
-        numbers. ``doors``: what lets peers enter. ``root``, ``stateless``, ``idle``: as the
-        attributes, from the start.
+        """``site``: the label by which members near each other recognise that. ``lying``: how many
+        members of a configuration may be Byzantine. ``relayed_above``: larger configurations have
+        relays (`relays`), but where members may lie; None: none has. ``unix_offset_s``: wall clock
+        minus ``now``; it only numbers claims, so that those of a process that was started again
+        have greater numbers. ``doors``: what lets peers enter. ``root``, ``stateless``, ``idle``:
+        as the attributes, from the start.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing
         self.actions, self.rng = actions, rng
-        self.site, self.merges, self.lying, self.doors = site, merges, lying, doors
+        self.site, self.lying, self.doors = site, lying, doors
         self.unix_offset_s = unix_offset_s
-        self._relayed_above = None if lying or merges else relayed_above
+        self._relayed_above = None if lying else relayed_above
 
         # ---- what other members are known for
         self.caught = set[PeerId]()  # peers that are proved to be Byzantine
@@ -292,7 +289,6 @@ class RoundMachine:
             self.contribution
             or self.unsettled
             or redraw
-            or self.actions.tip()
             or promised
             or opened.plan
             or opened.pending
@@ -491,14 +487,14 @@ class RoundMachine:
 
     def _forget_silent(self, now: float) -> None:
         """Whoever is suspected, or no member, speaks anew. Of hundreds some are looked at each
-        time; but for the organiser, and where a branch is adopted, nobody asks whether it spoke as
-        the member that it is (`heard`).
+        time; but for the organiser nobody asks whether it spoke as the member that it is
+        (`heard`).
         """
         timing, some = self.timing, list(self._spoke)
         if len(self.config) > timing.sparse_above:
             if now - self._swept_at < timing.detect_s:
                 return
-            if not self.merges and some:
+            if some:
                 count, at = isqrt(len(some)) + 1, self._sweeps % len(some)
                 some = some[at : at + count]
                 if self.organiser is not None:
@@ -1255,9 +1251,6 @@ class RoundMachine:
         if ballot < 1 or self.convener_of(ballot) != who or self.is_far(ballot):
             return
         if ballot < self.journal.promised:
-            if self.actions.tip() is not None:
-                # silence would let a quorum of others decide without this member's branch
-                self.tell(who.peer, m.Promise(self.journal.promised, None, None, None))
             return
         if ballot > self.journal.promised:
             self.progress(now)
@@ -1268,7 +1261,6 @@ class RoundMachine:
             ballot,
             m.Accepted1(*accepted) if accepted else None,
             self.my_ready(),
-            self.actions.tip(),
         )
         self.tell(who.peer, promise)
 
@@ -1311,11 +1303,8 @@ class RoundMachine:
 
     def entry_fits(self, entry: Entry) -> bool:
         """Whether an entry may be one of the open round."""
-        same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base) and (
-            adopts(entry, self.shape)
-            if self.merges and entry.reducer != self.shape.reducer
-            else self.shape.fits(entry)
-        )
+        same = (entry.log, entry.round, entry.base) == (self.log, self.round, self.base)
+        same = same and self.shape.fits(entry)
         same = same and (
             self.shape.sample is None
             or {c.member for c in entry.contributors} <= set(self.draw.members)
@@ -1664,15 +1653,6 @@ class RoundMachine:
         """
         return ballot > max(self.ballot, self.journal.promised) + FAR_BALLOTS
 
-    def skip_ballot_0(self) -> None:
-        """This member is on a branch, and ballot 0 is decided without asking for branches: promise
-        to take no part in it. Raises StorageError: then nothing has changed.
-        """
-        if self.journal.promised < 1:
-            self.journal.promise(1)
-        self.convening.stop()  # what it was told before it knows of no branch
-        self.ballot = max(1, self.ballot)
-
     def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:
         """Be in this ballot from now on."""
         self.ballot = ballot
@@ -1703,7 +1683,7 @@ class RoundMachine:
         for certified in self.journal.entries[round_ : round_ + CATCH_ENTRIES]:
             size += len(msgspec.msgpack.encode(certified))
             if entries and size > m.MAX_MESSAGE_BYTES // 2:
-                break  # one of thousands of members is large, and one that adopts a branch may be
+                break  # one of thousands of members is large
             entries.append(certified)
         heard = self.heard_of.of(peer) if anew else None
         catch = m.Catch(tuple(entries), self.round, self.actions.results_from(), anew, heard)
@@ -1967,24 +1947,6 @@ class RoundMachine:
         admitted = tuple(each for each in found if each is not None and each.certificate)
         tally = self.journal.entries.tally
         return admitted, (tally.after(admitted) or tally).hash
-
-    def adoption(self, tip: m.Tip, config: Config) -> Entry:
-        """The entry that takes over a branch, as this member can propose it. The state root must be
-        known.
-        """
-        assert self.root is not None
-        admitted, tally = self.entering(config)
-        return tip_entry(
-            self.log,
-            self.round,
-            tip,
-            self.shape,
-            base_state=self.root,
-            owner=self.me.peer,
-            config=config,
-            admitted=admitted,
-            tally=tally,
-        )
 
     def objection(self, entry: Entry) -> str:
         """What this member has against the new members of an entry, as far as it knows; others may

@@ -4,9 +4,9 @@ without their votes. Sans I/O.
 Never automatic where anybody is silent: the silent may be a live majority. The organiser seals the
 open round at every node that it knows outside the removed, and waits for all of them. A sealed
 member votes no more in this round, counts no votes, and listens to nobody removed; it answers what
-it has accepted and where its branch stands, and asks until it has the entry. The organiser then
-signs one entry: the one accepted under the highest ballot, unchanged; where none is, the best
-branch, or an entry without contributors. Its signature, over the removed members, too, stands for
+it has accepted, and asks until it has the entry. The organiser then signs one entry: the one
+accepted under the highest ballot, unchanged; where none is, an entry without contributors. Its
+signature, over the removed members, too, stands for
 the votes of a quorum. A node that is further answers with what was decided, and the seal begins
 anew there.
 """
@@ -24,7 +24,6 @@ from ..group import Certified, Config, Entry, Member, Vote
 from ..identifiers import PeerId
 from .certificate import recertified_payload, seal_payload, sealed_payload
 from .journal import SealRecord
-from .merging import adopts, best_tip, tip_entry
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
@@ -38,7 +37,6 @@ class Sealing:
     def __init__(self, view: RoundMachine) -> None:
         self.view = view
         self.answers: dict[PeerId, m.Sealed] = {}
-        self.entry: Entry | None = None  # to be signed once its bytes are here
 
     # ---- views
     @property
@@ -95,7 +93,7 @@ class Sealing:
         )  # it is signed: what is asked for now begins with the next entry
         at, signed = (record.round, record.signed) if stands else (-1, None)
         self.view.journal.seal(SealRecord(at, record.base, everybody, True, signed))
-        self.answers, self.entry = {}, None
+        self.answers = {}
 
     def tick(self, now: float) -> bool:
         """Call about every ``pull_s``. Whether the open round is sealed."""
@@ -156,16 +154,8 @@ class Sealing:
             who.peer, self._payload(view.round, view.base, body), body.signature
         ):
             raise RemoteProtocolError("answer to a seal is not signed by its sender", peer=who.peer)
-        tip = body.tip
-        formed = tip is None or (
-            tip.base == view.base
-            and adopts(tip_entry(view.log, view.round, tip, view.shape), view.shape)
-        )
-        stranger = who not in view.config and (body.accepted is not None or tip is not None)
-        if (
-            not formed
-            or stranger
-            or (body.accepted is not None and not view.entry_fits(body.accepted.entry))
+        if body.accepted is not None and (
+            who not in view.config or not view.entry_fits(body.accepted.entry)
         ):
             raise RemoteProtocolError("answer to a seal names another round", peer=who.peer)
         self.answers[who.peer] = body
@@ -179,9 +169,6 @@ class Sealing:
         survivors = tuple(
             sorted({view.me, *(member for member in view.config if member not in removed)})
         )
-        tip = best_tip(self.answers.values(), view.base)
-        if tip is not None:
-            return view.adoption(tip, survivors)
         assert view.root is not None
         shape = view.shape
         return Entry(
@@ -202,7 +189,7 @@ class Sealing:
 
     def _complete(self, now: float) -> None:
         view, record = self.view, self.record
-        entry = self.entry = self.choice()
+        entry = self.choice()
         if not view.has_bytes(entry):
             return view.actions.fetch_result(entry, self._holders(entry))
         view.actions.keep(entry)
@@ -216,16 +203,12 @@ class Sealing:
         return self._learn(now, certified)
 
     def _holders(self, entry: Entry) -> list[PeerId]:
-        def holds(answer: m.Sealed) -> bool:
-            voted, tip = answer.accepted, answer.tip
-            return (voted is not None and voted.entry == entry) or (
-                tip is not None and entry.part_digests == (tip.digest,)
-            )
-
         return [
             peer
             for peer, answer in self.answers.items()
-            if holds(answer) and peer != self.view.me.peer
+            if answer.accepted is not None
+            and answer.accepted.entry == entry
+            and peer != self.view.me.peer
         ]
 
     def _learn(self, now: float, certified: Certified) -> None:
@@ -270,10 +253,10 @@ class Sealing:
     def _answer(self, round_: int, base: bytes) -> m.Sealed:
         view = self.view
         present = round_ == view.round
-        accepted, tip = (view.journal.accepted, view.actions.tip()) if present else (None, None)
+        accepted = view.journal.accepted if present else None
         if accepted is not None:
             view.remember(accepted[1])  # its bytes may be asked for
-        body = m.Sealed(self.record.removed, m.Accepted1(*accepted) if accepted else None, tip, b"")
+        body = m.Sealed(self.record.removed, m.Accepted1(*accepted) if accepted else None, b"")
         return msgspec.structs.replace(
             body, signature=view.actions.sign(self._payload(round_, base, body))
         )

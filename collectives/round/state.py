@@ -134,12 +134,6 @@ class RoundActions(Protocol):
         """
         ...
 
-    def tip(self) -> m.Tip | None:
-        """The branch of the open round that this member is on: another member may adopt it from now
-        on.
-        """
-        ...
-
     def nodes(self) -> Collection[PeerId]:
         """The nodes known to be there, acceptors or not."""
         ...

@@ -122,11 +122,6 @@ codec = "int8"                     # CODECS
 
 [checkpoint]
 every = 10                         # rounds
-
-[no_quorum]
-policy = "pause"                   # or "branch": members that see too few others go on without
-                                   # certainty after a while
-reconfigure_after_s = 120.0
 """.replace("CODECS", _choices(CODECS))
 
 

@@ -57,12 +57,6 @@ def check_btard(manifest: Manifest, name: str) -> None:
             "Leave it out.",
         ),
         (
-            manifest.no_quorum.policy == "branch",
-            "$.no_quorum.policy",
-            "A branch of few could have no honest majority.",
-            'policy = "pause"',
-        ),
-        (
             train.overlap != "none",
             "$.train.overlap",
             "A vector is one of the newest anchor.",

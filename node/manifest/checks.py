@@ -15,7 +15,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.schemes import PlanName, compile_scheme, peers_in, places
 from .manifest import Manifest
 from .refusals import Refusal, refuse
-from .tables import WITHOUT_MOMENTUM, ExchangeTable, NoQuorumTable, TrainTable, Tree
+from .tables import WITHOUT_MOMENTUM, ExchangeTable, TrainTable, Tree
 
 OF_ONE_OPTIMIZER = {
     "every": "delayed_nesterov",
@@ -43,7 +43,7 @@ def check_places(table: dict[str, Any], name: str) -> None:
         )
 
 
-def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
+def check_train(train: TrainTable, name: str) -> None:
     """Settings of `[train]` that mean something only together."""
     if train.delay is not None and train.overlap == "none":
         raise ConfigError(
@@ -80,10 +80,10 @@ def check_train(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
             hint='overlap = "none", or method = "diloco"',
         )
     check_share(train, name)
-    _check_outer(train, no_quorum, name)
+    _check_outer(train, name)
 
 
-def _check_outer(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None:
+def _check_outer(train: TrainTable, name: str) -> None:
     outer = train.outer
     if outer.stretch and train.method != "diloco":
         raise ConfigError(
@@ -110,26 +110,6 @@ def _check_outer(train: TrainTable, no_quorum: NoQuorumTable, name: str) -> None
             f"{name}: $.train.outer.momentum_dtype is given, and this outer step has no momentum",
             key="$.train.outer.momentum_dtype",
             hint="Leave it out, or choose an outer step with momentum (docs/optimizers.md).",
-        )
-    if no_quorum.policy == "branch" and outer.momentum_dtype != "fp32":
-        raise ConfigError(
-            f'{name}: $.no_quorum.policy = "branch" cannot be combined with '
-            f"$.train.outer.momentum_dtype = {outer.momentum_dtype!r}",
-            key="$.train.outer.momentum_dtype",
-            why="What a branch hands over is the anchor and one momentum vector in float32.",
-            hint='Leave it out, or policy = "pause".',
-        )
-    if no_quorum.policy == "branch" and (
-        outer.optimizer in ("adam", "yogi", "co2", "adamw", "delayed_nesterov") or outer.governor
-    ):
-        raise ConfigError(
-            f'{name}: a run with $.no_quorum.policy = "branch" cannot have this outer optimizer',
-            key="$.train.outer.optimizer",
-            why="What a branch hands over is the anchor and one momentum vector.",
-            hint=(
-                'Use optimizer = "nesterov", "heloco", "sgd" or "adagrad" without a '
-                'governor, or policy = "pause".'
-            ),
         )
 
 
@@ -409,16 +389,6 @@ def check_fragments(manifest: Manifest, name: str) -> None:
                 "come at a time of its own."
             ),
             hint="Leave one of the two out: fragments = 1.",
-        )
-    if manifest.no_quorum.policy == "branch":
-        raise ConfigError(
-            (
-                f"{name}: a run with $.exchange.fragments = {manifest.exchange.fragments} cannot "
-                'have $.no_quorum.policy = "branch"'
-            ),
-            key="$.no_quorum.policy",
-            why="Every fragment would fork for itself, and be taken over or lost for itself.",
-            hint='Leave one of the two out: policy = "pause", or fragments = 1.',
         )
     if (
         manifest.train.sync_every is not None

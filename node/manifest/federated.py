@@ -123,12 +123,6 @@ def _check_secure(manifest: Manifest, name: str) -> None:
             "fragments = 1",
         ),
         (
-            manifest.no_quorum.policy == "branch",
-            "$.no_quorum.policy",
-            "A branch of few members would be a sum of few.",
-            'policy = "pause"',
-        ),
-        (
             manifest.join.policy == "open",
             "$.join.policy",
             "Whoever may join as many members as he likes could be everybody in a sum but one.",

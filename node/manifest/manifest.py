@@ -36,7 +36,6 @@ from .tables import (
     Line,
     ModelTable,
     NetworkTable,
-    NoQuorumTable,
     QuorumTable,
     RobustTable,
     Text,
@@ -68,7 +67,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lanes: LanesTable = LanesTable()
     join: JoinTable = JoinTable()
     checkpoint: CheckpointTable = CheckpointTable()
-    no_quorum: NoQuorumTable = NoQuorumTable()
     quorum: QuorumTable = QuorumTable()
     network: NetworkTable = NetworkTable()
     robust: RobustTable = RobustTable()
@@ -106,13 +104,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """How many members a round needs, by the rule and by how many may lie."""
         rule = self.robust.parsed
         return max(least_members(self.quorum.lying), 1 if rule is None else rule.least)
-
-    @property
-    def branch_after_s(self) -> float | None:
-        """How long no quorum may be in sight before members go on in a branch; None: they never
-        do.
-        """
-        return self.no_quorum.reconfigure_after_s if self.no_quorum.policy == "branch" else None
 
     @property
     def topology(self) -> TopologyKind:

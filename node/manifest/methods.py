@@ -87,12 +87,6 @@ def arrival_refusals(manifest: Manifest) -> list[Refusal]:
             "Leave it out.",
         ),
         (
-            manifest.no_quorum.policy == "branch",
-            "$.no_quorum.policy",
-            "Whoever is cut off makes its turn all the same.",
-            'policy = "pause"',
-        ),
-        (
             manifest.join.probation > 0,
             "$.join.probation",
             f"{scaled} Newcomers' are judged by their length.",
@@ -241,12 +235,6 @@ def refusals(manifest: Manifest) -> list[Refusal]:
             "Leave it out, or sample.",
         ),
         (
-            sample is not None and manifest.no_quorum.policy == "branch",
-            "$.no_quorum.policy",
-            "Who is in a branch was not drawn.",
-            'policy = "pause"',
-        ),
-        (
             exchange.fragments > 1,
             "$.exchange.fragments",
             f"Steps of {_named(table)} are of the model as a whole.",
@@ -281,15 +269,6 @@ def _control_refusals(manifest: Manifest, method: str) -> list[Refusal]:
                 "number than what sites keep."
             ),
             'Leave [robust] out, or method = "fedavg_m".',
-        ),
-        (
-            manifest.no_quorum.policy == "branch",
-            "$.no_quorum.policy",
-            (
-                "A site could not tell from the log whether its control variate "
-                "was counted on a branch."
-            ),
-            'policy = "pause"',
         ),
     ]
 

@@ -1,6 +1,4 @@
-"""What decides a round, and what members do that see too few others: `[quorum]` and `[no_quorum]`
-of a manifest.
-"""
+"""What decides a round: `[quorum]` of a manifest."""
 
 from __future__ import annotations
 
@@ -13,11 +11,6 @@ def check_quorum(manifest: Manifest, name: str) -> None:
     """What a run whose log bears members that lie cannot be."""
     star = manifest.mode == "federated" and manifest.federated.topology == "coordinator"
     refused = [
-        (
-            manifest.no_quorum.policy == "branch",
-            "$.no_quorum.policy",
-            "A branch is taken over on the word of those few who were on it.",
-        ),
         (manifest.secure is not None, "$.secure", "A member that lies spoils a masked sum unseen."),
         (star, "$.federated.topology", "One member adds up everything."),
     ]

@@ -194,7 +194,7 @@ def _check(manifest: Manifest, name: str) -> None:
         ("E414", lambda: exchange.fragments > 1 and check_fragments(manifest, name)),
         ("E414", lambda: check_tree(manifest, name)),
         ("E414", lambda: check_members(manifest, name)),
-        ("E414", lambda: check_train(manifest.train, manifest.no_quorum, name)),
+        ("E414", lambda: check_train(manifest.train, name)),
         ("E414", lambda: check_adapters(manifest, name)),
         ("E414", lambda: check_outliers(manifest, name)),
         ("E414", lambda: check_join(manifest, name)),

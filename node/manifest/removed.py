@@ -13,6 +13,10 @@ from ..home.strict_toml import together
 REMOVED: dict[str, str] = {
     "$.durability": "[durability] was removed: every run is as under its default, so that a power "
     "cut takes nothing that a member has told others",
+    "$.no_quorum": (
+        "[no_quorum] was removed: a member without a quorum trains on alone and is rebased when a "
+        "quorum is back; if it is lost for ever: atoll recertify"
+    ),
 }
 """By the path of a key, or by ``path = value`` where only that value of a text was removed: what
 was removed, and what to use instead, as one sentence without its full stop. A step ``*`` stands for

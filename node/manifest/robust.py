@@ -106,12 +106,6 @@ def _check_rest(manifest: Manifest, name: str) -> None:
             "It follows the samples that members claim: one could end the schedule.",
             "Give $.train.inner.steps instead.",
         ),
-        (
-            manifest.no_quorum.policy == "branch",
-            "$.no_quorum.policy",
-            "A branch is taken over as it is, on the word of those few who were on it.",
-            'policy = "pause"',
-        ),
     ]
     refuse(refused, manifest, name, f'$.robust.rule = "{manifest.robust.rule}"')
 

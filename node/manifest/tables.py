@@ -340,17 +340,6 @@ class AuditTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keep_contributions: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
 
 
-class NoQuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[no_quorum]``: what members do that see too few others to decide a round.
-
-    ``pause``: train on and wait. ``branch``: after ``reconfigure_after_s`` those who see one
-    another go on together, uncertified, until enough are back.
-    """
-
-    policy: Literal["pause", "branch"] = "pause"
-    reconfigure_after_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 120.0
-
-
 class QuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[quorum]``: what decides a round. ``lying``: though so many members do anything at all, the
     log stays one; it takes 3 ``lying`` + 1 members.

@@ -30,7 +30,7 @@ from ...collectives.foreign import PLAIN, WORDS
 from ...collectives.group import MAX_PEER_ID, Certified, Config, Entry, Member
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.round.certificate import check_genesis, check_log, vote_payload
-from ...collectives.round.merging import rounds_in
+from ...collectives.round.log import rounds_in
 from ...collectives.round.sampling import drawn
 from ...security.identity import verify
 from ..home.paths import Paths, storage_error
@@ -75,9 +75,7 @@ class AuditSource(NamedTuple):
 
 
 class PeerShare(msgspec.Struct):
-    """What one peer contributed: in how many rounds (those of branches that were taken over
-    included), of how many samples.
-    """
+    """What one peer contributed: in how many rounds, of how many samples."""
 
     rounds: int = 0
     samples: int = 0

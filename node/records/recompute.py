@@ -18,7 +18,7 @@ from ...collectives.errors import ConfigError, SecurityError, StorageError
 from ...collectives.group import Certified, Entry
 from ...collectives.identifiers import PeerId
 from ...collectives.reduce import MEAN, TwoPhaseReducer, Weighing
-from ...collectives.round import adopted_rounds, rounds_in
+from ...collectives.round import rounds_in
 from ...collectives.trees import Tree, trees_of
 from ...security.identity import verify
 from ...security.rules.reducers import find_reducer
@@ -108,10 +108,6 @@ def _entry_of(source: AuditSource, log: str, round_: int) -> Certified:
     for certified in source.logs[log]():
         rounds += rounds_in(certified.entry)
         if rounds >= round_ and certified.entry.contributors:
-            if adopted_rounds(certified.entry):
-                raise ConfigError(
-                    f"round {round_} cannot be recomputed", why="It was taken over from a branch."
-                )
             return certified
     raise ConfigError(f"there is no round {round_} in {log}: it has {rounds}", key="--recompute")
 

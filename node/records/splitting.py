@@ -22,7 +22,6 @@ from ...collectives.errors import ConfigError
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
-from ...collectives.round import adopted_rounds
 from ...optim.federated.clusters import adjusted_rand, alike, clusters, same_names
 from ..manifest import Manifest
 from ..manifest.tables import JoinTable
@@ -182,7 +181,7 @@ def newest_rounds(
     for certified in source.logs[log]():
         entry = certified.entry
         members = [member.peer for member in entry.next_config]
-        if entry.contributors and not adopted_rounds(entry):
+        if entry.contributors:
             kept.append(entry)
     found = [entry for entry in kept if not missing(entry, folders)][-rounds:]
     if len(found) < least:

@@ -6,8 +6,8 @@ msgpack array that begins with its domain; `SLOTS` says how many of its elements
 which an honest peer fills each once. A peer that works on a copy of its journal, an old backup,
 say, fills one twice, too: that is no way to run a member. The entry before is part of a slot: a
 peer that lost its disk, or was removed and let in again, may have voted under the same number in a
-history that is no more. Only logs of a run have slots: what a member has said in a branch, or in an
-operation whose votes are volatile, it does not know any more after a while, or after a restart.
+history that is no more. Only logs of a run have slots: what a member has said in an operation
+whose votes are volatile, it does not know any more after a while, or after a restart.
 
 *Relabelled*: an entry that a convener has signed as its proposal, and what the digest of one of its
 parts was made of, which is not what the entry says. A digest binds bytes and what they are the

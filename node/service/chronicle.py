@@ -68,31 +68,6 @@ class Chronicle:
                 ]
                 run.troubles.clear()
                 run.node.publish({"run": run.run_id, **row})
-            case ev.BranchBegun():
-                log.warning(
-                    "run %s: no quorum; going on without certainty with %d of its members",
-                    run.run_id,
-                    len(event.members),
-                )
-                self._tell("branch.begun", fragment, members=list(event.members), round=event.round)
-            case ev.BranchAdvanced():
-                shares = {share.peer: share.samples for share in event.contributors}
-                self._tell("round.uncertified", fragment, round=event.round, contributors=shares)
-            case ev.BranchEnded():
-                if event.lost:
-                    log.warning(
-                        "run %s: %d contributions without certainty are lost (%d samples)",
-                        run.run_id,
-                        len(event.lost),
-                        event.samples,
-                    )
-                self._tell(
-                    "branch.ended",
-                    fragment,
-                    adopted=event.adopted,
-                    lost=len(event.lost),
-                    lost_samples=event.samples,
-                )
             case ev.Unmasked():
                 self.unmasked = {
                     "entry": event.round,

@@ -375,7 +375,6 @@ class RunService:
             checkpoint_every=manifest.checkpoint.every,
             seeding=self.seeding,
             site=self.node.site,
-            branch_after_s=manifest.branch_after_s,
             probation=manifest.join.probation,
             per_hour=manifest.join.per_hour,
             budgets=self.budgets,

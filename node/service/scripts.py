@@ -275,8 +275,6 @@ class AttachedScript:
         match event:
             case ev.RoundCommitted():
                 self._on_round(fragment, event)
-            case ev.BranchAdvanced():
-                self._on_round(fragment, event)
             case ev.ContributionRefused() if self._frozen.get(fragment, (b"",))[0] == event.cid:
                 del self._frozen[fragment]
                 completed = self.whole.sessions[fragment].completed
@@ -308,7 +306,7 @@ class AttachedScript:
             case _:
                 pass
 
-    def _on_round(self, fragment: int, event: ev.RoundCommitted | ev.BranchAdvanced) -> None:
+    def _on_round(self, fragment: int, event: ev.RoundCommitted) -> None:
         if self._frozen.get(fragment, (b"",))[0] != event.cid:
             return
         (cid, since), before = self._frozen.pop(fragment), self._reported_traffic
@@ -317,27 +315,15 @@ class AttachedScript:
         )  # each outcome has what came since the last: they add up
         moved = sent - before[0], received - before[1]
         elapsed = trio.current_time() - since
-        if isinstance(event, ev.BranchAdvanced):
-            outcome = Outcome(
-                "uncertified",
-                event.round,
-                event.contributors,
-                event.counted,
-                (),
-                *moved,
-                elapsed,
-                "no quorum is in sight",
-            )
-        else:
-            outcome = Outcome(
-                "committed",
-                event.round,
-                event.contributors,
-                event.counted,
-                event.lost,
-                *moved,
-                elapsed,
-            )
+        outcome = Outcome(
+            "committed",
+            event.round,
+            event.contributors,
+            event.counted,
+            event.lost,
+            *moved,
+            elapsed,
+        )
         self.events.decided(cid, outcome)
 
     # ---- free-standing reductions

@@ -60,7 +60,6 @@ def status_of(run: RunService) -> dict[str, Any]:
         "role": run.roles.get(run.node.identity.peer, "train"),
         "join": _join(run),
         "quorum": None if run.error else quorum(run),
-        "branch": _branch(run),
         "seal": sealed(run),
         "waiting": waiting_of(run),
         "starting": run.start.view(),
@@ -231,23 +230,6 @@ def waiting_of(run: RunService) -> dict[str, Any] | None:
     waiting, waits = max(found, key=lambda each: each[0].round_open_s)
     waiting = explained(waiting, run.troubles.current)
     return {**document_of(waiting, now), "quiet": waits.announced}
-
-
-def _branch(run: RunService) -> dict[str, Any]:
-    """Rounds in the anchor that are uncertified, with whom; and what branches have cost this member
-    so far.
-    """
-    if run.session is None:
-        return {"rounds": 0, "members": [], "lost": 0, "lost_samples": 0}
-    branching = run.session.branching
-    branch, record = branching.branch, branching.record
-    members = [who.peer for who in branch.machine.config] if branch is not None else []
-    return {
-        "rounds": branching.rounds,
-        "members": members,
-        "lost": record.lost,
-        "lost_samples": record.lost_samples,
-    }
 
 
 def peers_of(run: RunService) -> list[dict[str, Any]]:

@@ -14,13 +14,11 @@ serving         answering other members, from copies
 timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 naming          names of free-standing operations: what all their callers must agree in
-volatile        the journal of logs beside the run's, which is not kept
-beside          what logs beside the run's ask of the session
+volatile        the journal of operations' logs, which is not kept
+beside          what operations' logs ask of the session
 operation       one free-standing operation
 operations      all of them
-record          what must not be forgotten of branches; what members have signed of contributions
-branch          a branch of the log, at one of its members
-branching       without a quorum: forks, the branch, and its end
+record          what members have signed of contributions
 retaining       what is kept and signed to recompute a round
 pre_round       the seam to what members do together before anything is given to the log: secure
                 rounds, BTARD

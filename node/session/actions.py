@@ -13,7 +13,6 @@ from ...collectives.group import Certified, Entry, Member, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
-from ...collectives.round import BRANCH, adopted_rounds, unproposed
 from ..run.evidence import relabelled, twice
 from . import events as ev
 from .ports import DataPlane
@@ -59,8 +58,6 @@ class LogActions:
         session = self.session
         if session.membership.is_doubled:
             return  # nothing is said in the name of a key that two processes have
-        if isinstance(body, m.Promise) and body.tip is not None:
-            session.branching.promised_at = session.clock()
         if log == session.log:
             self.timeline(round_).sent(session.clock(), session.me, body)
         incarnation = session.machine.me.incarnation if session.machine else 0
@@ -192,33 +189,15 @@ class LogActions:
         self.exchange.resend_results(peer, plan_id, spans)
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch result bytes from any holder; those of the branch that this member is on are
-        here.
-        """
-        state = (
-            self.session.branching.state_of(entry.part_digests[0])
-            if adopted_rounds(entry)
-            else None
-        )
-        if state is not None:
-            return self.result_arrived(entry, state)
-        machine, pre_round = self.session.machine, self.session.pre_round
+        """Fetch result bytes from any holder."""
+        pre_round = self.session.pre_round
         if self.storing.get(entry.part_digests) == entry.round:
-            return None  # it is here, and waits for the disk only
+            return  # it is here, and waits for the disk only
         if pre_round is not None and not pre_round.may_fetch(entry):
-            return None
-        if (
-            adopted_rounds(entry)
-            and machine is not None
-            and entry in (machine.convening.adopting, machine.sealing.entry)
-        ):
-            entry = unproposed(
-                entry
-            )  # nobody has seen this one yet: by this name the members of the branch know their tip
+            return
         self.session.transfer.fetch_result(
             self.session.clock(), entry, [peer for peer in holders if peer != self.session.me]
         )
-        return None
 
     # ---- state
     def keep(self, entry: Entry) -> None:
@@ -242,10 +221,7 @@ class LogActions:
         data = self.results.get(entry.part_digests) if entry.contributors else None
         self._decided_at = session.clock()
 
-        session.branching.halt()
-
         def step() -> StorageError | None:
-            session.branching.come_back()
             try:
                 replica.apply(entry, data)
             except StorageError as error:  # no memory for another generation
@@ -299,10 +275,6 @@ class LogActions:
     def results_from(self) -> int:
         """The oldest round whose result bytes are here."""
         return self.session.ports.storage.results_from()
-
-    def tip(self) -> m.Tip | None:
-        """The branch this member is on."""
-        return self.session.branching.tip
 
     # ---- peers
     def nodes(self) -> Collection[PeerId]:
@@ -399,14 +371,11 @@ class LogActions:
     def result_arrived(self, entry: Entry, data: memoryview) -> None:
         """Verified result bytes of an entry."""
         machine = self.session.machine
-        if entry.log.startswith(BRANCH):
-            self.session.branching.result_arrived(self.session.clock(), entry, data)
-        elif entry.log != self.session.log:
+        if entry.log != self.session.log:
             self.session.operations.result_arrived(self.session.clock(), entry, data)
         elif machine and machine.stateless and entry.round < machine.round:
             self.session.installing.result_arrived(entry, data)
         elif machine and entry.round == machine.round:
-            self.session.branching.tip_arrived(entry, data)
             self.store(self.session.clock(), entry, entry.part_digests, data)
 
     def result_gone(self, entry: Entry) -> None:

@@ -1,6 +1,4 @@
-"""The part of `RoundActions` that is the same for every log beside the run's: branches and
-operations.
-"""
+"""The part of `RoundActions` that is the same for every free-standing operation."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class BesideRun:
-    """What any log beside the run's asks of the session."""
+    """What the log of an operation asks of the session."""
 
     session: Session
 
@@ -41,10 +39,6 @@ class BesideRun:
 
     def keep(self, entry: Entry) -> None:
         """Votes are volatile."""
-
-    def tip(self) -> m.Tip | None:
-        """Nothing beside the run has branches of its own."""
-        return None
 
     def nodes(self) -> Collection[PeerId]:
         """Nobody seals such a log."""

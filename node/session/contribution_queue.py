@@ -1,5 +1,5 @@
 """What the attached script has offered, in order: one contribution at a time is given to the open
-round, or to the branch this member is on.
+round.
 """
 
 from __future__ import annotations
@@ -56,12 +56,8 @@ class ContributionQueue:
         return machine is None or machine.takes_part
 
     def take(self) -> Given:
-        """Give up the first one: it is decided, refused, or a branch's from now on."""
+        """Give up the first one: it is decided or refused."""
         return self._waiting.popleft()[0]
-
-    def take_fresh(self) -> Given | None:
-        """The first one, for the branch; None where there is none."""
-        return self.take() if self.first() is not None else None
 
     def first(self) -> Given | None:
         """The first one, which stays; None where there is none. One that comes too late is refused;

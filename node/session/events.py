@@ -113,41 +113,6 @@ class InFragment:
 
 
 @dataclass(frozen=True, slots=True)
-class BranchBegun:
-    """No quorum is in sight: the ``members`` that are go on without certainty in a log of their
-    own. ``moved``: with another anchor.
-    """
-
-    log: str
-    members: tuple[PeerId, ...]
-    round: int
-    moved: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BranchAdvanced:
-    """A round of the branch is applied: uncertified. ``cid``: the own contribution that was frozen
-    for it; it is free again.
-    """
-
-    round: int
-    contributors: tuple[Share, ...]
-    cid: bytes
-    counted: bool
-
-
-@dataclass(frozen=True, slots=True)
-class BranchEnded:
-    """The next certified entry ended all branches. ``adopted``: it took over this member's;
-    ``lost``: own contributions that it names not, of ``samples`` in all. No entry will ever count
-    them."""
-
-    adopted: bool
-    lost: tuple[bytes, ...]
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
 class StillWaiting:
     """No entry was decided for several times as long as usual: what this member waits for. Told
     again when that changes.

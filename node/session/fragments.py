@@ -183,20 +183,16 @@ class Fragments:
         chunk_elements: int | None = None,
         seeding: bool = True,
         site: str = "",
-        branch_after_s: float | None = None,
         probation: int = 0,
         per_hour: int = 0,
         budgets: PeerUsage | None = None,
         doors: Doors = OPEN,
     ) -> None:
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where
-        branches are wanted, too.
+        there is none.
         """
-        if not storages or branch_after_s is not None:
-            raise ConfigError(
-                "a run of no fragments" if not storages else "a run in fragments has no branches",
-                key="fragments",
-            )
+        if not storages:
+            raise ConfigError("a run of no fragments", key="fragments")
         budgets = budgets or PeerUsage()
         self.ports = [
             FragmentPorts(ports, storage, number) for number, storage in enumerate(storages)

@@ -15,7 +15,6 @@ from ...collectives.digest import merkle_root
 from ...collectives.errors import StorageError
 from ...collectives.group import Entry
 from ...collectives.layout import Layout
-from .branching import Branching
 from .replica import ModelReplica
 from .serving import matches
 
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
 class Installing:
     """Takes over verified states for a session."""
 
-    def __init__(self, session: Session, branching: Branching) -> None:
-        self.session, self._branching = session, branching
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self.under_way = False  # nothing may be applied meanwhile
         self._half_done = False
         self._applying = False
@@ -58,12 +57,8 @@ class Installing:
         storage, rounds = session.ports.storage, session.rounds(round_)
         replica = session.replica or self._replica or storage.replica(layout, restore=False)
         self.under_way = True
-        # the entry after its base is certified: a round of it would be added to the state that
-        # comes
-        self._branching.halt()
 
         def install() -> None:
-            self._branching.abandon()
             replica.install(data, round_)
             storage.checkpoint(replica, certified, rounds)
 

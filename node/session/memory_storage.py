@@ -8,7 +8,7 @@ from ...collectives.round import Journal, MemoryJournal
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from .ports import Contributions
-from .record import MAX_SPENT, BranchRecord
+from .record import MAX_SPENT
 from .replica import ModelReplica, PlainSlots
 
 
@@ -26,7 +26,6 @@ class MemoryStorage:
         self._spent: list[str] = []
         self._noisy = 0
         self.contributions: Contributions | None = None
-        self._branch: BranchRecord | None = None
         self._checkpoint: tuple[int, bytes] | None = None
         self._before: tuple[int, bytes] | None = None  # the checkpoint before it
 
@@ -42,7 +41,7 @@ class MemoryStorage:
             its.append(certified)
         its.promised, its.accepted, its.sealed = mine.promised, mine.accepted, mine.sealed
         its.restarted = True
-        copy._layout, copy._from, copy._branch = self._layout, self._from, self._branch
+        copy._layout, copy._from = self._layout, self._from
         copy._kept, copy._spent, copy._noisy = dict(self._kept), list(self._spent), self._noisy
         copy._checkpoint, copy._before = self._checkpoint, self._before
         return copy
@@ -94,18 +93,6 @@ class MemoryStorage:
         """Kept bytes, as a writable copy (codecs wrap writable memory)."""
         found = self._kept.get(entry.hash())
         return memoryview(bytearray(found[1])) if found else None
-
-    def drop_result(self, entry: Entry) -> None:
-        """Forget result bytes."""
-        self._kept.pop(entry.hash(), None)
-
-    def branch(self) -> BranchRecord | None:
-        """The branch record."""
-        return self._branch
-
-    def keep_branch(self, record: BranchRecord) -> None:
-        """Keep the branch record."""
-        self._branch = record
 
     def results_from(self) -> int:
         """Oldest round from which on all results are kept."""

@@ -17,7 +17,7 @@ from ...collectives.layout import Layout
 from ...collectives.messages import Spans
 from ...collectives.pace import Pace
 from ...collectives.round import Journal
-from .record import BranchRecord, Statement
+from .record import Statement
 from .replica import ModelReplica
 
 T = TypeVar("T")
@@ -188,18 +188,6 @@ class Storage(Protocol):
 
     def kept(self, entry: Entry) -> memoryview | None:
         """Kept result bytes of an entry."""
-        ...
-
-    def drop_result(self, entry: Entry) -> None:
-        """These bytes will not be asked for."""
-        ...
-
-    def branch(self) -> BranchRecord | None:
-        """What `keep_branch` was told last."""
-        ...
-
-    def keep_branch(self, record: BranchRecord) -> None:
-        """Where this member stands without a quorum, and what it lost so."""
         ...
 
     def results_from(self) -> int:

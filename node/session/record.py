@@ -1,5 +1,5 @@
-"""What a member must not forget of branches, of how many operations, and what members have signed
-of their contributions.
+"""Of how many operations a member remembers its votes, and what members have signed of their
+contributions.
 """
 
 from __future__ import annotations
@@ -8,24 +8,11 @@ from typing import Annotated
 
 import msgspec
 
-from ...collectives import messages as m
-from ...collectives.group import Cid, Contributor, Count, Hash, LogName, Peer
+from ...collectives.group import Cid, Count, Hash, LogName, Peer
 
 DOMAIN = "atoll/contribution/1"
 MAX_SPENT = 4096
 """Operations remembered that this member voted in, the newest."""
-
-
-class BranchRecord(msgspec.Struct, frozen=True, array_like=True):
-    """``base``: hash of the certified entry that was forked from (b"": none); ``tip``: where the
-    branch stands; ``left``: own contributions to branches that were left; ``lost``: contributions,
-    and their samples, that no certified entry will ever count."""
-
-    base: bytes = b""
-    tip: m.Tip | None = None
-    left: tuple[Contributor, ...] = ()
-    lost: int = 0
-    lost_samples: int = 0
 
 
 class Statement(msgspec.Struct, frozen=True, array_like=True):

@@ -15,7 +15,6 @@ from ...collectives.digest import chunk_hash
 from ...collectives.errors import DigestMismatchError
 from ...collectives.group import Entry
 from ...collectives.layout import Layout
-from ...collectives.round import adopted_rounds
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 
@@ -90,8 +89,6 @@ class ModelReplica:
         target = self.slots.next_slot()
         if result is None:
             self.slots.tensor(target).copy_(self.anchor)  # only the configuration changed
-        elif adopted_rounds(entry):
-            return self.install(result, entry.round)  # a branch's state, as it is
         else:
             means = self._grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(
                 result
@@ -100,7 +97,6 @@ class ModelReplica:
             self._step.run(self.anchor, means, self.momentum, self.slots.tensor(target), reported)
         self._slot = target
         self.applied = entry.round
-        return None
 
     def publish(self, round_: int) -> None:
         """Make the newest applied generation current for scripts. Idempotent."""

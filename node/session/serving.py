@@ -170,9 +170,7 @@ class Serving:
             if len(self._asking_certified) == 1:
                 self._offer_saved()
             return None
-        if (
-            session.round < 0 or session.replica is None or session.on_branch
-        ):  # a branch's state is nobody's
+        if session.round < 0 or session.replica is None:
             return None
         current = self.snapshots[-1] if self.snapshots else None
         if (

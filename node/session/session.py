@@ -32,7 +32,6 @@ from ...collectives.group import NO_READING, Certified, Entry, Member, Plan, Rea
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.round import (
-    BRANCH,
     OPEN,
     RELAYED_ABOVE,
     Doors,
@@ -52,7 +51,6 @@ from . import events as ev
 from .actions import LogActions, main_log
 from .admission import Admission
 from .beginning import check_model, make_genesis, replay
-from .branching import Branching
 from .budgets import PeerUsage
 from .contribution_queue import ContributionQueue
 from .distances import Distances
@@ -104,7 +102,6 @@ class Session:
         chunk_elements: int | None = None,
         seeding: bool = True,
         site: str = "",
-        branch_after_s: float | None = None,
         log: str = "",
         membership: Membership | None = None,
         pre_round: Callable[[Session, Operations], PreRound] | None = None,
@@ -116,9 +113,8 @@ class Session:
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the
         label of the place where it is.
 
-        ``branch_after_s``: those who see no quorum for so long go on together, uncertified; None:
-        the run waits for one. ``log`` and ``membership``: of a fragment, whose run has others, with
-        the same membership. ``pre_round``: makes what members do together before the log is given
+        ``log`` and ``membership``: of a fragment, whose run has others, with the same membership.
+        ``pre_round``: makes what members do together before the log is given
         anything, in a run that asks for it (`node.secure.choosing`). ``probation``, ``per_hour``:
         see `Admission`.
         ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the
@@ -179,8 +175,7 @@ class Session:
         self._draining = False
         self._asked_at = self._ticked_at = -1e9
         self._now = now
-        self.branching = Branching(self, self.serving, branch_after_s)
-        self.installing = Installing(self, self.branching)
+        self.installing = Installing(self)
         self.recertifying = Recertifying(self, self.others)
         self.waits = Waits(self, self.others, self.recertifying, now)
         if (settings.secure or settings.btard) is not None and (pre_round is None or log):
@@ -214,8 +209,6 @@ class Session:
         """
         if self.machine is None:
             return 0
-        if entry > self.round >= 0 and self.branching.rounds:
-            return self.rounds(self.round) + entry - self.round  # generations of a branch
         applied = self.machine.journal.entries
         ahead = [
             certified.entry
@@ -225,15 +218,9 @@ class Session:
         return applied.rounds(entry) + sum(map(rounds_in, ahead))
 
     def samples(self, entry: int) -> int:
-        """How many samples were contributed to the state after log entry ``entry``, or to the
-        newest of a branch.
-        """
+        """How many samples were contributed to the state after log entry ``entry``."""
         if self.machine is None:
             return 0
-        if entry > self.round >= 0 and (tip := self.branching.reached) is not None:
-            return self.samples(self.round) + sum(
-                contributor.weight for contributor in tip.contributors
-            )
         applied = self.machine.journal.entries
         ahead = [
             certified.entry
@@ -245,7 +232,7 @@ class Session:
     @property
     def completed(self) -> int:
         """Rounds in the current anchor; -1 before there is a state."""
-        return self.rounds(self.round) + self.branching.rounds if self.round >= 0 else -1
+        return self.rounds(self.round) if self.round >= 0 else -1
 
     @property
     def removed(self) -> bool:
@@ -257,16 +244,11 @@ class Session:
         """Whether a fetched state is being installed: nothing may be applied meanwhile."""
         return self.installing.under_way
 
-    @property
-    def on_branch(self) -> bool:
-        """Whether the replica holds a branch's state, which no entry certifies."""
-        return self.branching.base_state is not None
-
     def find(self, name: bytes) -> tuple[Entry, memoryview] | None:
         """An entry of any log here by its hash, with its result bytes, if both are here."""
         if self.machine is None:
             return None
-        return self.branching.find(name) or self.serving.find(name) or self.operations.find(name)
+        return self.serving.find(name) or self.operations.find(name)
 
     # ---- what the log says to scripts
     def tallies(self, first: int) -> list[Tally]:
@@ -276,9 +258,7 @@ class Session:
         return [] if self.machine is None else tallies(self.machine.journal.entries, first)
 
     def readings(self, entry: int) -> list[Reading]:
-        """What contributors say of the newest round in the state after log entry ``entry``; on a
-        branch, of the last certified one.
-        """
+        """What contributors say of the newest round in the state after log entry ``entry``."""
         machine = self.machine
         if machine is None:
             return []
@@ -327,7 +307,6 @@ class Session:
         """
         self._now = now
         self._restore(now)
-        self.branching.restore()
 
     def _restore(self, now: float) -> None:
         """The journal, the checkpoint and the results since; where something of it is missing, the
@@ -425,7 +404,6 @@ class Session:
             rng=self.rng,
             now=now,
             site=self.site,
-            merges=self.branching.after_s is not None,
             lying=settings.lying,
             # a member that goes by others' votes must hear them all
             relayed_above=RELAYED_ABOVE if self.pre_round is None else None,
@@ -441,7 +419,7 @@ class Session:
 
     def drop(self) -> None:
         """The end of this session: the data plane lets go of what it holds for it."""
-        for part in (self.transfer, self.serving, self.operations, self.branching, self.pre_round):
+        for part in (self.transfer, self.serving, self.operations, self.pre_round):
             if part is not None:
                 part.drop_all()
         machine = self.machine
@@ -522,8 +500,6 @@ class Session:
             machine.set_waiting(offering.waits)
         if self.pre_round is not None:
             return self.pre_round.offer(now)
-        if self.branching.active:
-            return self.branching.offer(now)
         if (
             machine
             and machine.contribution is None
@@ -542,14 +518,8 @@ class Session:
         is in no round. Why is told once known.
         """
         machine, replica = self.machine, self.replica
-        flat = self.branching.refuse(cid)
-        if (
-            flat is None
-            and machine
-            and machine.contribution
-            and machine.contribution[0] == cid
-            and not self.branching.active
-        ):
+        flat: Tensor | None = None
+        if machine and machine.contribution and machine.contribution[0] == cid:
             machine.withdraw()
             _, _, flat, _ = self.queue.take()
         if flat is not None and machine and replica:
@@ -649,9 +619,7 @@ class Session:
             self.others.note(peer, envelope)
         if self.membership.is_doubled:
             return  # another process may vote under this key: this one takes no part
-        if envelope.log.startswith(BRANCH):
-            self.branching.on_branch_message(now, peer, envelope)
-        elif envelope.log != self.log:
+        if envelope.log != self.log:
             self.operations.on_message(now, peer, envelope)
         elif self.others.ignores(peer, envelope) or self.admission.bars(now, peer, envelope):
             pass
@@ -663,11 +631,9 @@ class Session:
             self.transfer.on_offer(now, peer, envelope.round, body)
         elif isinstance(body, m.Gone):
             self.transfer.on_gone(now, peer, body.name)
-        elif self.branching.on_message(now, peer, envelope) or (
-            isinstance(body, m.Seal) and self.installing.under_way
-        ):
-            # (a seal forgets entries that the state being installed may be of; the organiser
-            # repeats it)
+        elif isinstance(body, m.Seal) and self.installing.under_way:
+            # a seal forgets entries that the state being installed may be of; the organiser repeats
+            # it
             pass
         elif self.machine is not None:
             self.actions.timeline(envelope.round).heard(now, peer, body)
@@ -706,19 +672,13 @@ class Session:
         machine = self.machine
         match event:
             case x.ResultComplete():
-                if not self.branching.on_result(now, event) and not self.operations.on_result(
-                    now, event
-                ):
+                if not self.operations.on_result(now, event):
                     self.actions.on_result(now, event)
             case x.PartReduced():
                 if machine is not None and machine.lying:
                     machine.on_part(now, event.plan_id, event.part, event.digest)
             case x.ReductionReport():
-                if (
-                    not self.branching.on_report(now, event)
-                    and not self.operations.on_report(now, event)
-                    and machine
-                ):
+                if not self.operations.on_report(now, event) and machine:
                     machine.on_report(
                         now,
                         event.plan_id,
@@ -765,7 +725,6 @@ class Session:
             if self.machine:
                 self.machine.tick(now)
                 self.recertifying.tick(now)
-                self.branching.tick(now)
             if self.pre_round is not None:
                 self.pre_round.tick(now)
             self.waits.tick(now)
@@ -809,8 +768,6 @@ class Session:
             return False
         if self.pre_round is not None and self.pre_round.active:
             return False
-        if self.branching.after_s is not None:  # whether a quorum is in sight must be seen soon
-            return False
         if (
             machine.open.first_ready_at is not None
             or machine.voted >= machine.round
@@ -844,7 +801,6 @@ class Session:
         self.replica = replica
         self.actions.clear()
         self.opened(now)
-        self.branching.restore()
         self.resume(now, machine)
         self.ports.emit(ev.StateReady(self.completed))
         self._drain(now)
@@ -944,10 +900,7 @@ class Session:
         """Tell the script what the entry counts, and take back its contribution."""
         entry, machine = certified.entry, self.machine
         assert machine is not None
-        branched = self.branching.settled(entry)
-        if branched is not None:
-            cid, counted = branched
-        elif self.pre_round is not None:
+        if self.pre_round is not None:
             cid, counted = self.pre_round.decided(entry)
         elif (
             cid is not None
@@ -964,9 +917,6 @@ class Session:
         left |= gone & {self.me} if machine.leaving else set()
         elapsed = machine.round_s or 0.0
         round_ = self.rounds(entry.round)
-        parts = (
-            () if machine.merges and len(entry.parts) == 1 else entry.parts
-        )  # a branch that was taken over names one owner of all
         losses = tuple(
             (each.member.peer, each.reading.loss)
             for each in entry.contributors
@@ -984,7 +934,7 @@ class Session:
                 counted,
                 entry.hash(),
                 elapsed,
-                parts,
+                entry.parts,
                 losses,
             )
         )

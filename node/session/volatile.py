@@ -1,5 +1,5 @@
-"""Rounds of operation and branch logs: their votes are volatile, and there may be no limit to how
-long they wait for contributions.
+"""Rounds of operations' logs: their votes are volatile, and there may be no limit to how long they
+wait for contributions.
 """
 
 from __future__ import annotations

@@ -146,18 +146,6 @@ class LocalMember:
                     *self._since(),
                     elapsed_s=self.clock() - pending.since,
                 )
-            case ev.BranchAdvanced() if pending is not None and event.cid == cid:
-                del self._pending[fragment]
-                elapsed = self.clock() - pending.since
-                pending.outcome = Outcome(
-                    "uncertified",
-                    event.round,
-                    event.contributors,
-                    event.counted,
-                    (),
-                    *self._since(),
-                    elapsed,
-                )
             case ev.ContributionRefused() if pending is not None and event.cid == cid:
                 del self._pending[fragment]
                 completed = self._session(fragment).completed

@@ -52,7 +52,6 @@ class Place:
     work_s: float = 0.002  # what offloaded work takes
     sync_s: float = 0.001  # what the medium takes for a sync
     exchange: type[Exchange] = Exchange
-    branch_after_s: float | None = None
     probation: int = 0
     per_hour: int = 0
     doors: Callable[[PeerId], Doors] = lambda peer: OPEN
@@ -176,7 +175,6 @@ class NodeProcess:
             timing=place.timing,
             checkpoint_every=place.checkpoint_every,
             chunk_elements=place.chunk_elements,
-            branch_after_s=place.branch_after_s,
             probation=place.probation,
             per_hour=place.per_hour,
             doors=place.doors(peer),

@@ -17,7 +17,7 @@ from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from ..home.paths import make_private
-from ..session.record import MAX_SPENT, BranchRecord
+from ..session.record import MAX_SPENT
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp
 from .contributions import ContributionFiles
@@ -29,7 +29,6 @@ from .spent import SpentCounter
 log = logging.getLogger("atoll")
 SET_ASIDE = "set-aside"
 _layout = msgspec.msgpack.Decoder(Layout)
-_branch = msgspec.msgpack.Decoder(BranchRecord)
 
 
 def result_name(log: str, round_: int, digests: tuple[bytes, ...]) -> str:
@@ -231,34 +230,6 @@ class RunFiles:
         """Named result bytes."""
         data = self._results.kept(_name_of(entry))
         return data if data is not None else self._results.kept(entry.hash().hex())
-
-    def drop_result(self, entry: Entry) -> None:
-        """Result bytes may go at once."""
-        try:
-            self._results.drop(entry.hash().hex())
-        except StorageError as error:  # it is only kept for longer
-            self._trouble(error)
-
-    # ---- branches
-    def branch(self) -> BranchRecord | None:
-        """What `keep_branch` wrote; damaged, it is told and left out: only work without certainty
-        was in it.
-        """
-        try:
-            return _branch.decode((self._folder / "branch").read_bytes())
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError) as error:
-            self._trouble(cp.damaged(self._folder / "branch", str(error), alone=False))
-            return None
-
-    def keep_branch(self, record: BranchRecord) -> None:
-        """Replace it at once. Raises StorageError.
-
-        The control loop waits for the disk: a branch exists while there is no quorum, so no
-        certified round waits with it, and its owner takes the record up only where this returns.
-        """
-        write_atomically(self._folder / "branch", msgspec.msgpack.encode(record))
 
     def results_from(self) -> int:
         """Oldest round from which on all results are kept."""

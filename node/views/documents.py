@@ -311,14 +311,7 @@ def run_state(run: Document) -> str:
             f"; process {int(pid)} joined {span_text(float(seconds))} ago and has attached nothing"
             for pid, seconds in unattached.items()
         )
-    lack, branch = no_quorum(run.get("quorum")), run.get("branch") or {}
-    rounds, lost = int(branch.get("rounds", 0)), int(branch.get("lost", 0))
-    if branch.get("members"):
-        lack = "; ".join(
-            filter(
-                None, (lack, f"uncertified: {rounds} rounds with {len(branch['members'])} members")
-            )
-        )
+    lack = no_quorum(run.get("quorum"))
     seal = run.get("seal")
     if isinstance(seal, Mapping):
         waits = seal.get("awaited") or ()
@@ -326,8 +319,7 @@ def run_state(run: Document) -> str:
         lack = sealed + (
             f": waits for {', '.join(short_peer(str(peer)) for peer in waits)}" if waits else ""
         )
-    gone = f"{lost} contributions lost with branches" if lost else ""
-    return "; ".join(filter(None, (state, too_few(run), lack, gone)))
+    return "; ".join(filter(None, (state, too_few(run), lack)))
 
 
 def too_few(run: Document) -> str:

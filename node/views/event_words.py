@@ -107,15 +107,6 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "run.trouble": lambda e: f"trouble: {_coded(e)}",
     "storage.trouble": lambda e: f"trouble: {_coded(e)}",
     "peer.misbehaved": lambda e: f"{_peer(e)} broke a rule: {escaped(e['reason'])}",
-    "branch.begun": lambda e: (
-        f"no quorum; goes on without certainty with {len(e['members'])} members"
-    ),
-    "round.uncertified": lambda e: (
-        f"round {int(e['round'])} without certainty: {len(e['contributors'])} contributed"
-    ),
-    "branch.ended": lambda e: (
-        f"certain again; {int(e['lost'])} contributions without certainty are lost"
-    ),
     "privacy.spent": lambda e: (
         f"epsilon {float(e['epsilon']):.3g} is spent here; {int(e['left'])} more "
         "contributions are allowed"

@@ -6,7 +6,6 @@ import weakref
 from typing import Any, Protocol
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import Outcome
 
 
 class SampleLedger:
@@ -19,9 +18,6 @@ class SampleLedger:
         self.used = False  # whether a shard gives samples
         self.given = 0  # and not yet taken by a step
         self.turns = 0  # grows whenever the anchor, or what is contributed, may be another
-        self.uncertified = (
-            0  # counted on a branch since the last certified round: the log does not say so yet
-        )
 
     def step(self, declared: int | None) -> int:
         """The samples of a step; ``declared``: what the script says. Raises ConfigError where that
@@ -49,11 +45,6 @@ class SampleLedger:
             )
         self.given -= declared
         return declared
-
-    def met(self, outcome: Outcome, samples: int) -> None:
-        """What became of a contribution."""
-        if outcome.status == "uncertified" and outcome.counted:
-            self.uncertified += samples
 
 
 class AttachmentView(Protocol):

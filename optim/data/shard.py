@@ -152,7 +152,6 @@ class Shard:
             )  # after the end it will be in no round
         except SwarmClosedError:
             pass  # the lease holds until there is a node again
-        begun += ledger.uncertified
         self._next = begun + ledger.given * self._ranks
 
     def _news(self, round_: int) -> Iterator[Tally]:
@@ -193,8 +192,6 @@ class Shard:
                     ),
                     lost,
                 )
-            if tally.shares:
-                ledger.uncertified = 0
 
     def _positions(self, first: int) -> NDArray[np.int64]:
         """Of a batch of all ranks, from index ``first`` of this member's stream on."""

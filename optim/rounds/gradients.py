@@ -90,7 +90,7 @@ class GradientReplica(Replica):
         self._move(new)
 
     def _rebase(self, new: AnchorView) -> None:
-        if self._is_base(new):
+        if new.round == self.base.round:
             new.release()
         else:
             self._move(new)

@@ -141,7 +141,6 @@ class Replica:
         self._clock = clock
         self._dropped = dropped
         self._spare: list[Tensor] = []
-        self._on_branch = False  # the newest outcome was uncertified
 
     @property
     def overlap(self) -> bool:
@@ -355,7 +354,6 @@ class Replica:
         if outcome.counted and total:
             self.share = frozen.samples / total
             self.among = max(frozen.members, len(outcome.contributors))
-        self._on_branch = outcome.status == "uncertified"
         if outcome.unfit:
             self.frozen = None
             self.unsent += frozen.samples
@@ -393,19 +391,11 @@ class Replica:
 
     def _rebase(self, new: AnchorView) -> None:
         """Carry the live parameters over to ``new`` when it is another anchor."""
-        if self._is_base(new):
+        if new.round == self.base.round:
             new.release()
             return
         self._carry(new)
         self._take(new)
-
-    def _is_base(self, new: AnchorView) -> bool:
-        """One run has one anchor a round; a branch that is lost may have had as many rounds as the
-        one that was adopted.
-        """
-        return new.round == self.base.round and not (
-            self._on_branch and new.digest != self.base.digest
-        )
 
     def _carry(self, new: AnchorView, frozen: Tensor | None = None) -> None:
         """Make live parameters with progress that was not counted start from ``new``; ``frozen``:

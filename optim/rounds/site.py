@@ -370,7 +370,7 @@ class SiteReplica(Replica):
         return self._move(new, MEANWHILE)
 
     def _rebase(self, new: AnchorView) -> None:
-        if self._is_base(new):
+        if new.round == self.base.round:
             new.release()
         else:
             self._move(new, LOST)

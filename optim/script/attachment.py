@@ -461,8 +461,6 @@ class Attachment:
     def _note(self, strand: Strand, turn: WaitedOutcome) -> None:
         outcome, totals = turn.outcome, self._totals
         strand.noted(turn)
-        if strand is self._strands[0]:
-            self.ledger.met(outcome, turn.samples)
         totals.waiting_s += turn.waited_s
         if outcome.status == "open":
             totals.open += not (self.swarm.settings.trains_on and turn.waited_s == 0)

@@ -69,7 +69,7 @@ class Lookout:
 
     def adopted(self, turns: Sequence[Outcome]) -> None:
         """What became of contributions at a boundary."""
-        decided = [turn for turn in turns if turn.status in ("committed", "uncertified")]
+        decided = [turn for turn in turns if turn.status == "committed"]
         if decided and self._adoptions is not None:
             self._adoptions.adopted(whole=all(turn.counted for turn in decided))
 
@@ -143,7 +143,7 @@ class Lookout:
         line = f"round {outcome.round}{of}" if outcome.round else "a round"
         if outcome.status == "open":
             return  # it is told when it is decided; a lack of quorum is told for itself
-        if outcome.status in ("committed", "uncertified"):
+        if outcome.status == "committed":
             line += f": {len(outcome.contributors)} contributed"
         elif outcome.status == "lost":
             line += ": the contribution is lost, and made again"

@@ -126,7 +126,7 @@ def is_current(saved: SavedStrand, round_: int, digest: str) -> bool:
     if saved.round == round_ and saved.digest != digest:
         raise OutOfDateError(
             f"round {round_} has anchor {digest[:12]}, the saved state {saved.digest[:12]}",
-            why="It was saved on a branch that the run has left.",
+            why="The run was recertified since, from a round before.",
             hint="Train on without loading this state.",
         )
     return saved.round == round_

@@ -391,8 +391,6 @@ BODIES: dict[str, Callable[[Liar], m.Body]] = {
     "missing": lambda liar: m.Missing(bytes(16), ((bytes(16), ((0, MUCH),) * 4096),)),
     "need": lambda liar: m.Need(bytes(16), ((0, MUCH),) * 4096),
     "accepted": lambda liar: m.Accepted(0, bytes(32), bytes(64)),
-    "fork": lambda liar: m.Fork(liar.entry, None),
-    "consent": lambda liar: m.Consent(bytes(32), bytes(64)),
     "seal": lambda liar: m.Seal(bytes(32), (Member("x", 1),), bytes(64)),
     "turn": lambda liar: m.Turn(MUCH),
 }

@@ -275,7 +275,7 @@ def absurd(run: str) -> list[bytes]:
         m.Get(some, ((0, much),)),
         m.Get(some, ((5, 2),)),
         m.Seal(some, (Member_("x", much),), b""),
-        m.Sealed((Member_("x", much),), m.Accepted1(much, entry), None, bytes(64)),
+        m.Sealed((Member_("x", much),), m.Accepted1(much, entry), bytes(64)),
         m.Need(some, ((0, much),)),
         m.Missing(some, ((bytes(16), ((0, much),)),)),
         m.Offer(some, bytes(33), None),

@@ -612,7 +612,7 @@ def test_evidence_is_checked_offline(kind: Kind, tmp_path: Path) -> None:
         twice(
             liar.peer, one, said(b"2", base=b"b" * 32)
         ),  # another history: the organiser lost all and founded the run again, say
-        twice(liar.peer, said(b"1", log="branch/x"), said(b"2", log="branch/x")),
+        twice(liar.peer, said(b"1", log="op/x"), said(b"2", log="op/x")),
         twice(liar.peer, one, (other[0], one[1])),
     ]
     for forged in wrong:

@@ -18,7 +18,6 @@ from atoll.collectives import messages as m
 from atoll.collectives.errors import RecertifyError, RemoteProtocolError
 from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round import adopted_rounds
 from atoll.collectives.simulation import ProcessDied
 from atoll.node.run import evidence
 from atoll.node.session.recertifying import recertify
@@ -41,13 +40,10 @@ class Stage(QuietStage):
         seed: int,
         *,
         peers: int = 3,
-        branch_after_s: float | None = None,
         back_s: float = HOME,
         fragments: int = 1,
     ) -> None:
-        super().__init__(
-            seed, peers=peers, branch_after_s=branch_after_s, back_s=back_s, fragments=fragments
-        )
+        super().__init__(seed, peers=peers, back_s=back_s, fragments=fragments)
 
     def session(self, peer: PeerId = ORGANISER) -> Session:
         return self.sessions(peer)[0]
@@ -278,8 +274,8 @@ class Unheard(Stage):
     that nobody knows to be. Then all but the organiser and one of the voters die for ever, and the
     organiser's user says so."""
 
-    def __init__(self, seed: int, *, branch_after_s: float | None = None) -> None:
-        super().__init__(seed, peers=5, branch_after_s=branch_after_s)
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, peers=5)
         self.value = b""
         self.deaf = False
         tap = self.swarm.network.tap
@@ -326,27 +322,19 @@ class Unheard(Stage):
         self.die(*(peer for peer in self.swarm.names if peer not in (ORGANISER, kept)))
 
 
-@pytest.mark.parametrize("after_s", [None, 1.0])
-def test_a_value_that_one_survivor_voted_for_is_signed_unchanged(after_s: float | None) -> None:
-    stage = Unheard(1, branch_after_s=after_s)
+def test_a_value_that_one_survivor_voted_for_is_signed_unchanged() -> None:
+    stage = Unheard(1)
     verdict = stage.run()
     assert verdict.problem == ""
     [entry] = stage.recertified()[:1]
     assert entry.entry.hash() == stage.value
-    assert adopted_rounds(entry.entry) == 0
 
 
-@pytest.mark.parametrize(
-    ("plant", "after_s"),
-    [("no-seal", None), ("own-value-only", None), ("branch-before-accepted", 1.0)],
-)
-def test_a_planted_bug_of_recertifying_loses_that_value(plant: str, after_s: float | None) -> None:
+@pytest.mark.parametrize("plant", ["no-seal", "own-value-only"])
+def test_a_planted_bug_of_recertifying_loses_that_value(plant: str) -> None:
     """Where the organiser happens to make the same value anew, nothing is lost: not in each seed."""
     assert any(
-        Unheard(seed, branch_after_s=after_s)
-        .play(SEAL_PLANTS[plant]())
-        .problem.startswith("chosen")
-        for seed in (1, 2, 3)
+        Unheard(seed).play(SEAL_PLANTS[plant]()).problem.startswith("chosen") for seed in (1, 2, 3)
     )
 
 

@@ -143,10 +143,7 @@ def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[
         "live-convener",
         "early-apply",
         "buffer-reused",
-        "branch-path-forgotten",
-        "uncertified-called-committed",
         "any-half-decides",
-        "adoption-without-bytes",
         "automatic-recertify",
         "journal-not-forced",
         "meta-not-forced",
@@ -170,7 +167,6 @@ def test_a_planted_bug_is_found_in_a_fragment() -> None:
         ("vote-not-persisted", 100),
         ("no-cid", 0),
         ("repeat-is-progress", 0),
-        ("branch-of-older-base", 0),
     ],
 )
 def test_a_planted_bug_that_hides_is_found(plant: str, first: int) -> None:

@@ -59,7 +59,7 @@ class Scene:
 
     def sealed(self, **changes: object) -> m.Sealed:
         """p1's answer, signed after the changes."""
-        body = msgspec.structs.replace(m.Sealed(GONE, None, None, b""), **changes)
+        body = msgspec.structs.replace(m.Sealed(GONE, None, b""), **changes)
         payload = sealed_payload(
             self.machine.run, self.machine.log, self.machine.round, self.machine.base, body
         )
@@ -102,7 +102,7 @@ def test_a_sealed_member_answers_and_ignores_plans_ballots_and_the_removed() -> 
     here = Scene(P1)
     assert here.hear(P0, here.seal()) == []
     [answer] = [envelope.body for envelope in here.sent if isinstance(envelope.body, m.Sealed)]
-    assert (answer.removed, answer.accepted, answer.tip) == (GONE, None, None)
+    assert (answer.removed, answer.accepted) == (GONE, None)
     payload = sealed_payload(
         here.machine.run, here.machine.log, here.machine.round, here.machine.base, answer
     )

@@ -65,18 +65,6 @@ def committed(entry: int, parts: tuple[Part, ...] = (), *who: Share) -> ev.Round
     ("event", "told"),
     [
         (
-            ev.BranchBegun("log", (ME,), 4, moved=False),
-            {"event": "branch.begun", "members": [ME], "round": 4},
-        ),
-        (
-            ev.BranchAdvanced(4, (Share(ME, 3),), b"c", counted=True),
-            {"event": "round.uncertified", "round": 4, "contributors": {ME: 3}},
-        ),
-        (
-            ev.BranchEnded(adopted=False, lost=(b"c",), samples=9),
-            {"event": "branch.ended", "adopted": False, "lost": 1, "lost_samples": 9},
-        ),
-        (
             ev.PrivacySpent(1.5, 3, 7),
             {"event": "privacy.spent", "epsilon": 1.5, "steps": 3, "left": 7},
         ),

@@ -79,11 +79,6 @@ def test_what_is_known_need_not_be_checked_again(tmp_path: Path) -> None:
         (said(b"a"), said(b"b", ballot=1), "not of one slot"),
         (said(b"a"), said(b"b", round_=6), "not of one slot"),
         (said(b"a"), said(b"b", base=b"1"), "not of one slot"),  # another history of the run
-        (
-            said(b"a", log="branch/x"),
-            said(b"b", log="branch/x"),
-            "not of one slot",
-        ),  # it may have begun that again, and know nothing of it
         (said(b"a", log="op/x"), said(b"b", log="op/x"), "not of one slot"),
         (said(b"a", run_id="b" * 26), said(b"b", run_id="b" * 26), "not of one slot of this run"),
         (said(b"a"), said(b"b", by=MEMBER), "has not signed"),

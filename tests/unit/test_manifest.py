@@ -190,18 +190,10 @@ def refuses(text: str, key: str) -> None:
         ),
         ("train = { overlap = 'late', sync_every = 4, delay = 4 }", "$.train.delay"),
         ("train = { sync_every = 4, target_samples = 9 }", "$.train.target_samples"),
-        (
-            "train = { outer = { optimizer = 'yogi', lr = 0.1, momentum = 0.9 } }\nno_quorum = { policy = 'branch' }",
-            "$.train.outer.optimizer",
-        ),
         ("train = { method = 'local_sgd', outer = { stretch = true } }", "$.train.outer.stretch"),
         (
             "train = { method = 'gradient_averaging', outer = { lr = 0.1, momentum = 0.9, stretch = true } }",
             "$.train.outer.stretch",
-        ),
-        (
-            "train = { outer = { governor = true } }\nno_quorum = { policy = 'branch' }",
-            "$.train.outer.optimizer",
         ),
     ],
 )
@@ -263,7 +255,6 @@ def test_a_run_with_btard_says_how_many_liars_cannot_end_it() -> None:
         (SEEDS.replace("btard = {}", "btard = { intervals = 1 }"), "$.btard.intervals"),
         (SEEDS.replace("btard = {}", "btard = { intervals = 64 }"), "$.btard.intervals"),
         (f"{SEEDS}mode = 'federated'", "$.mode"),
-        (f"{SEEDS}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
         (f"{SEEDS}train = {{ overlap = 'late' }}", "$.train.overlap"),
         (f"{SEEDS}train = {{ outer = {{ governor = true }} }}", "$.train.outer.governor"),
         (f"{SEEDS}audit = {{ keep_contributions = 3 }}", "$.audit.keep_contributions"),
@@ -289,10 +280,6 @@ def test_a_run_with_btard_that_cannot_be(text: str, key: str) -> None:
         ("exchange = { plan = 'ring', check = true }", "$.exchange.check"),
         ("exchange = { codec = 'int4', feedback_kept = 0.9 }", "$.exchange.feedback_kept"),
         ("exchange = { codec = 'stat2', feedback_kept = 1.5 }", "$.exchange.feedback_kept"),
-        (
-            "exchange = { fragments = 2 }\nmodel = { entry = 'local:x' }\nno_quorum = { policy = 'branch' }",
-            "$.no_quorum.policy",
-        ),
     ],
 )
 def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
@@ -347,10 +334,6 @@ def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
         (
             "robust = { rule = 'meamed', f = 1 }\ntrain = { inner = { samples = 9 } }",
             "$.train.inner.samples",
-        ),
-        (
-            "robust = { rule = 'trimmed_mean', f = 2 }\nno_quorum = { policy = 'branch' }",
-            "$.no_quorum.policy",
         ),
     ],
 )
@@ -534,10 +517,6 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
             "$.quorum.lying",
         ),
         (
-            f"{BUFFERED}federated = {{ method = 'fedbuff' }}\nno_quorum = {{ policy = 'branch' }}",
-            "$.no_quorum.policy",
-        ),
-        (
             f"{BUFFERED}federated = {{ method = 'fedbuff' }}\njoin = {{ policy = 'open', probation = 3 }}",
             "$.join.probation",
         ),
@@ -562,7 +541,6 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
         ("mode = 'federated'\nfederated = { method = 'scaffold' }", "$.train.inner.optimizer"),
         (f"{SCAFFOLD}secure = {{}}", "$.secure"),
         (f"{SCAFFOLD}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
-        (f"{SCAFFOLD}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
         (f"{SCAFFOLD}exchange = {{ fragments = 2 }}", "$.exchange.fragments"),
         (
             "mode = 'federated'\nfederated = { method = 'scaffold', beta = 0.3 }\nmodel = { entry = 'local:x' }",
@@ -625,10 +603,6 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
         ("mode = 'federated'\nsecure = {}\nexchange = { feedback = true }", "$.exchange.feedback"),
         ("mode = 'federated'\nsecure = {}\nexchange = { plan = 'ring' }", "$.exchange.plan"),
         ("mode = 'federated'\nsecure = {}\nexchange = { fragments = 2 }", "$.exchange.fragments"),
-        (
-            "mode = 'federated'\nsecure = {}\nno_quorum = { policy = 'branch' }",
-            "$.no_quorum.policy",
-        ),
         ("mode = 'federated'\nsecure = {}\njoin = { policy = 'open' }", "$.join.policy"),
         (
             "mode = 'federated'\nsecure = {}\ntrain = { target_samples = 9 }",
@@ -751,7 +725,6 @@ def test_asynchronous_diloco_waits_for_a_quorum_or_for_groups() -> None:
         (f"{ASYNCHRONOUS}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
         (f"{ASYNCHRONOUS}robust = {{ momentum = 0.9 }}", "$.robust.momentum"),
         (f"{ASYNCHRONOUS}quorum = {{ lying = 1 }}", "$.quorum.lying"),
-        (f"{ASYNCHRONOUS}no_quorum = {{ policy = 'branch' }}", "$.no_quorum.policy"),
         (
             f"{ASYNCHRONOUS}join = {{ policy = 'open', probation = 3 }}",
             "$.join.probation",
@@ -777,15 +750,6 @@ def test_asynchronous_diloco_waits_for_a_quorum_or_for_groups() -> None:
         (
             "train = { method = 'local_sgd', outer = { momentum_dtype = 'bf16' } }",
             "$.train.outer.momentum_dtype",
-        ),
-        (
-            "train = { outer = { preset = 'published', momentum_dtype = 'bf16' } }\nno_quorum = { policy = 'branch' }",
-            "$.train.outer.momentum_dtype",
-        ),
-        (
-            "train = { outer = { optimizer = 'delayed_nesterov', lr = 0.9, momentum = 0.8 } }\n"
-            "no_quorum = { policy = 'branch' }",
-            "$.train.outer.optimizer",
         ),
     ],
 )
@@ -1224,10 +1188,6 @@ def test_no_error_shows_a_regular_expression() -> None:
         (
             "[robust]\nrule = 'median'\nf = 1\n[exchange]\nplan = 'ring'",
             '$.exchange.plan = "ring" cannot be combined with $.robust.rule = "median"',
-        ),
-        (
-            "[quorum]\nlying = 1\n[no_quorum]\npolicy = 'branch'",
-            '$.no_quorum.policy = "branch" cannot be combined with $.quorum.lying = 1',
         ),
         ("[btard]", "$.join.allow cannot be combined with [btard]"),
         (PRIVATE, "$.train.rounds is missing, and [privacy] needs it"),

@@ -794,31 +794,6 @@ def test_members_that_do_the_same_equal_one_bit_for_bit(members: int) -> None:
     assert [np.array_equal(flat(model), flat(one)) for model in models] == [True] * members
 
 
-def test_a_lost_branch_of_as_many_rounds_as_the_adopted_one_is_left() -> None:
-    """Another anchor in the same round: the next contribution is measured against it, and what was
-    trained since is carried over.
-    """
-    table = RoundTable(["me"], QUICK, auto=False)
-    model = net()
-    optimizer = adamw(model)
-    attachment = attach(model, optimizer, table.member("me"))
-    store = table.store
-    assert store is not None
-    train(model, optimizer, range(H), 0)
-    offer = table.offers.pop(table.peers[0])
-    store.commit(offer.vector, [(H, offer.reading)])
-    offer.outcome = Outcome("uncertified", 1, (Share(table.peers[0], H),), counted=True)
-    attachment.sync()
-    branch = store.anchor.clone()
-    assert np.array_equal(flat(model), branch.numpy())
-    assert store.momentum is not None
-    store.replace(branch + 1.0, store.momentum, 1, H)
-    train(model, optimizer, range(H, 2 * H), 0)
-    trained = table.offers[table.peers[0]].vector
-    assert np.allclose(flat(model), (branch + 1.0 - trained).numpy(), atol=1e-6)
-    assert 0 < trained.abs().max() < 0.1
-
-
 def test_a_round_that_is_ended_in_inference_mode_leaves_nothing_that_cannot_be_written() -> None:
     table = RoundTable(["me"], QUICK, auto=False)
     model = net()

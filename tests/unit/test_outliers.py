@@ -67,7 +67,7 @@ def test_a_mean_that_is_too_long_is_scaled_down() -> None:
     specs = (TensorSpec("a", (2,), 0), TensorSpec("b", (1,), 2), TensorSpec("m", (1,), 3, "mean"))
     step = OuterStep(OuterSettings("sgd", 1.0, clip_norm=5.0), Layout(specs, 4))
     assert step.whole
-    assert step.state_numel(4) == 4  # it remembers nothing: a branch can hand it over
+    assert step.state_numel(4) == 4  # it remembers nothing
     anchor, out, state = torch.zeros(4), torch.empty(4), torch.zeros(4)
     step.apply(anchor, torch.tensor([6.0, 0.0, 8.0, 100.0]), state, out)
     assert out.tolist() == [-3.0, 0.0, -4.0, -100.0]  # statistics are averaged, not clipped

@@ -68,6 +68,17 @@ def test_what_was_not_removed_is_no_fault(table: dict[str, object]) -> None:
     refuse_removed(table, "manifest")
 
 
+@pytest.mark.parametrize("policy", ["pause", "branch"])
+def test_a_policy_without_a_quorum_is_none_any_more(policy: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f'{HEAD}[no_quorum]\npolicy = "{policy}"\n', "run.toml")
+    assert (caught.value.key, caught.value.code) == ("$.no_quorum", "E411")
+    assert caught.value.message == (
+        "run.toml has $.no_quorum: [no_quorum] was removed: a member without a quorum trains on "
+        "alone and is rebased when a quorum is back; if it is lost for ever: atoll recertify"
+    )
+
+
 def test_every_sentence_says_that_it_was_removed_and_what_to_use() -> None:
     for sentence in REMOVED.values():
         assert " was removed: " in sentence

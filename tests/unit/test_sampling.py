@@ -86,7 +86,6 @@ def test_the_manifest_says_how_many_and_no_fewer_than_a_round_needs() -> None:
         ("federated = { sample = 0 }", "$.federated.sample"),
         ("federated = { sample = 1.5 }", "$.federated.sample"),
         ("federated = { sample = 2 }\nsecure = {}", "$.federated.sample"),
-        ("federated = { sample = 0.5 }\nno_quorum = { policy = 'branch' }", "$.no_quorum.policy"),
         (
             "federated = { sample = 0.5 }\njoin = { policy = 'open', probation = 3 }",
             "$.join.probation",

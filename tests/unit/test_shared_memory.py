@@ -304,7 +304,7 @@ def test_a_script_is_let_go_of_though_there_is_no_room_for_other_memory() -> Non
 def test_a_generation_that_is_not_published_yet_is_not_cleared() -> None:
     """The outer step runs in a worker while the script gives its anchor back: what the worker
     writes is neither current nor leased. A second state may be written before the first is
-    published (a branch whose members meet again)."""
+    published (one that was fetched)."""
     slots = AnchorSlots(1 << 12)
     slots.publish(slots.next_slot(), 1, "")
     old = slots.lease()

@@ -24,6 +24,6 @@ liars     members that lie: what they say in the place of what is so
 Known bugs, planted to see that the checker finds them:
 plant     the seams at which they are planted
 plants    the list of all of them
-branch_plants, seal_plants, loss_plants, lying_plants   those of branches, of recertifying, of
-          backups, failing disks and deaths, and of the round under members that lie
+seal_plants, loss_plants, lying_plants   those of recertifying, of backups, failing disks and
+          deaths, and of the round under members that lie
 """

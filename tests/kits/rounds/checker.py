@@ -22,7 +22,6 @@ from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.group import (
     Certified,
     Config,
-    Contributor,
     Entry,
     Member,
     Part,
@@ -30,9 +29,7 @@ from atoll.collectives.group import (
     least_members,
 )
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.messages import Tip as TipMessage
 from atoll.collectives.reduce import MEAN, TwoPhaseReducer, Weighing, least_of
-from atoll.collectives.round import adopted_rounds
 from atoll.collectives.swarm import OuterSettings
 from atoll.collectives.trees import trees_of
 from atoll.optim.outer import OuterStep
@@ -77,18 +74,6 @@ class FrozenContribution:
     vector: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedTip:
-    """Where a branch of the certified entry ``base`` stands: its contributions and the state they
-    lead to.
-    """
-
-    base: bytes
-    path: tuple[Contributor, ...]
-    anchor: Tensor
-    momentum: Tensor
-
-
 Holders = Callable[[Entry], Collection[Member]]
 """Members whose disk holds now all bytes of this entry, the state before it, and their vote (or the
 applied entry).
@@ -119,9 +104,7 @@ class Checker:
         self.used: dict[int, int] = {}  # unit of work -> the round that counts it
         self.frozen: dict[bytes, FrozenContribution] = {}
         self._given_up: set[bytes] = set()  # contributions that scripts were told are not counted
-        self.tips: dict[bytes, CheckedTip] = {}  # uncertified states, by digest
         self._momenta: list[Tensor] = []  # after each entry
-        self.absorbed = self.branch_rounds = 0
         self.retired: set[Member] = (
             set()
         )  # whose votes the organiser has said will never come; that is so
@@ -223,54 +206,10 @@ class Checker:
             self._decide(certified)
         self._appliers.setdefault(entry.round, set()).add(who)
 
-    def branched(self, who: PeerId, tip: TipMessage, decided: Certified, genesis: Entry) -> None:
-        """A member applies a round of a branch: with a quorum of the branch, over what its
-        contributors froze, named all in its tip.
-        """
-        entry = decided.entry
-        if tip.digest in self.tips:
-            return
-        config = genesis.next_config
-        if (
-            not is_quorum(config, {vote.member for vote in decided.votes}, self.organiser)
-            and entry.round == 1
-        ):
-            raise Violation(
-                "certificate",
-                f"{who} applies round {entry.round} of {tip.log} without a quorum of the branch",
-            )
-        before = self.tips.get(entry.base_state)
-        if before is None:
-            index = next(i for i, c in enumerate(self.entries) if c.entry.hash() == tip.base)
-            before = CheckedTip(tip.base, (), self.anchors[index], self._momenta[index])
-        if before.base != tip.base or tip.contributors != (*before.path, *entry.contributors):
-            raise Violation(
-                "honest outcome", f"the tip of {who}'s {tip.log} does not name all that is in it"
-            )
-        result = self._honest(entry)
-        anchor, momentum = self._outer(entry, result, before.anchor, before.momentum)
-        self.tips[tip.digest] = CheckedTip(tip.base, tip.contributors, anchor, momentum)
-        self.branch_rounds += 1
-
-    def shown(self, who: PeerId, tip: bytes, anchor: Tensor) -> None:
-        """A member makes the anchor of a branch current."""
-        known = self.tips.get(tip)
-        if known is None or not torch.equal(
-            anchor.view(torch.int32), known.anchor.view(torch.int32)
-        ):
-            raise Violation(
-                "agreement", f"{who} publishes an anchor of a branch that its rounds do not give"
-            )
-
     def called_committed(self, who: PeerId, entry: int, digest: bytes) -> None:
         """A member tells its script that a round is committed."""
         if entry >= len(self.entries) or self.entries[entry].entry.hash() != digest:
             raise Violation("certainty", f"{who} calls committed what is not certified")
-
-    def lost(self, who: PeerId, cids: Iterable[bytes]) -> None:
-        """A member says that these contributions to branches will never be counted."""
-        for cid in cids:
-            self.settled(who, cid, False)
 
     def published(self, who: PeerId, round_: int, anchor: Tensor) -> None:
         """A member makes an anchor current."""
@@ -425,38 +364,17 @@ class Checker:
                     f"{len(config)} holds it"
                 ),
             )
-        if adopted_rounds(entry):
-            result, (anchor, momentum) = b"", self._adopted(entry)
-        else:
-            result = self._honest(entry)
-            anchor, momentum = self._outer(entry, result, self.anchors[-1], self._momenta[-1])
+        result = self._honest(entry)
+        anchor, momentum = self._outer(entry, result, self.anchors[-1], self._momenta[-1])
         self._count(entry)
         self.entries.append(certified)
         self.results.append(result)
         self.anchors.append(anchor)
         self._momenta.append(momentum)
 
-    def _adopted(self, entry: Entry) -> tuple[Tensor, Tensor]:
-        """The state of the branch that an entry takes over; raises unless it is one of the entry
-        before.
-        """
-        tip = self.tips.get(entry.part_digests[0])
-        if tip is None or tip.base != entry.base:
-            raise Violation(
-                "one base",
-                f"entry {entry.round} adopts a branch of another entry than the one before it",
-            )
-        if tip.path != entry.contributors:
-            raise Violation(
-                "honest outcome",
-                f"entry {entry.round} does not name all that is in the branch it adopts",
-            )
-        self.absorbed += 1
-        return tip.anchor, tip.momentum
-
     def _count(self, entry: Entry) -> None:
         members = [c.member for c in entry.contributors]
-        if len(set(members)) != len(members) and not adopted_rounds(entry):
+        if len(set(members)) != len(members):
             raise Violation("honest outcome", f"entry {entry.round} counts a member twice")
         for contributor in entry.contributors:
             if contributor.cid in self._given_up:

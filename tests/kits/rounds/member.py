@@ -17,8 +17,7 @@ from atoll.collectives.messages import Said
 from atoll.collectives.round import RECENT, LastSaid
 from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import RunSettings
-from atoll.node.session.events import BranchEnded, EarlierSettled, InFragment, StateReady
-from atoll.node.session.record import BranchRecord
+from atoll.node.session.events import EarlierSettled, InFragment, StateReady
 from atoll.node.session.replica import ModelReplica
 from atoll.node.session.session import Session
 from atoll.node.simulation.process import NodeProcess, Place
@@ -330,25 +329,15 @@ class Watch:
 
     def finish(self) -> None:
         """At the end: every unit of work is accounted for."""
-        self.swarm.count("branches absorbed", self.checker.absorbed)
         self.swarm.count("entries recertified", self.checker.recertified)
         self.swarm.count("chosen values lost with all who held them", self.checker.revoked)
-        self.swarm.count("rounds of branches", self.checker.branch_rounds)
         for disk in self.disks:
             units, held = disk.units, set(disk.script.held if disk.script is not None else ())
-            if disk.member.leaving:  # it may have left before its branch was over
-                held.update(
-                    unit
-                    for staked in units.staked.values()
-                    for unit in staked
-                    if unit not in self.checker.used
-                )
-            destroyed = units.destroyed | units.lost
             self.checker.finished(
                 disk.member.peer,
                 produced=units.produced,
                 held=held,
-                destroyed=destroyed,
+                destroyed=units.destroyed,
                 log=len(disk.log),
             )
 
@@ -506,11 +495,8 @@ class Disk(Observer):
         self.copied = True
 
     def wipe(self) -> None:
-        """It is lost, and with it what a branch had of it."""
+        """It is lost."""
         self.storage.wipe()
-        self.units.destroyed.update(
-            unit for staked in self.units.staked.values() for unit in staked
-        )
 
     def contribute(self, cid: bytes, contribution: FrozenContribution, base: int | None) -> None:
         """The script offers a contribution."""
@@ -538,8 +524,6 @@ class Disk(Observer):
             case StateReady() if self.undecided and self.member.process is not None:
                 process = self.member.process
                 self.swarm.world.after(ASK_S, lambda: self._ask(process))
-            case BranchEnded():
-                self.checker.lost(self.peer, event.lost)
             case EarlierSettled():
                 self.undecided.remove(event.cid)
                 self.checker.settled(self.peer, event.cid, event.counted)
@@ -562,15 +546,9 @@ class Disk(Observer):
 
     def voted(self, ballot: int, entry: Entry) -> Callable[[], None]:
         """A vote was recorded; it is judged as it was recorded, once it is on the medium."""
-        replica, session, me = self.storage.replica_now, self._session, self.me
+        replica, me = self.storage.replica_now, self.me
         self.swarm.twins.voted(self, entry)
         generation = replica.generation if replica is not None else -1
-        machine = session.machine if session is not None else None
-        if session is not None and (
-            session.branching.base_state is not None
-            or (generation < 0 and machine is not None and machine.open.applying)
-        ):
-            generation = len(self.log) - 1  # put aside while the replica is on a branch, or back
         holds = self.storage.holds(entry)
 
         def told() -> None:
@@ -590,28 +568,10 @@ class Disk(Observer):
             self.checker.applied(self.me, certified, last=last)
             self.watch.recorded(self)
 
-    def branched(self, record: BranchRecord) -> None:
-        """A round of a branch was recorded, or where a fork begins."""
-        session = self._session
-        branch = session.branching.branch if session is not None else None
-        decided = branch.machine.open.decided if branch is not None else None
-        if (
-            branch is not None
-            and decided is not None
-            and branch.machine.open.applying
-            and record.tip is not None
-        ):
-            self.checker.branched(self.peer, record.tip, decided, branch.genesis.entry)
-
     def published(self, replica: ModelReplica, round_: int) -> None:
         """An anchor became current."""
         self.moved_at = self.swarm.world.now
-        session = self._session
-        tip = session.branching.at if session is not None else b""
-        if tip:
-            self.checker.shown(self.peer, tip, replica.anchor)
-        else:
-            self.watch.published(self, round_, replica.anchor)
+        self.watch.published(self, round_, replica.anchor)
 
     def forgot(self) -> None:
         """The session gave up its journal."""

@@ -19,8 +19,6 @@ from atoll.collectives.round import judge as judge_module
 from atoll.collectives.round import machine as machine_module
 from atoll.collectives.round import sealing as sealing_module
 from atoll.node.session import barrier as barrier_module
-from atoll.node.session import branch as branch_module
-from atoll.node.session import branching as branching_module
 from atoll.node.session import prior_contributions as prior_module
 from atoll.node.session import session as session_module
 from atoll.node.session import waiting as waiting_module
@@ -28,7 +26,17 @@ from atoll.node.simulation import process as process_module
 
 from .storage import SimStorage
 
-DIALS = ("branches", "dying", "losing", "recertified", "power", "moments", "twins", "lying", "lies")
+DIALS = (
+    "shattered",
+    "dying",
+    "losing",
+    "recertified",
+    "power",
+    "moments",
+    "twins",
+    "lying",
+    "lies",
+)
 """What a plant says of the seeds in which its bug can show, apart from the bug."""
 
 
@@ -44,7 +52,7 @@ class Life(Protocol):
 class Plant:
     """No bug. Subclasses override what they break."""
 
-    branches = 0.0  # share of the seeds in which members without a quorum go on in branches
+    shattered = 0.0  # share of the seeds in which for long nobody sees a quorum, most likely
     dying = 0.0  # share of the seeds in which members die for good
     losing = 0.0  # share of the seeds with each of the kinds of `losses`
     recertified = 0.0  # share of the seeds in which the organiser recertifies
@@ -63,10 +71,8 @@ class Plant:
     judge: type[judge_module.Judge] | None = None
     blame: type[blame_module.Blame] | None = None
     barrier: type[barrier_module.Barrier] | None = None
-    branching: type[branching_module.Branching] | None = None
     waits: type[waiting_module.Waits] | None = None
     prior: type[prior_module.PriorContributions] | None = None
-    branch: type[branch_module.Branch] | None = None
 
     @contextmanager
     def planted(self, relayed_above: int | None = None) -> Generator[None]:
@@ -82,10 +88,8 @@ class Plant:
             (byzantine_acceptor_module, "Judge", self.judge),
             (machine_module, "Blame", self.blame),
             (process_module, "Barrier", self.barrier),
-            (session_module, "Branching", self.branching),
             (session_module, "Waits", self.waits),
             (session_module, "PriorContributions", self.prior),
-            (branching_module, "Branch", self.branch),
             (session_module, "RELAYED_ABOVE", relayed_above),
         ]
         whole = [(module, name, getattr(module, name)) for module, name, _ in seams]

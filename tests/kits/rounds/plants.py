@@ -24,7 +24,6 @@ from atoll.collectives.round import machine as machine_module
 from atoll.collectives.round import vote_payload
 from atoll.node.session.barrier import Barrier
 
-from .branch_plants import BRANCH_PLANTS
 from .loss_plants import LOSS_PLANTS
 from .lying_plants import LYING_PLANTS
 from .plant import Life, Plant
@@ -194,6 +193,19 @@ class ContributionWithoutCid(Plant):
         return blake3(f"{script.peer}/{script.rounds}".encode()).digest(16)
 
 
+class _AnyHalf(machine_module.RoundMachine):
+    def quorum(self, voters: list[Member]) -> bool:  # type: ignore[override]
+        """Half of the configuration decides, whoever is in it."""
+        return 2 * len(set(voters) & set(self.config)) >= len(self.config)
+
+
+class AnyHalfDecides(Plant):
+    """Exactly half of the members decide, with or without the organiser."""
+
+    shattered = 1.0
+    machine = _AnyHalf
+
+
 class _EarlyApply(convener_module.Convener):
     def _propose(self, now: float, entry: Entry) -> None:
         super()._propose(now, entry)
@@ -288,7 +300,7 @@ PLANTS: dict[str, type[Plant]] = {
     "repeat-is-progress": RepeatedPlanAsProgress,
     "buffer-reused": BufferReused,
     "snapshot-without-entries": SnapshotWithoutEntries,
-    **BRANCH_PLANTS,
+    "any-half-decides": AnyHalfDecides,
     **LOSS_PLANTS,
     **SEAL_PLANTS,
     **LYING_PLANTS,

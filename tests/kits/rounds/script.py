@@ -17,9 +17,6 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import Layout
 from atoll.collectives.simulation import Timer, World
 from atoll.node.session.events import (
-    BranchAdvanced,
-    BranchBegun,
-    BranchEnded,
     ContributionRefused,
     RoundClosing,
     RoundCommitted,
@@ -54,8 +51,6 @@ class Units:
         self.produced: list[int] = []
         self.first = 0  # the number of the first
         self.destroyed: set[int] = set()
-        self.staked: dict[bytes, tuple[int, ...]] = {}  # counted in a branch, by contribution
-        self.lost: set[int] = set()  # ... of which no entry will ever count them
 
 
 class Script:
@@ -101,20 +96,6 @@ class Script:
                         self.held = [unit for unit in self.held if unit not in self.pending[1]]
                     self.pending = None
                 self._train()
-            case BranchAdvanced(cid=cid, counted=counted) if (
-                self.pending and cid == self.pending[0]
-            ):
-                self.base = event.round
-                if counted:
-                    self.units.staked[cid] = self.pending[1]
-                    self.held = [unit for unit in self.held if unit not in self.pending[1]]
-                self.pending = None
-                self._train()
-            case BranchBegun(round=round_):
-                self.base = round_
-            case BranchEnded(lost=lost):
-                for cid in lost:
-                    self.units.lost.update(self.units.staked.get(cid, ()))
             case ContributionRefused(cid=cid) if self.pending and cid == self.pending[0]:
                 self.pending = None  # made on an older anchor: to be offered again
                 self._train()

@@ -15,7 +15,7 @@ class SealPlant(Plant):
     """A bug that shows only where the organiser recertifies."""
 
     recertified = 1.0
-    branches = 0.3
+    shattered = 0.3
 
 
 class _Alone(sealing_module.Sealing):
@@ -45,30 +45,6 @@ class OwnValueOnly(SealPlant):
     """The organiser completes only what it has itself accepted."""
 
     sealing = _OwnValue
-
-
-class _BranchFirst(sealing_module.Sealing):
-    def choice(self) -> Entry:
-        """A branch is better than a value that was accepted."""
-        everybody = self.answers
-        if any(answer.tip is not None for answer in everybody.values()):
-            self.answers = {who: _without_value(answer) for who, answer in everybody.items()}
-        try:
-            return super().choice()
-        finally:
-            self.answers = everybody
-
-
-def _without_value(answer: sealing_module.m.Sealed) -> sealing_module.m.Sealed:
-    return sealing_module.m.Sealed(answer.removed, None, answer.tip, answer.signature)
-
-
-class BranchBeforeAccepted(SealPlant):
-    """The organiser signs the adoption of a branch although a sealed member had accepted a
-    value.
-    """
-
-    sealing = _BranchFirst
 
 
 class _Automatic(sealing_module.Sealing):
@@ -101,6 +77,5 @@ class AutomaticRecertify(Plant):
 SEAL_PLANTS: dict[str, type[Plant]] = {
     "no-seal": NoSeal,
     "own-value-only": OwnValueOnly,
-    "branch-before-accepted": BranchBeforeAccepted,
     "automatic-recertify": AutomaticRecertify,
 }

@@ -21,7 +21,6 @@ from atoll.collectives.layout import Layout
 from atoll.collectives.round import SealRecord
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.memory_storage import MemoryStorage
-from atoll.node.session.record import BranchRecord
 from atoll.node.session.replica import ModelReplica, PlainSlots, bytes_of
 from atoll.node.storage import checkpoint as cp
 from atoll.node.storage.journal import FileJournal
@@ -47,9 +46,6 @@ class Observer:
 
     def published(self, replica: ModelReplica, round_: int) -> None:
         """An anchor became current."""
-
-    def branched(self, record: BranchRecord) -> None:
-        """Where it stands without a quorum was recorded."""
 
     def forgot(self) -> None:
         """The session gave up its journal."""
@@ -172,7 +168,6 @@ IN_MEMORY = (
     "_from",
     "_spent",
     "_noisy",
-    "_branch",
     "_forced",
     "_checkpoint",
     "_before",
@@ -226,13 +221,7 @@ class SimStorage(MemoryStorage):
         """The disk is lost, but for the number of lives."""
         self.medium = SimMedium(self._rng, self._skip)
         self._journal = SimJournal(self.observer, self.incarnation + 1, self.medium)
-        self._layout, self._checkpoint, self._kept, self._from, self._branch = (
-            None,
-            None,
-            {},
-            0,
-            None,
-        )
+        self._layout, self._checkpoint, self._kept, self._from = None, None, {}, 0
         self._before, self._forced, self._begun = None, {}, []
 
     def backup(self) -> Backup | None:
@@ -324,12 +313,6 @@ class SimStorage(MemoryStorage):
         oldest = self._before or self._checkpoint
         super().forget_results(min(before, oldest[0] + 1 if oldest else 0))
         self._forced = {key: data for key, data in self._forced.items() if key[0] >= self._from}
-
-    def keep_branch(self, record: BranchRecord) -> None:
-        """Keep the branch record."""
-        self.observer.before_write("branch")
-        self.observer.branched(record)
-        super().keep_branch(record)
 
     def replica(self, layout: Layout, *, restore: bool) -> ModelReplica:
         """A replica of this layout, with ``restore`` filled from the newest checkpoint that the

@@ -23,8 +23,6 @@ from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.run.evidence import check
 from atoll.node.session.events import (
-    BranchBegun,
-    BranchEnded,
     ContributionRefused,
     EarlierSettled,
     Equivocated,
@@ -58,7 +56,7 @@ from .plant import Plant
 from .removal import Removal
 from .twins import Twins
 
-CUTS = (1, 1, 1, 2, 3)  # in how many fragments the model is, in seeds without branches
+CUTS = (1, 1, 1, 2, 3)  # in how many fragments the model is, in seeds whose swarm is not shattered
 RECERTIFIED = (
     0.15  # share of the seeds in which a quorum is lost for ever, and the organiser recertifies
 )
@@ -69,7 +67,7 @@ DYING = 0.5
 POWER = 0.4  # share of the seeds in which half of the deaths are power cuts
 SYNCS_S = (0.0005, 0.002, 0.01, 0.03)  # what media take for a sync, in such seeds
 ARRIVALS_S = 1.2  # that turns are longer in rounds that wait for few
-BRANCHED = 0.4  # share of the seeds in which members without a quorum go on in branches
+SHATTERED = 0.4  # share of the seeds in which for long nobody sees a quorum, most likely
 RECORD_KINDS = {
     record_header.PART: "part",
     record_header.PARTIAL: "part",
@@ -148,7 +146,7 @@ class SimSwarm:
     def __init__(
         self, seed: int, options: Options | None = None, plant: Plant | None = None
     ) -> None:
-        branches = BRANCHED if plant is None else plant.branches
+        share = SHATTERED if plant is None else plant.shattered
         self.options, self.plant = options or Options(), plant or Plant()
         if self.plant.lying:
             self.options = replace(
@@ -165,15 +163,15 @@ class SimSwarm:
         count = self.rng.randint(*self.options.peers)
         self.names = [PeerId(f"p{index}") for index in range(count)]
         kinds, policy = self.options.faults, self.world.stream("policy")
-        branching = (
+        shattered = (
             "shatter" in kinds
-            and policy.random() < branches
+            and policy.random() < share
             and self.options.fragments in (None, 1)
             and not (self.options.arrivals or self.options.halved)
         )
         drawn = (
             self.world.stream("fragments").choice(CUTS)
-            if kinds and plant is None and not branching and not self.options.arrivals
+            if kinds and plant is None and not shattered and not self.options.arrivals
             else 1
         )
         fragments = self.options.fragments or drawn
@@ -243,8 +241,8 @@ class SimSwarm:
             if kinds
             else quiet_plan()
         )
-        if branching:
-            self.place.branch_after_s = policy.choice((0.5, 0.8, 1.5))
+        if shattered:
+            policy.randrange(3)  # not used: the plan of a seed stays what it once was
             shatter_plan(policy, self.names, plan)
         self.removal = Removal(self, self.world.stream("removal"))
         self.removal.plan(
@@ -255,19 +253,19 @@ class SimSwarm:
             self.world, self.network, self, plan, self.world.stream("faults")
         )
         self.deaths = Deaths(self, self.world.stream("deaths"))
-        if not (self.removal.planned or branching):
+        if not (self.removal.planned or shattered):
             self.deaths.plan(DYING if plant is None else self.plant.dying, kinds)
         self.losses = SeedLosses(self)
-        if not (branching or self.options.lying):
+        if not (shattered or self.options.lying):
             self.losses.plan(self.options.losing if plant is None else plant.losing, kinds)
         self.moments = Moments(self)
         asked = {kind: self.options.losing if kind in kinds else 0.0 for kind in AIMED}
         aimed = plant.moments if plant is not None else asked["moment"]
-        if not (branching or self.options.lying or self.removal.planned):
+        if not (shattered or self.options.lying or self.removal.planned):
             self.moments.plan(aimed)
             self.deaths.plan_relay(aimed)
         self.twins = Twins(self)
-        if not (branching or self.options.lying or self.removal.planned):
+        if not (shattered or self.options.lying or self.removal.planned):
             self.twins.plan(plant.twins if plant is not None else asked["twin"])
         self.network.tap = self._tap
 
@@ -407,11 +405,6 @@ class SimSwarm:
             self._accused(disk.peer, event)
         if isinstance(event, PeerMisbehaved) and not self.liars & {event.peer, disk.peer}:
             raise Violation("honest peers", f"{disk.peer} accuses {event.peer}: {event.reason}")
-        if isinstance(event, BranchBegun):
-            self.count("branch begun")
-        if isinstance(event, BranchEnded):
-            self.count("branch adopted" if event.adopted else "branch left")
-            self.count("contribution lost with a branch", len(event.lost))
         if isinstance(event, RoundCommitted):
             disk.checker.called_committed(disk.peer, event.entry, event.entry_hash)
             self.count(
