@@ -27,7 +27,7 @@
     templates          manifests to start from
     runs               new, validate, export, rm
     planning           plan
-    curves, simulating, simulating_btard   pictures of runs; simulate, attacks on [btard] too
+    curves, simulating pictures of runs; simulate
     simulating_fleet   simulate --peers: a run on the user's own machines
     consent            where an invite is taken from, what the run is, whether the owner agrees
     join               join

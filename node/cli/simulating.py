@@ -19,7 +19,6 @@ from ..home.output import Terminal, bytes_text, current
 from ..manifest.manifest import fading_of
 from ..manifest.optional_tables import READS
 from .options import GIVEN, GivenPath, shared_options
-from .simulating_btard import attacked, plays
 from .simulating_fleet import fleet_options, simulated_fleet
 
 if TYPE_CHECKING:
@@ -122,10 +121,7 @@ PLAIN_LR = 0.1  # of inner steps of plain SGD
     "--attack",
     type=GIVEN,
     metavar="NAME",
-    help=(
-        "What hostile clients do: sign_flip, optimised_alie, label_flip, delayed …; with [btard] "
-        "equivocation, withheld_parts …"
-    ),
+    help="What hostile clients do: sign_flip, optimised_alie, label_flip, delayed …",
 )
 @click.option(
     "--hostile",
@@ -169,8 +165,7 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     Without it, federated methods are compared on clients with uneven data. The classes of a real
     run do the work; no network is used. The server's step is the manifest's, [federated], where it
     has this method, robust rules are those of [robust] with its f, and what [secure] and [privacy]
-    do to contributions is done to them, noise included. With --attack a run that has [btard] plays
-    its protocol instead, on a small task, with hostile peers among those that the manifest names.
+    do to contributions is done to them, noise included.
     """
     from ..manifest import load_manifest
     from ..recipes.simulated import load_task
@@ -180,8 +175,13 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     if given["peers"] is not None:
         return simulated_fleet(terminal, run, given | {"task": task, "out": out})
     given["lr"] = PLAIN_LR if given["lr"] is None else given["lr"]
-    if plays(run, given["attack"]):
-        return attacked(terminal, run, given | {"task": task, "out": out})
+    if run.btard is not None and given["attack"] is not None:
+        raise ConfigError(
+            f"--attack was removed for runs with [btard], as {run.name} is",
+            key="attack",
+            hint="In a checkout of atoll, scripts/bench/bench_btard.py --runs 0 --attacks NAME "
+            "plays attacks on BTARD",
+        )
     document = _run(terminal, run, load_task(run, task), given)
     lines = _table(document["table"])
     for name, sites in document["sites"].items():

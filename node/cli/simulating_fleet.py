@@ -116,7 +116,7 @@ def _check_options(given: dict[str, Any]) -> None:
             raise ConfigError(
                 f"--{name.replace('_', '-')} does not go with --peers",
                 key=name,
-                why="It is of simulations of federated methods, or of attacks on [btard].",
+                why="It is of simulations of federated methods.",
             )
 
 
@@ -133,8 +133,7 @@ def _settings(manifest: Manifest, given: dict[str, Any]) -> RunSettings:
                 f"a run with {table} is not played on machines of one's own",
                 key="peers",
                 why="Played are DiLoCo and local SGD, also in fragments and with late results.",
-                hint="Without --peers, atoll simulate plays federated methods, and [btard]'s "
-                "attacks",
+                hint="Without --peers, atoll simulate plays federated methods",
             )
     settings = manifest.settings()
     rounds = given["rounds"] or settings.rounds

@@ -4,10 +4,9 @@ control bytes.
     scripts/bench/bench_btard.py --n 16 --b 7 --runs 200
 
 Each run is a swarm from a seed, of which b peers send hostile gradients in every step; one
-validator a step. One run in five goes message by message through a network with delays, with real
-signatures (these count control bytes: all but the values of vectors); the others are fast. An
-oracle checks all: honest peers end every step with the same bits, evidence is verified by somebody
-who was not there. ``steps_to_ban_mean`` is expected to be the sum over b' = b ... 1 of n'(n' - 1) /
+validator a step. Messages go through a network with delays, with real signatures; control bytes are
+all but the values of vectors. An oracle checks all: honest peers end every step with the same bits,
+evidence is verified by somebody who was not there. ``steps_to_ban_mean`` is expected to be the sum over b' = b ... 1 of n'(n' - 1) /
 ((n - b) b') with n' = n - b + b': a ban needs an honest validator and a hostile target.
 
 --honest-steps S adds S steps without an attacker, and S with --noise, the relative noise of
@@ -35,9 +34,9 @@ sys.path.append(str(ROOT / "tests"))
 def play(task: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
     """One swarm, in a worker process."""
     import torch
+    from kits.btard.swarm import BtardOptions, BtardSwarm
 
     from atoll.security.btard.messages import Fault
-    from atoll.security.btard.simulation import BtardOptions, BtardSwarm
 
     torch.set_num_threads(1)
     kind, seed, options = task
@@ -65,18 +64,18 @@ def play(task: tuple[str, int, dict[str, Any]]) -> dict[str, Any]:
 
 def tasks(given: argparse.Namespace) -> list[tuple[str, int, dict[str, Any]]]:
     """All swarms of this invocation."""
-    from atoll.security.btard.simulation.hostile import ATTACKS
+    from kits.btard.hostile import ATTACKS
 
     swarm = {"n": given.n, "b": given.b, "attack": given.attack}
     found: list[tuple[str, int, dict[str, Any]]] = [
-        ("run", seed, swarm | {"steps": 1000, "messages": seed % 5 == 0})
+        ("run", seed, swarm | {"steps": 1000})
         for seed in range(given.first, given.first + given.runs)
     ]
     found.append(
         (
             "bytes",
             given.first,
-            swarm | {"b": 0, "steps": 10, "messages": True, "until_clean": False},
+            swarm | {"b": 0, "steps": 10, "until_clean": False},
         )
     )
     for noise in (0.0, given.noise):
@@ -95,9 +94,7 @@ def tasks(given: argparse.Namespace) -> list[tuple[str, int, dict[str, Any]]]:
         named = list(ATTACKS) if given.attacks == "all" else given.attacks.split(",")
         many = {"steps": 200, "rate": 0.5}
         found += [
-            ("attack", seed, swarm | many | {"attack": name, "messages": seed == 0})
-            for name in named
-            for seed in range(2)
+            ("attack", seed, swarm | many | {"attack": name}) for name in named for seed in range(2)
         ]
     return found
 
@@ -153,7 +150,7 @@ def main() -> int:
             what = f"{result['kind']} {result['attack']} seed {result['seed']}"
             progress(f"{what}: {result['steps']} steps, {result['wall_s']:.1f} s{problem}")
     runs = [each for each in results if each["kind"] == "run"]
-    messages = [each["control_kib"] for each in runs if each["control_kib"]]
+    control = [each["control_kib"] for each in runs]
     settings = vars(given)
     expected = sum(
         (n := given.n - given.b + b) * (n - 1) / ((given.n - given.b) * b)
@@ -172,7 +169,7 @@ def main() -> int:
         control_kib_per_peer_step=next(
             each["control_kib"] for each in results if each["kind"] == "bytes"
         ),
-        control_kib_with_bans=statistics.fmean(messages) if messages else None,
+        control_kib_with_bans=statistics.fmean(control) if control else None,
         problems=[problem for each in results for problem in each["problems"]],
     )
     return 0

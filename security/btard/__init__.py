@@ -22,7 +22,6 @@ questions  what others lack: given, handed on, or proven to be withheld
 judging    what is open after the checks, and who is guilty
 attempt    one attempt at a step: the algorithm
 peer       one peer over all its steps: removals, attempts, who is behind
-simulation whole swarms from a seed, and what must hold of them
 """
 
 from __future__ import annotations

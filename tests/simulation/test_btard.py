@@ -9,14 +9,13 @@ from functools import partial
 
 import msgspec
 import pytest
+from kits.btard.hostile import ATTACKS, PROTOCOL_ATTACKS, VECTORS
 from kits.btard.plants import PLANTS, find
+from kits.btard.swarm import BtardMember, BtardOptions, BtardSwarm
 
 from atoll.collectives.identifiers import PeerId
 from atoll.security.btard import Fault, GradientTask
 from atoll.security.btard.peer import MOST_OFFENCES
-from atoll.security.btard.simulation import BtardOptions, BtardSwarm
-from atoll.security.btard.simulation.hostile import ATTACKS, PROTOCOL_ATTACKS, VECTORS
-from atoll.security.btard.simulation.swarm import BtardMember
 
 SMALL = BtardOptions(n=8, b=3, rate=0.5, steps=60)
 
@@ -28,11 +27,8 @@ def honest_removed(swarm: BtardSwarm) -> set[Fault]:
 
 
 @pytest.mark.parametrize("attack", PROTOCOL_ATTACKS)
-@pytest.mark.parametrize("messages", [False, True], ids=["fast", "messages"])
-def test_an_attack_on_the_protocol_ends_with_the_attackers_and_no_other(
-    attack: str, messages: bool
-) -> None:
-    swarm = BtardSwarm(1, replace(SMALL, attack=attack, messages=messages))
+def test_an_attack_on_the_protocol_ends_with_the_attackers_and_no_other(attack: str) -> None:
+    swarm = BtardSwarm(1, replace(SMALL, attack=attack))
     checker = swarm.run()
     assert checker.problems == []
     assert checker.removals.keys() == swarm.hostile
@@ -78,7 +74,7 @@ def test_no_attacker_takes_an_honest_peer_along(attack: str, n: int, b: int) -> 
     """Before, each took one where parts got from one of the two to the other in public only: of 7
     one was left, of 16 two.
     """
-    options = BtardOptions(n=n, b=b, attack=attack, steps=8, until_clean=False, messages=n < 16)
+    options = BtardOptions(n=n, b=b, attack=attack, steps=8, until_clean=False)
     swarm = BtardSwarm(3, options)
     checker = swarm.run()
     assert checker.problems == []
@@ -89,9 +85,7 @@ def test_no_attacker_takes_an_honest_peer_along(attack: str, n: int, b: int) -> 
 
 def test_a_grudge_costs_a_few_waits_and_no_more() -> None:
     """Who sends its part to one peer in public only is asked for it at once, after a few steps."""
-    swarm = BtardSwarm(
-        3, replace(SMALL, attack="grudge", rate=1.0, steps=17, until_clean=False, messages=True)
-    )
+    swarm = BtardSwarm(3, replace(SMALL, attack="grudge", rate=1.0, steps=17, until_clean=False))
     ends: list[float] = []
     finished = swarm.checker.finished
 
@@ -116,23 +110,11 @@ def test_who_tells_its_words_to_all_but_one_keeps_nobody_back(n: int, compute_s:
     nobody leaves because of parts that came late.
     """
     settings = msgspec.structs.replace(SMALL.settings, compute_s=compute_s)
-    for messages in (False, True):
-        swarm = BtardSwarm(
-            1,
-            replace(
-                SMALL,
-                n=n,
-                b=1,
-                attack="whisper",
-                rate=1.0,
-                steps=8,
-                until_clean=False,
-                messages=messages,
-                settings=settings,
-            ),
-        )
-        checker = swarm.run()
-        assert (checker.problems, checker.removals, checker.steps) == ([], {}, 8)
+    options = replace(
+        SMALL, n=n, b=1, attack="whisper", rate=1.0, steps=8, until_clean=False, settings=settings
+    )
+    checker = BtardSwarm(1, options).run()
+    assert (checker.problems, checker.removals, checker.steps) == ([], {}, 8)
 
 
 @pytest.mark.parametrize(("seed", "n", "b"), [(0, 4, 1), (0, 8, 3), (1, 8, 3)])
@@ -144,9 +126,7 @@ def test_what_reaches_a_part_of_the_honest_only_costs_none_of_them_its_place(
     """
     swarm = BtardSwarm(
         seed,
-        replace(
-            SMALL, n=n, b=b, attack="moods", rate=1.0, steps=8, until_clean=False, messages=True
-        ),
+        replace(SMALL, n=n, b=b, attack="moods", rate=1.0, steps=8, until_clean=False),
     )
     checker = swarm.run()
     assert checker.problems == []
@@ -163,7 +143,6 @@ def test_who_says_nothing_at_all_is_removed_also_where_the_others_compute_for_lo
             rate=0.0,
             steps=3,
             until_clean=False,
-            messages=True,
             settings=settings,
         ),
     )
@@ -197,7 +176,7 @@ def test_who_leaves_the_way_of_its_local_steps_is_found(attack: str) -> None:
 
 @pytest.mark.parametrize("attack", ["equivocation", "withheld_parts", "false_accusation"])
 def test_attacks_on_the_protocol_with_local_steps(attack: str) -> None:
-    swarm = BtardSwarm(10, local_steps(replace(SMALL, attack=attack, messages=True)))
+    swarm = BtardSwarm(10, local_steps(replace(SMALL, attack=attack)))
     checker = swarm.run()
     assert checker.problems == []
     assert checker.removals.keys() == swarm.hostile
@@ -212,10 +191,7 @@ def test_nobody_is_removed_where_all_take_local_steps_on_machines_that_differ() 
 
 def test_an_equivocator_in_the_last_word_of_a_step_leaves_no_two_endings() -> None:
     for seed in (4, 6, 14):  # in which some had ended the step before others saw two messages
-        assert (
-            BtardSwarm(seed, replace(SMALL, attack="equivocation", messages=True)).run().problems
-            == []
-        )
+        assert BtardSwarm(seed, replace(SMALL, attack="equivocation")).run().problems == []
 
 
 def test_false_testimony_and_evidence_that_proves_nothing_do_nothing() -> None:
@@ -230,15 +206,13 @@ def test_nobody_is_removed_where_all_are_honest(noise: float) -> None:
 
 
 def test_control_bytes_of_sixteen_peers() -> None:
-    swarm = BtardSwarm(6, BtardOptions(b=0, steps=4, messages=True, until_clean=False))
+    swarm = BtardSwarm(6, BtardOptions(b=0, steps=4, until_clean=False))
     assert swarm.run().problems == []
     assert sum(swarm.control_bytes.values()) / 16 / 4 <= 20 * 1024
 
 
 def test_a_seed_gives_the_same_run() -> None:
-    one, two = (
-        BtardSwarm(7, replace(SMALL, attack="equivocation", messages=True)) for _ in range(2)
-    )
+    one, two = (BtardSwarm(7, replace(SMALL, attack="equivocation")) for _ in range(2))
     assert one.run().removals == two.run().removals
     assert one.control_bytes == two.control_bytes
 
@@ -272,6 +246,6 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 def test_without_a_bug_the_attacks_of_the_plants_show_nothing() -> None:
-    for attack, messages in sorted({(plant.attack, plant.messages) for plant in PLANTS.values()}):
+    for attack in sorted({plant.attack for plant in PLANTS.values()}):
         options = BtardOptions(n=8, b=3, attack=attack, steps=12, rate=0.5, until_clean=False)
-        assert BtardSwarm(0, replace(options, messages=messages)).run().problems == []
+        assert BtardSwarm(0, options).run().problems == []

@@ -5,11 +5,13 @@ stops is removed, whatever the network loses.
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from kits.btard.hostile import ATTACKS, Gang
 from session_table import LAYOUT, LIMIT_S, Peer, Table
 from torch import Tensor
 
@@ -21,10 +23,12 @@ from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.btard.rounds import BtardRounds, StepOutcome
 from atoll.node.btard.wire import MOST_SPANS, Offered, Taken, decode, encode
-from atoll.node.run.evidence import check
+from atoll.node.run.evidence import FAULTS, check
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
-from atoll.security.btard.messages import Kind
+from atoll.security.btard import BtardPeer
+from atoll.security.btard.draw import first_draw, seed_of
+from atoll.security.btard.messages import Fault, Kind, Vector
 from atoll.security.btard.stages import AttemptStage
 from atoll.security.btard.wire import VectorHeader
 from atoll.security.identity import Identity
@@ -46,7 +50,7 @@ def settings(count: int, validators: int, lying: int, intervals: int = 0) -> Run
 
 class Seeds:
     """Peers whose scripts train a quadratic by seeds; those in ``liars`` answer with another vector
-    for themselves.
+    for themselves, or attack the protocol (`recruit`).
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Seeds:
         self.table = Table(count, settings(count, validators, lying, intervals))
         self.intervals, self.again = intervals, dict[int, int]()
         self.jump = 2.0  # of liars, in one interval; another is only said, and in no last one
+        self.scale = -20.0  # of liars' vectors
         self.peers = self.table.all_in()
         self.liars = {peer.name for peer in self.peers[count - liars :]}
         self.anchors: dict[int, Tensor] = {0: torch.zeros(LAYOUT.numel)}
@@ -71,7 +76,7 @@ class Seeds:
             case ev.WorkAsked():
                 vector = self.vector(event.round, event.seed)
                 if peer.name in self.liars and event.round == peer.session.completed:
-                    vector *= -20
+                    vector *= self.scale
                 peer.do(
                     lambda session, now: (
                         session.pre_round and session.pre_round.computed(now, event.number, vector)
@@ -136,6 +141,24 @@ class Seeds:
         )
         return 0.2 * (self.anchors[round_] - OPTIMUM) + 0.05 * noise
 
+    def recruit(self, attack: str) -> None:
+        """Let the last two peers attack the protocol, and contribute what is right."""
+        self.liars, self.scale, self.jump = {peer.name for peer in self.peers[-2:]}, 1.0, 0.0
+        gang = Gang(
+            {name: self.table.place.identities[name] for name in self.liars},
+            {name: Random(name) for name in self.liars},
+            self.table.world,
+            self.gradient_of,
+        )
+        for peer in self.peers[-2:]:
+            gang.recruit(btard_peer(peer), ATTACKS[attack])
+
+    def gradient_of(self, step: int, peer: PeerId) -> Vector:
+        """What is right for anybody, which attackers compute, too."""
+        machine = btard_peer(self.peers[0])
+        draw = first_draw(machine.run) if machine.previous is None else machine.previous.draw
+        return self.vector(step, seed_of(draw, step, peer)).numpy()
+
     def until(self, what: Callable[[], bool], limit_s: float = LIMIT_S) -> None:
         """Let time pass until something holds."""
 
@@ -168,6 +191,15 @@ class Seeds:
         )
         assert found == peer
         return what
+
+
+def btard_peer(peer: Peer) -> BtardPeer:
+    """The state machine that a node of the run drives."""
+    rounds = peer.session.pre_round
+    assert isinstance(rounds, BtardRounds)
+    machine = rounds._made()
+    assert machine is not None
+    return machine
 
 
 def test_honest_peers_train_as_one() -> None:
@@ -207,6 +239,29 @@ def test_of_work_in_intervals_one_is_computed_again_and_who_jumps_in_it_is_remov
     liars_are_removed_and_the_others_go_on(seeds)
     assert seeds.again.keys() <= {0, 1}
     assert seeds.again
+    seeds.table.end()
+
+
+@pytest.mark.parametrize(
+    ("attack", "fault"),
+    [
+        ("equivocation", Fault.EQUIVOCATION),
+        ("withheld_parts", Fault.WITHHELD),
+        ("wrong_aggregate", Fault.AGGREGATE),
+        ("false_accusation", Fault.ACCUSATION),
+        ("abort_abuse", Fault.WITHHELD),
+        ("copied_commitments", Fault.WITHHELD),
+        ("hidden_states", Fault.WITHHELD),
+    ],
+)
+def test_attacks_on_the_protocol_end_with_the_attackers(attack: str, fault: Fault) -> None:
+    seeds = Seeds(7, validators=2, intervals=3 if attack == "hidden_states" else 0)
+    seeds.recruit(attack)
+    seeds.until(lambda: seeds.liars <= seeds.proofs.keys())
+    assert seeds.proofs.keys() == seeds.liars
+    assert all(seeds.proven(liar).startswith(FAULTS[fault]) for liar in seeds.liars)
+    seeds.until(seeds.rounds(len(seeds.anchors) + 3))
+    assert seeds.refused.keys() <= seeds.liars
     seeds.table.end()
 
 

@@ -31,7 +31,6 @@ LONG_FOR_A_REASON = {
     ("collectives/round/machine.py", "__init__"): "a table of what the machine knows",
     ("node/__main__.py", "_parser"): "a table of arguments",
     ("node/manifest/btard.py", "check_btard"): "a table of refusals",
-    ("node/cli/simulating_btard.py", "_options"): "a table of options",
     ("node/manifest/federated.py", "_check_secure"): "a table of refusals",
     ("node/manifest/methods.py", "arrival_refusals"): "a table of refusals",
     ("node/net/network.py", "__init__"): "it wires parts together",

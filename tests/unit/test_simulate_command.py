@@ -272,64 +272,14 @@ def test_what_cannot_be_simulated_is_a_coded_error(
     assert simulated(capsys, *options, status=78)["error"]["key"].endswith(key)
 
 
-PEERS = [str(Identity(bytes([number]) * 32).peer) for number in range(7)]
-BTARD = RUN.replace(
-    "[train]", f"[join]\npolicy = 'allow'\nallow = {PEERS}\n[btard]\nvalidators = 2\n[train]", 1
-)
-
-
-@pytest.mark.parametrize(
-    ("attack", "fault"),
-    [
-        ("equivocation", "equivocation"),
-        ("withheld_parts", "withheld"),
-        ("wrong_aggregate", "aggregate"),
-        ("false_accusation", "accusation"),
-        ("abort_abuse", "withheld"),
-        ("copied_commitments", "withheld"),
-        ("sign_flip", "gradient"),
-        ("hidden_states", "withheld"),
-    ],
-)
-def test_attacks_on_a_run_with_btard_end_with_the_attackers(
-    folder: Path, capsys: pytest.CaptureFixture[str], attack: str, fault: str
-) -> None:
-    intervals = 3 if attack == "hidden_states" else 0
-    (folder / "run.toml").write_text(BTARD.replace("[btard]", f"[btard]\nintervals = {intervals}"))
-    found = simulated(capsys, "--attack", attack, "--hostile", "2", "--rounds", "60")
-    (played,) = found["runs"]
-    assert (found["attack"], found["peers"], found["hostile"], played["problems"]) == (
-        attack,
-        7,
-        2,
-        [],
-    )
-    assert [(each["hostile"], each["fault"]) for each in played["removed"].values()] == [
-        (True, fault)
-    ] * 2
-    assert 0 < played["clean_after"] <= played["steps"]
-
-
-def test_what_of_an_attack_on_a_run_with_btard_is_said(
+def test_an_attack_on_a_run_with_btard_is_refused_with_the_script_that_plays_it(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (folder / "run.toml").write_text(BTARD)
-    assert (
-        run(["simulate", "run.toml", "--attack", "equivocation", "--hostile", "2", "--seeds", "2"])
-        == 0
-    )
-    assert "attackers removed: 4 of 4, for equivocation (4)" in (said := capsys.readouterr().out)
-    assert "honest peers removed: 0" in said
-    for options, key in (
-        (["--attack", "equivocation", "--hostile", "4"], "hostile"),
-        (["--attack", "equivocation"], "hostile"),
-        (["--attack", "storm", "--hostile", "2"], "attack"),
-        (["--attack", "hidden_states", "--hostile", "2"], "attack"),
-        (["--attack", "equivocation", "--hostile", "2", "--methods", "fedavg"], "methods"),
-    ):
-        assert simulated(capsys, *options, status=78)["error"]["key"].endswith(key)
-    (folder / "run.toml").write_text(RUN)
-    refused = simulated(
-        capsys, "--task", "blobs.py:blobs", "--attack", "equivocation", "--hostile", "2", status=78
-    )["error"]
-    assert "has no [btard]" in refused["message"]
+    peers = [str(Identity(bytes([number]) * 32).peer) for number in range(7)]
+    join = f"[join]\npolicy = 'allow'\nallow = {peers}\n[btard]\nvalidators = 2\n[train]"
+    (folder / "run.toml").write_text(RUN.replace("[train]", join, 1))
+    for attack in ("equivocation", "sign_flip", "storm"):
+        refused = simulated(capsys, "--attack", attack, "--hostile", "2", status=78)["error"]
+        assert refused["key"].endswith("attack")
+        assert refused["message"] == "--attack was removed for runs with [btard], as tide is"
+        assert "scripts/bench/bench_btard.py --runs 0 --attacks NAME" in refused["hints"][0]

@@ -38,19 +38,19 @@ from atoll.security.btard.messages import (
     VectorRequest,
 )
 from atoll.security.btard.residuals import readable
-from atoll.security.btard.simulation.swarm import BtardSwarm
-from atoll.security.btard.simulation.view import BtardOptions
+
+from .swarm import BtardOptions, BtardSwarm
 
 
 class BtardPlant(NamedTuple):
-    """``what``: the bug, in words; ``seams``: (where, name, what stands there instead);
-    ``messages``: it shows where messages take time.
+    """``what``: the bug, in words; ``seams``: (where, name, what stands there instead); ``rate``:
+    in which part of the steps attackers strike.
     """
 
     what: str
     attack: str
     seams: tuple[tuple[Any, str, Any], ...]
-    messages: bool = False
+    rate: float = 0.5
 
 
 @contextmanager
@@ -69,13 +69,7 @@ def planted(plant: BtardPlant) -> Generator[None]:
 def find(plant: BtardPlant, seeds: int, first: int = 0) -> tuple[int, str] | None:
     """The first of so many seeds that finds the bug, and what does not hold; None: none does."""
     options = BtardOptions(
-        n=8,
-        b=3,
-        attack=plant.attack,
-        steps=12,
-        rate=1.0 if plant.messages else 0.5,
-        until_clean=False,
-        messages=plant.messages,
+        n=8, b=3, attack=plant.attack, steps=12, rate=plant.rate, until_clean=False
     )
     for seed in range(first, first + seeds):
         with planted(plant):
@@ -235,7 +229,7 @@ PLANTS: dict[str, BtardPlant] = {
         ),
         "ambush",
         ((Attempt, "appealed", lambda self, now, item, by: self._waiting.appealed(now, item, by)),),
-        messages=True,
+        rate=1.0,
     ),
     "accuser-free": BtardPlant(
         "a false accuser stays",

@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from ....collectives.errors import SecurityError
-from ....collectives.identifiers import PeerId
-from ..evidence import verify_evidence, verify_removals
-from ..finished import Finished
-from ..messages import Bundle, CommittedVector, Fault, Frame, Kind, Reveal, Signed, Vector, decode
-from ..residuals import aggregate
+from atoll.collectives.errors import SecurityError
+from atoll.collectives.identifiers import PeerId
+from atoll.security.btard.evidence import verify_evidence, verify_removals
+from atoll.security.btard.finished import Finished
+from atoll.security.btard.messages import (
+    Bundle,
+    CommittedVector,
+    Fault,
+    Frame,
+    Kind,
+    Reveal,
+    Signed,
+    Vector,
+    decode,
+)
+from atoll.security.btard.residuals import aggregate
 
 if TYPE_CHECKING:
     from .swarm import BtardMember, BtardSwarm
@@ -59,7 +69,7 @@ class BtardChecker:
             return
         self.steps = number + 1
         attack = self._swarm.attack
-        strikes, tag = self._swarm.strikes, step.context.tag
+        strikes, tag = self._swarm.gang.strikes, step.context.tag
         left = (strikes.get((tag, False), set()) | strikes.get((self._tag, True), set())) & set(
             step.context.roster
         )

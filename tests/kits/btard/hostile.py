@@ -8,15 +8,18 @@ struck, or some time later, when a validator looks.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from random import Random
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from ..attempt import Attempt
-from ..draw import aggregate_commitment, drawn
-from ..messages import (
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.simulation import World
+from atoll.security.btard.attempt import Attempt
+from atoll.security.btard.draw import aggregate_commitment, drawn
+from atoll.security.btard.messages import (
     Accusation,
     Body,
     Bundle,
@@ -34,55 +37,104 @@ from ..messages import (
     Result,
     Reveal,
     Signed,
+    Vector,
     VectorRequest,
     sign,
     sign_bytes,
 )
-from ..peer import BtardPeer
-from .view import Attack
+from atoll.security.btard.peer import BtardPeer
+from atoll.security.identity import Identity
 
-if TYPE_CHECKING:
-    from .swarm import BtardMember
+
+class Attack(NamedTuple):
+    """``attempt``: what it does otherwise; ``vector``: name of an attack on gradients. ``faults``:
+    what attackers are removed for; ``at_once``: in the step in which they struck. ``intervals``: it
+    is one on local steps."""
+
+    attempt: type[Attempt] = Attempt
+    vector: str = ""
+    faults: tuple[Fault, ...] = (Fault.GRADIENT,)
+    at_once: bool = False
+    intervals: int = 0
+
+
+class Gang:
+    """What a swarm's attackers have in common.
+
+    ``signers``: their keys; ``gradient_of``: the right gradient of anybody at a step, which anybody
+    can compute; ``rate``: the share of steps in which each of them strikes, from ``since`` on.
+    """
+
+    def __init__(
+        self,
+        signers: Mapping[PeerId, Identity],
+        rngs: Mapping[PeerId, Random],
+        world: World,
+        gradient_of: Callable[[int, PeerId], Vector],
+        rate: float = 1.0,
+        since: int = 1,
+    ) -> None:
+        self.signers, self.rngs, self.world = signers, rngs, world
+        self.gradient_of, self._rate, self._since = gradient_of, rate, since
+        # by attempt, and whether they show in the next step only
+        self.strikes: dict[tuple[bytes, bool], set[PeerId]] = {}
+        self._acts: dict[tuple[PeerId, int], bool] = {}
+
+    def acts(self, peer: PeerId, step: int) -> bool:
+        """Whether an attacker strikes in a step."""
+        return step >= self._since and self._acts.setdefault(
+            (peer, step), self.rngs[peer].random() < self._rate
+        )
+
+    def recruit(self, peer: BtardPeer, attack: Attack) -> None:
+        """Let a peer be an attacker from its next attempt on."""
+        peer.__class__, peer.attempt_type = Hostile, attack.attempt
+        assert isinstance(peer, Hostile)
+        peer.gang = self
 
 
 class Hostile(BtardPeer):
     """A peer that belongs to the attackers."""
 
-    member: BtardMember
+    gang: Gang
 
-    def examine(self, target: str) -> float | None:
+    def examine(self, target: PeerId) -> float | None:
         """Friends are always right."""
-        if target in self.member.swarm.hostile:
-            return 0.0
-        return super().examine(target)  # type: ignore[arg-type]
+        return 0.0 if target in self.gang.signers else super().examine(target)
 
 
 class Struck(Attempt):
     """Base of attacks."""
 
     @property
-    def member(self) -> BtardMember:
-        """Whose attempt it is."""
+    def gang(self) -> Gang:
+        """Whom it belongs to."""
         assert isinstance(self.around, Hostile)
-        return self.around.member
+        return self.around.gang
 
     @property
     def rng(self) -> Random:
         """Of this peer's attacks."""
-        return self.member.rng
+        return self.gang.rngs[self.roster[self.me]]
+
+    @property
+    def acts(self) -> bool:
+        """Whether it attacks in this step."""
+        return self.gang.acts(self.roster[self.me], self.context.step)
 
     def strikes(self, later: bool = False) -> bool:
         """Whether it attacks in this step; then it is noted that it did (``later``: to be found in
         the next one).
         """
-        acts = self.member.acts(self.context.step)
+        acts = self.acts
         if acts:
-            self.member.swarm.struck(self.context.tag, self.roster[self.me], later)
+            strikes = self.gang.strikes.setdefault((self.context.tag, later), set())
+            strikes.add(self.roster[self.me])
         return acts
 
     def is_friend(self, number: int) -> bool:
         """Whether a peer belongs to the attackers."""
-        return self.roster[number] in self.member.swarm.hostile
+        return self.roster[number] in self.gang.signers
 
     def honest(self) -> list[int]:
         """Numbers of all others."""
@@ -142,7 +194,7 @@ class WithholdsParts(Struck):
 
     def publish(self, item: Item) -> None:
         """Nor to all."""
-        if not self.member.acts(self.context.step):
+        if not self.acts:
             super().publish(item)
 
 
@@ -152,8 +204,8 @@ class WithholdsAggregate(Struck):
     def send(self, item: Item, to: int) -> None:
         """Not to honest peers."""
         if item[0] == Kind.AGGREGATE and self.is_friend(item[1]) and not self.is_friend(to):
-            owner = self.member.swarm.members[self.roster[item[1]]]
-            if owner.acts(self.context.step) and (owner is not self.member or self.strikes()):
+            acts = self.gang.acts(self.roster[item[1]], self.context.step)
+            if acts and (item[1] != self.me or self.strikes()):
                 return
         super().send(item, to)
 
@@ -166,11 +218,7 @@ class Whispers(Struck):
             for number in range(len(self.roster)):
                 if number not in (self.me, self.honest()[0]):
                     super()._tell(number, frame)
-        elif (
-            isinstance(frame, CommittedVector)
-            or to != self.honest()[0]
-            or not self.member.acts(self.context.step)
-        ):
+        elif isinstance(frame, CommittedVector) or to != self.honest()[0] or not self.acts:
             super()._tell(to, frame)
 
 
@@ -237,7 +285,7 @@ class FalseAccusation(Struck):
         if isinstance(body, Checks) and self.strikes():
             whom = self.rng.choice(self.honest())
             target = self.targets.get(self.roster[self.me])
-            if target is not None and target not in self.member.swarm.hostile:
+            if target is not None and target not in self.gang.signers:
                 accusation = Accusation(Fault.GRADIENT, self.roster.index(target))
             else:
                 accusation = Accusation(self.rng.choice((Fault.RESIDUAL, Fault.GRADIENT)), whom)
@@ -259,7 +307,7 @@ class AbortsDraw(Struck):
 
     def say(self, now: float, body: Body) -> None:
         """The reveal waits for all others."""
-        if isinstance(body, Reveal) and self.member.acts(self.context.step):
+        if isinstance(body, Reveal) and self.acts:
             self.kept = (now, body)
         else:
             super().say(now, body)
@@ -323,7 +371,7 @@ class CopiesCommitments(Struck):
             commit = self.table.body(Kind.COMMIT, victim, Commit)
             if commit is not None:
                 self.waits = False
-                stolen = self.member.swarm.gradient_of(self.context.step, self.roster[victim])
+                stolen = self.gang.gradient_of(self.context.step, self.roster[victim])
                 for part in range(len(self.roster)):
                     self.vectors.held[Kind.PART, self.me, part] = stolen[
                         self.bounds[part] : self.bounds[part + 1]
@@ -351,18 +399,18 @@ class FalseTestimony(Struck):
     def commit(self, now: float) -> None:
         """At once."""
         super().commit(now)
-        if not self.member.acts(self.context.step):
+        if not self.acts or not self.honest():
             return
         whom = self.honest()[0]
         item: Item = (Kind.COMMIT, whom, 0)
         self._tell(None, sign(self.context, self.around.signer, Lacking((item,))))
         mine = sign(self.context, self.around.signer, Lacking((item,)))
-        friends = tuple(peer for peer in self.roster if peer in self.member.swarm.hostile)
+        friends = tuple(peer for peer in self.roster if peer in self.gang.signers)
         small = msgspec.structs.replace(self.context, roster=(*friends, self.roster[whom]))
         signed = tuple(
             sign(
                 small,
-                self.member.swarm.members[peer].signer,
+                self.gang.signers[peer],
                 Lacking(((Kind.COMMIT, len(friends), 0),)),
             )
             for peer in friends
@@ -426,7 +474,7 @@ class Colludes(Struck):
             body = msgspec.structs.replace(
                 body, aggregate=aggregate_commitment(self.context, self.roster[self.me], wrong)
             )
-        elif isinstance(body, Residuals) and body.norms and self.member.acts(self.context.step):
+        elif isinstance(body, Residuals) and body.norms and self.acts:
             rows = (
                 self.vectors.held[Kind.PART, number, self.me]
                 for number in self.contributors
@@ -465,7 +513,7 @@ class Eliminates(Struck):
         if isinstance(body, Checks) and self.strikes():
             whom = self.rng.choice(self.honest())
             body = msgspec.structs.replace(body, accusations=(Accusation(ELIMINATION, whom),))
-        elif isinstance(body, Judgement) and self.member.acts(self.context.step):
+        elif isinstance(body, Judgement) and self.acts:
             both = tuple(
                 GuiltyVerdict(number, ELIMINATION) for number in (self.honest()[0], self.me)
             )
@@ -498,14 +546,9 @@ class Ambushes(Struck):
             return
         for maker in makers:
             self._tell(maker, self._question([maker]))
-        swarm, late = self.member.swarm, super().say
-        swarm.world.after(
-            swarm.options.settings.timeout_s / 4,
-            lambda: self._tell(None, self._question(makers)),
-        )
-        swarm.world.after(
-            swarm.options.settings.timeout_s * 1.6, lambda: late(swarm.world.now, body)
-        )
+        world, timeout_s, late = self.gang.world, self.around.settings.timeout_s, super().say
+        world.after(timeout_s / 4, lambda: self._tell(None, self._question(makers)))
+        world.after(timeout_s * 1.6, lambda: late(world.now, body))
 
     def _question(self, makers: list[int]) -> Signed:
         items = tuple((int(Kind.PART), maker, self.me) for maker in makers)

@@ -1,11 +1,11 @@
-"""A swarm of peers from a seed: message by message through a network with delays in virtual time,
-or fast, without one. The machines are the same.
+"""A swarm of BTARD peers from a seed, hostile ones among them, on the simulated network and in
+virtual time: the state machines that a node has, without the log of a run.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -14,46 +14,82 @@ import torch
 from blake3 import blake3
 from msgspec import structs
 
-from ....collectives.identifiers import PeerId, RunId
-from ....collectives.simulation import Network, World
-from ...attacks import ATTACKS as VECTOR_ATTACKS
-from ...identity import Identity, verify
-from ..draw import first_draw, seed_of
-from ..finished import Finished
-from ..messages import Bundle, Frame, Vector, Verify
-from ..peer import BtardPeer, GradientTask
-from ..trail import Trail
-from ..wire import decode, encode
+from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.simulation import Network, World
+from atoll.security.attacks import ATTACKS as VECTOR_ATTACKS
+from atoll.security.btard import AttemptSettings, BtardPeer, GradientTask
+from atoll.security.btard.draw import first_draw, seed_of
+from atoll.security.btard.finished import Finished
+from atoll.security.btard.messages import Bundle, Frame, Vector
+from atoll.security.btard.trail import Trail
+from atoll.security.btard.wire import decode, encode
+from atoll.security.identity import Identity, verify
+
 from .checker import BtardChecker
-from .hostile import ATTACKS, Hostile
-from .task import SIZE, Quadratic, computed_with_noise, stepped, walked
-from .view import Attack, BtardOptions
+from .hostile import ATTACKS, Attack, Gang
 
 RUN = RunId("simulated")
 QUIET_TICKS = 400  # without a step: it is stuck
+SIZE = 64
+RATE = np.float32(0.1)
+LOCAL = 2  # local steps in an interval
+LOCAL_RATE = np.float32(0.05)
 
 
-class KeyedHash:
-    """What stands for a key in fast runs: only the swarm can check it."""
+@dataclass(frozen=True)
+class BtardOptions:
+    """``rate``: in which part of the steps an attacker strikes, from ``since`` on. ``noise``:
+    relative, of a gradient that is computed again. ``until_clean``: end when no attacker is
+    left."""
 
-    def __init__(self, peer: PeerId, secret: bytes) -> None:
-        self.peer, self._secret = peer, secret
+    n: int = 16
+    b: int = 7
+    attack: str = "sign_flip"
+    steps: int = 50
+    rate: float = 1.0
+    since: int = 1
+    noise: float = 0.0
+    until_clean: bool = True
+    latency_s: float = 0.02
+    jitter_s: float = 0.1
+    settings: AttemptSettings = field(
+        default_factory=lambda: AttemptSettings(radius=8.0, timeout_s=2.0, compute_s=4.0)
+    )
 
-    def sign(self, domain: str, data: bytes) -> bytes:
-        """64 bytes."""
-        return blake3(domain.encode() + b"\0" + data, key=self._secret).digest(length=64)
+
+class Quadratic:
+    """Half of the squared distance from an optimum; gradients have noise of unit variance, which
+    follows from a public seed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.optimum = np.random.default_rng(seed).standard_normal(SIZE).astype(np.float32) * 3
+
+    def gradient(self, state: Vector, seed: bytes, *, flipped: bool = False) -> Vector:
+        """At ``state``; ``flipped``: as if all labels were wrong."""
+        noise = np.random.default_rng(list(seed)).standard_normal(len(state))
+        away = state - (-self.optimum if flipped else self.optimum)
+        return (away + noise).astype(np.float32)
+
+    def walk(self, state: Vector, seed: bytes, interval: int) -> Vector:
+        """The state after an interval of local steps."""
+        for step in range(LOCAL):
+            gradient = self.gradient(state, blake3(seed + bytes([interval, step])).digest())
+            state = np.subtract(state, LOCAL_RATE * gradient, dtype=np.float32)
+        return state
 
 
 class BtardMember:
     """One peer of the swarm: its machine, its state."""
 
-    def __init__(self, swarm: BtardSwarm, signer: Any, attack: Attack | None) -> None:
-        self.swarm, self.signer, self.attack = swarm, signer, attack
-        self.name: PeerId = signer.peer
-        self.rng = Random(f"{swarm.seed}/{self.name}")
-        self.noise = np.random.default_rng(self.rng.getrandbits(64))
+    def __init__(
+        self, swarm: BtardSwarm, signer: Identity, rng: Random, attack: Attack | None
+    ) -> None:
+        self.swarm, self.attack, self.rng = swarm, attack, rng
+        self.name = signer.peer
+        self._noise = np.random.default_rng(rng.getrandbits(64))
         self.states: dict[int, Vector] = {0: np.zeros(SIZE, np.float32)}
-        self.machine = (BtardPeer if attack is None else Hostile)(
+        self.machine = BtardPeer(
             RUN,
             signer,
             swarm.verify,
@@ -63,17 +99,13 @@ class BtardMember:
             self,
             Random(f"{swarm.seed}/{self.name}/draws"),
         )
-        if isinstance(self.machine, Hostile) and attack is not None:
-            self.machine.member = self
-            self.machine.attempt_type = attack.attempt
-        self._acts: dict[int, bool] = {}
+        if attack is not None:
+            swarm.gang.recruit(self.machine, attack)
 
     def acts(self, step: int) -> bool:
-        """Whether an attacker strikes in a step."""
-        options = self.swarm.options
-        return step >= options.since and self._acts.setdefault(
-            step, self.rng.random() < options.rate
-        )
+        """Whether it is an attacker by vectors, and strikes in a step."""
+        hostile = self.attack is not None and bool(self.attack.vector)
+        return hostile and self.swarm.gang.acts(self.name, step)
 
     def begin(self, step: int) -> None:
         """The next step, from the state that is there."""
@@ -97,8 +129,7 @@ class BtardMember:
         if task.start is not None:
             return self.walk(task.start, task.seed, task.interval), None
         states = [self.states[task.step]]
-        hostile = self.attack is not None and bool(self.attack.vector) and self.acts(task.step)
-        jump = self.rng.randrange(intervals) if hostile else -1
+        jump = self.rng.randrange(intervals) if self.acts(task.step) else -1
         for interval in range(intervals):
             state = self.walk(states[-1], task.seed, interval)
             states.append(
@@ -108,22 +139,20 @@ class BtardMember:
 
     def walk(self, state: Vector, seed: bytes, interval: int) -> Vector:
         """An interval, on this machine."""
-        end = walked(self.swarm.task, state, seed, interval)
-        return state + computed_with_noise(end - state, self.swarm.options.noise, self.noise)
+        return state + self.computed(self.swarm.task.walk(state, seed, interval) - state)
 
     def gradient(self, task: GradientTask) -> Vector:
         """What an honest machine computes, or what an attacker says it did."""
-        state = self.states[task.step]
-        if (
-            self.attack is not None
-            and self.attack.vector
-            and task.peer == self.name
-            and self.acts(task.step)
-        ):
+        if task.peer == self.name and self.acts(task.step):
             return self.swarm.hostile_gradient(self, task)
-        return computed_with_noise(
-            self.swarm.task.gradient(state, task.seed), self.swarm.options.noise, self.noise
-        )
+        return self.computed(self.swarm.task.gradient(self.states[task.step], task.seed))
+
+    def computed(self, vector: Vector) -> Vector:
+        """A vector as this machine computes it: with relative noise of its own."""
+        if not self.swarm.options.noise:
+            return vector
+        noise = self.swarm.options.noise * self._noise.standard_normal(len(vector))
+        return (vector * (1 + noise)).astype(np.float32)
 
     def offended(self, sender: PeerId, what: str) -> None:
         """Nobody honest does."""
@@ -133,7 +162,9 @@ class BtardMember:
     def finished(self, now: float, step: Finished) -> None:
         """Apply it; begin the next."""
         number = step.context.step
-        self.states[number + 1] = stepped(self.states[number], step.vector)
+        self.states[number + 1] = np.subtract(
+            self.states[number], RATE * step.vector, dtype=np.float32
+        )
         self.states.pop(number - 1, None)
         self.swarm.checker.finished(self, step, self.states[number + 1])
         if not self.swarm.over(number + 1):
@@ -156,31 +187,37 @@ class BtardSwarm:
         self.seed, self.options = seed, options
         self.task = Quadratic(seed)
         self.world = World(seed)
-        self._jobs: deque[tuple[PeerId, PeerId, Frame]] = deque()
-        self.network = (
-            Network(self.world, latency_s=options.latency_s, jitter_s=options.jitter_s)
-            if options.messages
-            else None
-        )
-        signers = self._signers()
+        self.network = Network(self.world, latency_s=options.latency_s, jitter_s=options.jitter_s)
+        signers = {
+            identity.peer: identity
+            for number in range(options.n)
+            for identity in [Identity(blake3(f"{seed}/key/{number}".encode()).digest())]
+        }
         self.names = tuple(sorted(signers))
         self.hostile = frozenset(Random(f"{seed}/hostile").sample(self.names, options.b))
-        self.strikes: dict[
-            tuple[bytes, bool], set[PeerId]
-        ] = {}  # by attempt, and whether they show in the next step only
+        rngs = {name: Random(f"{seed}/{name}") for name in self.names}
+        self.gang = Gang(
+            {name: signers[name] for name in self.names if name in self.hostile},
+            rngs,
+            self.world,
+            self.gradient_of,
+            options.rate,
+            options.since,
+        )
+        self._verified: dict[tuple[PeerId, bytes, bytes], bool] = {}
         self._last: int | None = None
         self.control_bytes = dict.fromkeys(self.names, 0)
         self.checker = BtardChecker(self)
         self.members = {
-            name: BtardMember(self, signers[name], self.attack if name in self.hostile else None)
+            name: BtardMember(
+                self, signers[name], rngs[name], self.attack if name in self.hostile else None
+            )
             for name in self.names
         }
-        self._later: deque[Any] = deque()
-        if self.network is not None:
-            for name in self.names:
-                self.network.attach(
-                    name, lambda sender, _, payload, me=name: self._arrived(me, sender, payload)
-                )
+        for name in self.names:
+            self.network.attach(
+                name, lambda sender, _, payload, me=name: self._arrived(me, sender, payload)
+            )
 
     @property
     def now(self) -> float:
@@ -192,34 +229,12 @@ class BtardSwarm:
         """Who is not hostile."""
         return [self.members[name] for name in self.names if name not in self.hostile]
 
-    def _signers(self) -> dict[PeerId, Any]:
-        seeds = [
-            blake3(f"{self.seed}/key/{number}".encode()).digest()
-            for number in range(self.options.n)
-        ]
-        if self.options.messages:
-            identities = {identity.peer: identity for identity in map(Identity, seeds)}
-            known: dict[tuple[PeerId, bytes, bytes], bool] = {}
-
-            def once(peer: PeerId, domain: str, data: bytes, signature: bytes) -> bool:
-                """All peers are in one process: a signature is checked once."""
-                key = (peer, data, signature)
-                if key not in known:
-                    known[key] = verify(peer, domain, data, signature)
-                return known[key]
-
-            self.verify: Verify = once
-            return dict(identities)
-        keyed = {
-            PeerId(f"peer-{number:02}"): KeyedHash(PeerId(f"peer-{number:02}"), seed)
-            for number, seed in enumerate(seeds)
-        }
-
-        def check(peer: PeerId, domain: str, data: bytes, signature: bytes) -> bool:
-            return peer in keyed and keyed[peer].sign(domain, data) == signature
-
-        self.verify = check
-        return dict(keyed)
+    def verify(self, peer: PeerId, domain: str, data: bytes, signature: bytes, /) -> bool:
+        """All peers are in one process: a signature is checked once."""
+        key = (peer, data, signature)
+        if key not in self._verified:
+            self._verified[key] = verify(peer, domain, data, signature)
+        return self._verified[key]
 
     def run(self) -> BtardChecker:
         """To the end: the steps that were asked for, or no attacker is left. What is wrong is in
@@ -229,10 +244,10 @@ class BtardSwarm:
             self.later(lambda member=member: member.begin(0))
         quiet, done = 0, -1
         while not self.checker.problems and quiet < QUIET_TICKS and not self._all_over():
-            self._deliver()
+            self.world.run(until=self.now + self.options.settings.timeout_s / 2)
             if self.checker.steps == done:
                 quiet += 1
-                self.world.run(until=self.world.now + self.options.settings.timeout_s / 2)
+                self.world.run(until=self.now + self.options.settings.timeout_s / 2)
                 for member in self.members.values():
                     member.machine.tick(self.now)
             else:
@@ -259,26 +274,16 @@ class BtardSwarm:
             for member in honest
         )
 
-    def struck(self, attempt: bytes, peer: PeerId, later: bool = False) -> None:
-        """An attacker did something."""
-        self.strikes.setdefault((attempt, later), set()).add(peer)
-
     # What travels.
 
-    def later(self, action: Any) -> None:
+    def later(self, action: Callable[[], None]) -> None:
         """Do this in a moment."""
-        if self.network is not None:
-            self.world.after(0.001, action)
-        else:
-            self._later.append(action)
+        self.world.after(0.001, action)
 
     def carry(self, sender: BtardMember, to: PeerId | None, frame: Frame) -> None:
         """Send to one, or to all others."""
         self.checker.sent(sender, frame)
         receivers = [to] if to is not None else [name for name in self.names if name != sender.name]
-        if self.network is None:
-            self._jobs.extend((sender.name, name, frame) for name in receivers)
-            return
         payload = encode(frame)
         self.control_bytes[sender.name] += len(payload[0]) * len(receivers)
         for name in receivers:
@@ -288,29 +293,16 @@ class BtardSwarm:
         frame = decode(*payload, peer=sender, elements=2 * SIZE)
         self.members[me].machine.receive(self.now, sender, frame)
 
-    def _deliver(self) -> None:
-        if self.network is not None:
-            self.world.run(until=self.world.now + self.options.settings.timeout_s / 2)
-            return
-        while (self._jobs or self._later) and not self.checker.problems:
-            while self._later:
-                self._later.popleft()()
-            if self._jobs:
-                sender, to, frame = self._jobs.popleft()
-                self.members[to].machine.receive(self.now, sender, frame)
-
     # What attackers know.
 
     def gradient_of(self, step: int, peer: PeerId) -> Vector:
         """The right gradient of anybody, which anybody can compute."""
         member = self.members[peer]
-        return self.task.gradient(member.states[step], self._seed(member, step))
+        return self.task.gradient(member.states[step], seed_of(self._draw(member), step, peer))
 
-    def _seed(self, member: BtardMember, step: int) -> bytes:
-        previous = self.members[member.name].machine.previous
-        return seed_of(
-            previous.draw if previous is not None else first_draw(RUN), step, member.name
-        )
+    def _draw(self, member: BtardMember) -> bytes:
+        previous = member.machine.previous
+        return previous.draw if previous is not None else first_draw(RUN)
 
     def hostile_gradient(self, member: BtardMember, task: GradientTask) -> Vector:
         """By the attack's name, from what the honest peers have."""
@@ -319,10 +311,7 @@ class BtardSwarm:
             return self.task.gradient(member.states[task.step], task.seed, flipped=True)
         if name == "delayed":
             return self.task.gradient(np.zeros(SIZE, np.float32), b"delayed" + task.seed)
-        draw = (
-            member.machine.previous.draw if member.machine.previous is not None else first_draw(RUN)
-        )
-        state = member.states[task.step]
+        draw, state = self._draw(member), member.states[task.step]
         rows = [
             self.task.gradient(state, seed_of(draw, task.step, peer.name)) for peer in self.honest
         ]
