@@ -28,7 +28,7 @@ compass        FedCompass' scheduler: who makes how many steps, so that groups a
 pace           how fast a member's links are
 partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, modular sum, copies
-schemes        how a fleet adds up, as data: checked, and compiled to a plan
+schemes        places and their peers, as data: checked, and compiled to a plan
 trees          over which members a part is summed, and its result handed down
 record_layer   authenticated records for lanes
 codecs/        the formats of encoded values, of chunks and of whole vectors

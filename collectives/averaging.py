@@ -21,8 +21,8 @@ D - 1) of all values are in a result. The mean of n out of N values errs by sqrt
 **Pairs.** Members 2^k in number form a hypercube, a grid of k dimensions of two. Others are paired
 anew at random in every step, and go on with the mean weight, as in gossip: a value may be in a
 result twice. With ``plan="gossip"`` pairs are drawn anew whatever the number of members: what
-`optim/gossip` trains with. Where N members are split at random into r groups of given sizes, each
-group taking its mean, the squared distance from the mean of all falls by (r - 1) / (N - 1) on
+`optim/lab/gossip` trains with. Where N members are split at random into r groups of given sizes,
+each group taking its mean, the squared distance from the mean of all falls by (r - 1) / (N - 1) on
 average: a group's mean over M values drawn without replacement has the variance s^2 / M * (N - M) /
 (N - 1), and the mean of that over all members is s^2 (r - 1) / (N - 1). (Moshpit SGD, arXiv
 2103.03239, has (r - 1) / N + r / N^2 for its random splits.)

@@ -1,8 +1,9 @@
-"""How a fleet adds up, as data: nodes with roles, and edges along which contributions go. A scheme
-is checked, and compiled to a plan that atoll has, or refused with the reason. Pure functions.
+"""How a fleet adds up, as data: nodes with roles, and edges along which contributions go. A
+hierarchy of places, a run's `[exchange] tree`, is compiled to a plan, or refused with the reason.
+Pure functions; `optim.lab.schemes` has those for any graph.
 
     >>> lab = places({"lab": {"box-1": 2, "box-2": 2}, "home": 1})
-    >>> compiled = compile_scheme(lab)
+    >>> compiled = compile_places(lab)
     >>> compiled.plan
     'three-level'
     >>> compiled.labels["lab/box-1#2"]
@@ -16,8 +17,8 @@ it in turn. An edge (a, b) says that what a has goes to b. So do results, the ot
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from .errors import ConfigError
@@ -51,55 +52,13 @@ class ExchangeScheme:
 
 
 @dataclass(frozen=True)
-class CompiledScheme:
-    """What a scheme is in atoll. ``plan``: of `[exchange]`; None: there are no rounds, and
-    ``average`` is what `average` is called with. ``labels``: what each machine says of its place
-    (`atoll up --site`). ``master``: who adds up all (`[federated] topology = "coordinator"`: the
-    organiser).
+class CompiledPlaces:
+    """What a hierarchy is in atoll: ``plan`` of `[exchange]`; ``labels``: what each machine says of
+    its place (`atoll up --site`).
     """
 
-    plan: PlanName | None
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
-    master: str = ""
-    average: str = ""
-
-
-# ---- schemes that have names
-
-
-def full(names: Sequence[str]) -> ExchangeScheme:
-    """Everybody sends to everybody.
-
-    >>> compile_scheme(full(["a", "b", "c"])).plan
-    'butterfly'
-    """
-    return ExchangeScheme(dict.fromkeys(names, "peer"), frozenset(_pairs(names)))
-
-
-def ring(names: Sequence[str]) -> ExchangeScheme:
-    """Everybody sends to the next one, the last to the first.
-
-    >>> compile_scheme(ring(["a", "b", "c", "d"])).plan
-    'ring'
-    """
-    return ExchangeScheme(
-        dict.fromkeys(names, "peer"),
-        frozenset(
-            (one, names[(index + 1) % len(names)])
-            for index, one in enumerate(names)
-            if len(names) > 1
-        ),
-    )
-
-
-def master_worker(master: str, workers: Sequence[str]) -> ExchangeScheme:
-    """All workers send to one master.
-
-    >>> compile_scheme(master_worker("m", ["a", "b"])).master
-    'm'
-    """
-    nodes: dict[str, Role] = {master: "master", **dict.fromkeys(workers, "worker")}
-    return ExchangeScheme(nodes, frozenset((worker, master) for worker in workers))
+    plan: PlanName
+    labels: Mapping[str, str]
 
 
 def places(sizes: Places) -> ExchangeScheme:
@@ -115,6 +74,8 @@ def places(sizes: Places) -> ExchangeScheme:
     def add(within: Places, above: str, path: str) -> None:
         for name, inside in within.items():
             here = f"{path}{name}"
+            if here in nodes:
+                raise refuse_scheme(f"two places called {here}", f"{WORLD} is all of them.")
             nodes[here] = "place"
             edges.add((here, above))
             if isinstance(inside, int):
@@ -125,7 +86,7 @@ def places(sizes: Places) -> ExchangeScheme:
                 add(inside, here, f"{here}/")
 
     if (count := peers_in(sizes)) > MAX_MEMBERS:
-        raise _refused(f"{count:,} peers", f"A run has at most {MAX_MEMBERS:,} members.")
+        raise refuse_scheme(f"{count:,} peers", f"A run has at most {MAX_MEMBERS:,} members.")
     add(sizes, WORLD, "")
     return ExchangeScheme(nodes, frozenset(edges))
 
@@ -139,110 +100,14 @@ def peers_in(sizes: Places) -> int:
     return sum(each if isinstance(each, int) else peers_in(each) for each in sizes.values())
 
 
-def gossip(names: Sequence[str], edges: Iterable[Edge] | None = None) -> ExchangeScheme:
-    """Averages in pairs, of any two or along these edges.
+def compile_places(scheme: ExchangeScheme) -> CompiledPlaces:
+    """The plan of sites, and of hosts within them; every machine's label.
 
-    >>> compile_scheme(gossip(["a", "b", "c"])).average
-    'gossip'
+    Raises ConfigError for a scheme without machines, names that are no labels, more than three
+    levels, and machines that are no peers of a place.
     """
-    both = set(_pairs(names)) if edges is None else set(edges)
-    return ExchangeScheme(
-        dict.fromkeys(names, "peer"), frozenset(both | {(b, a) for a, b in both}), mixing=True
-    )
-
-
-# ---- checks
-
-
-def check_scheme(scheme: ExchangeScheme) -> None:
-    """Raise ConfigError unless the scheme is connected, and each contribution reaches whoever adds
-    up exactly once.
-
-    >>> check_scheme(ExchangeScheme({"a": "peer", "b": "peer"}, frozenset()))
-    Traceback (most recent call last):
-    ...
-    atoll.collectives.errors.ConfigError: b has no way to a
-    """
-    nodes = scheme.nodes
     if not scheme.machines:
-        raise _refused("no machine", "A scheme is of peers, or of a master and workers.")
-    for one, other in sorted(scheme.edges):
-        if missing := {one, other} - set(nodes):
-            raise _refused(f"an edge names {min(missing)}, which is no node", "")
-        if one == other:
-            raise _refused(f"{one} sends to itself", "")
-    first, *_ = nodes
-    reached = _reaching(first, {*scheme.edges, *((b, a) for a, b in scheme.edges)})
-    if apart := [name for name in nodes if name not in reached]:
-        raise _refused(f"{apart[0]} has no way to {first}", "A scheme is connected.")
-    if scheme.mixing or _complete(scheme):
-        return
-    sinks = sorted(set(nodes) - {one for one, _ in scheme.edges})
-    if len(sinks) > 1:
-        raise _refused(
-            f"contributions end at {sinks[0]} and at {sinks[1]}", "One of them adds up, or all do."
-        )
-    for owner in sinks or list(nodes):
-        _check_once(scheme, owner)
-
-
-def _check_once(scheme: ExchangeScheme, owner: str) -> None:
-    """Every node but the owner sends to one that leads there, and to one only."""
-    edges = {(one, other) for one, other in scheme.edges if one != owner}
-    reaching = _reaching(owner, edges)
-    ups: dict[str, list[str]] = {}
-    for one, other in sorted(edges):
-        if other in reaching:
-            ups.setdefault(one, []).append(other)
-    for name in scheme.nodes:
-        if name != owner and name not in reaching:
-            raise _refused(f"what {name} contributes does not reach {owner}", "")
-        if len(several := ups.get(name, [])) > 1:
-            raise _refused(
-                f"what {name} contributes reaches {owner} more than once, by {several[0]} and "
-                f"{several[1]}",
-                "It would count twice.",
-            )
-
-
-# ---- compiling
-
-
-def compile_scheme(scheme: ExchangeScheme) -> CompiledScheme:
-    """What there is in atoll for a scheme. Raises ConfigError where it is none (`check_scheme`), or
-    there is nothing for it, with the reason.
-    """
-    check_scheme(scheme)
-    if scheme.mixing:
-        return _mixing(scheme)
-    roles = {*scheme.nodes.values()}
-    if "place" in roles:
-        return _hierarchy(scheme)
-    masters = [name for name, role in scheme.nodes.items() if role == "master"]
-    if masters or "worker" in roles:
-        workers = {(name, masters[0]) for name in scheme.nodes if masters and name != masters[0]}
-        if len(masters) == 1 and "peer" not in roles and scheme.edges == frozenset(workers):
-            return CompiledScheme("butterfly", master=masters[0])
-        raise _refused(
-            "masters and workers in another shape",
-            "One master adds up for all, and every other node is a worker that sends to it. "
-            "Masters below a master are places.",
-        )
-    if _complete(scheme):
-        return CompiledScheme("butterfly")
-    ups = [one for one, _ in scheme.edges]
-    if len(ups) == len({*ups}) == len(scheme.nodes):
-        return CompiledScheme("ring")
-    raise _refused(
-        "a tree of fixed machines",
-        "One machine at the top would send and receive for all, and its death would end the "
-        "round. In atoll each part has an owner of its own, and members add up for their "
-        "place in turn: draw places in place of inner nodes.",
-    )
-
-
-def _hierarchy(scheme: ExchangeScheme) -> CompiledScheme:
-    """Sites, and hosts within them."""
+        raise refuse_scheme("no machine", "A scheme is of peers, or of a master and workers.")
     above = dict(scheme.edges)
     labels: dict[str, str] = {}
     for name in scheme.nodes:
@@ -253,50 +118,26 @@ def _hierarchy(scheme: ExchangeScheme) -> CompiledScheme:
             at = above.get(at)
         if scheme.nodes[name] == "place":
             if name in above and not LABEL.fullmatch(_own(name)):
-                raise _refused(
+                raise refuse_scheme(
                     f"a place called {_own(name)!r}", "Letters, digits, dots, dashes, underscores."
                 )
             if len(path) > 2:
-                raise _refused(
+                raise refuse_scheme(
                     f"{name} is a place within a host", "Three levels are what there is."
                 )
             continue
         if scheme.nodes[name] != "peer" or not path or scheme.nodes[path[0]] != "place":
-            raise _refused(
+            raise refuse_scheme(
                 f"{name} is a {scheme.nodes[name]} that sends to {path[0] if path else 'nobody'}",
                 "Where there are places, every machine is a peer that sends to its place.",
             )
         label = "/".join(_own(place) for place in reversed(path[:-1]))
         if len(label) > 64:
-            raise _refused(f"the label {label!r}", "A label has at most 64 characters.")
+            raise refuse_scheme(f"the label {label!r}", "A label has at most 64 characters.")
         labels[name] = label
     deepest = max((label.count("/") + bool(label) for label in labels.values()), default=0)
     plans: tuple[PlanName, ...] = ("butterfly", "two-level", "three-level")
-    return CompiledScheme(plans[deepest], labels)
-
-
-def _mixing(scheme: ExchangeScheme) -> CompiledScheme:
-    """Pairs of all, or along a hypercube."""
-    if {*scheme.nodes.values()} != {"peer"}:
-        raise _refused("gossip of other nodes than peers", "All average alike.")
-    if any((b, a) not in scheme.edges for a, b in scheme.edges):
-        raise _refused("an edge of gossip in one direction", "Both of a pair take the mean.")
-    if _complete(scheme):
-        return CompiledScheme(None, average="gossip")
-    names = list(scheme.nodes)
-    bits = len(names).bit_length() - 1
-    cube = (
-        {(names[at], names[at ^ 1 << bit]) for at in range(len(names)) for bit in range(bits)}
-        if len(names) == 1 << bits
-        else set[Edge]()
-    )
-    if scheme.edges == frozenset(cube):
-        return CompiledScheme(None, average="pairwise")
-    raise _refused(
-        "gossip along a given graph",
-        "Pairs of a run are drawn among all members, or go along a hypercube. On a graph "
-        "of one's own there are functions (optim.gossip: dadao, gossip_rates), no run.",
-    )
+    return CompiledPlaces(plans[deepest], labels)
 
 
 def _own(name: str) -> str:
@@ -304,30 +145,6 @@ def _own(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _pairs(names: Sequence[str]) -> Iterable[Edge]:
-    return ((one, other) for one in names for other in names if one != other)
-
-
-def _complete(scheme: ExchangeScheme) -> bool:
-    """Whether all nodes are peers, each of which sends to each."""
-    count = len(scheme.nodes)
-    peers = {*scheme.nodes.values()} <= {"peer"}
-    return peers and len(scheme.edges) == count * (count - 1)
-
-
-def _reaching(owner: str, edges: Iterable[Edge]) -> set[str]:
-    """All nodes from which a way leads to the owner, itself included."""
-    below: dict[str, list[str]] = {}
-    for one, other in edges:
-        below.setdefault(other, []).append(one)
-    found, left = {owner}, [owner]
-    while left:
-        for one in below.get(left.pop(), ()):
-            if one not in found:
-                found.add(one)
-                left.append(one)
-    return found
-
-
-def _refused(what: str, why: str) -> ConfigError:
+def refuse_scheme(what: str, why: str) -> ConfigError:
+    """The error for a scheme that is none, or that atoll has nothing for."""
     return ConfigError(what, key=KEY, why=why)

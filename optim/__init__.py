@@ -7,9 +7,6 @@ outer step (`outer/`), reconciliation (`model/reconcile`).
 
     outer/   the outer step on the anchor, with the same bits everywhere; presets
     planning/   from step time, rates and round trips to a run's settings
-    coding/  codes against stragglers and liars, for sums that must be exact; no run needs them
-    experts/ models of parts of the data, and a router between them; no run mode
-    gossip/  training without a shared anchor, over averages in pairs; no run needs it
     federated/   federated methods as small pieces on this frame, for real runs and for simulations
                  in virtual time
     solo     the swarm of one, for scripts without a node and for tests
@@ -19,6 +16,7 @@ outer step (`outer/`), reconciliation (`model/reconcile`).
     ranks/   a peer of several processes: DDP and FSDP2 ranks, each with its slices
     script/  attach(), and the same as one torch.optim.Optimizer
     integrations/   attach() inside the training loops of transformers and Lightning
+    lab/     functions of papers, for scripts of one's own: no run imports them
 
 Importing this package loads torch only when a name of it is used.
 """

@@ -10,7 +10,7 @@ from ...collectives.bounds import most_members, why_so_many
 from ...collectives.errors import ConfigError
 from ...collectives.group import TopologyKind
 from ...collectives.identifiers import PeerId
-from ...collectives.schemes import compile_scheme, full, places, ring
+from ...collectives.schemes import compile_places, places
 from ...collectives.trees import parents_of, topology_at
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def tree_of(manifest: Manifest, peers: int) -> DrawnTree:
     """
     exchange, plan = manifest.exchange, manifest.topology
     if isinstance(exchange.tree, dict):
-        labels = compile_scheme(places(exchange.tree)).labels
+        labels = compile_places(places(exchange.tree)).labels
     else:
         if peers > most_members(plan):
             raise ConfigError(
@@ -78,9 +78,7 @@ def tree_of(manifest: Manifest, peers: int) -> DrawnTree:
                 key="peers",
                 why=why_so_many(plan),
             )
-        names = [f"peer#{number}" for number in range(1, peers + 1)]
-        scheme = ring(names) if plan == "ring" else full(names)
-        labels = dict.fromkeys(scheme.machines, "")
+        labels = {f"peer#{number}": "" for number in range(1, peers + 1)}
     ids = {PeerId(name): label for name, label in labels.items()}
     owner = next(iter(ids))
     (parents,) = parents_of(topology_at(plan, ids), list(ids), [owner])

@@ -12,7 +12,7 @@ import msgspec
 from ...collectives.bounds import most_members, why_so_many
 from ...collectives.codec_names import RESULTS
 from ...collectives.errors import ConfigError
-from ...collectives.schemes import PlanName, compile_scheme, peers_in, places
+from ...collectives.schemes import PlanName, compile_places, peers_in, places
 from .manifest import Manifest
 from .refusals import Refusal, refuse
 from .tables import WITHOUT_MOMENTUM, ExchangeTable, TrainTable, Tree
@@ -237,9 +237,9 @@ def plan_of(tree: str | Tree, name: str) -> PlanName:
     try:
         if isinstance(tree, str):
             return "ring" if tree == "ring" else "butterfly"
-        plan = compile_scheme(places(tree)).plan
-        if peers_in(tree) > most_members(plan or "butterfly"):
-            raise ConfigError(f"{peers_in(tree):,} peers", why=why_so_many(plan or "butterfly"))
+        plan = compile_places(places(tree)).plan
+        if peers_in(tree) > most_members(plan):
+            raise ConfigError(f"{peers_in(tree):,} peers", why=why_so_many(plan))
     except ConfigError as error:
         raise ConfigError(
             f"{name}: $.exchange.tree: {error.message}",
@@ -248,7 +248,6 @@ def plan_of(tree: str | Tree, name: str) -> PlanName:
             why=error.why,
             hint='Places and peers, { lab = { box-1 = 4 }, home = 1 }, or "full", or "ring".',
         ) from None
-    assert plan is not None
     return plan
 
 

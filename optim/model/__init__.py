@@ -6,6 +6,5 @@ pseudograd  anchor - parameters, into the shared buffer: what a member contribut
 momentum    worker momentum: running means in place of contributions
 feedback    what a codec loses of it, carried into the next one
 accuracy    what a round with a wished error really loses
-recovery    a lost stage of a pipeline, from its neighbours
 reconcile   what live parameters become after a commit, or while one is under way
 """

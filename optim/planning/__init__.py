@@ -6,7 +6,6 @@ estimate     how long a round of given settings takes, and what share of the tim
 price        what settings cost in loss, from a table
 planner      which settings reach a loss soonest, and why in words
 balance      how many samples each of unequal machines takes of a step
-pipeline     SkipPipe: which stages of a pipeline each microbatch visits; no run has one
 again        how long the next round is, from what the log says of the last one
 """
 
@@ -14,7 +13,6 @@ from .again import Lag, RoundSteps, again
 from .balance import Machine, balance
 from .conditions import Conditions, PeerConditions
 from .estimate import Choice, Estimate, estimate
-from .pipeline import Pipeline, PipelineSchedule, skip_schedule
 from .planner import TrainingPlan, plan, seconds_a_sample
 from .price import Price, price
 
@@ -26,8 +24,6 @@ __all__ = [
     "Machine",
     "RoundSteps",
     "PeerConditions",
-    "Pipeline",
-    "PipelineSchedule",
     "Price",
     "TrainingPlan",
     "again",
@@ -36,5 +32,4 @@ __all__ = [
     "plan",
     "price",
     "seconds_a_sample",
-    "skip_schedule",
 ]

@@ -26,7 +26,7 @@ from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
 from atoll.node.simulation.local_member import LocalMember, LocalPending
 from atoll.optim import DiLoCo, GradientAveraging, LocalSGD, attach
-from atoll.optim.gossip import NoLoCo, TwoLevel, over_group, over_swarm
+from atoll.optim.lab.gossip import NoLoCo, TwoLevel, over_group, over_swarm
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.outer import presets
 

@@ -29,7 +29,7 @@ import numpy as np
 from _bench import emit, progress
 from numpy.typing import NDArray
 
-from atoll.optim.coding import SelectiveRepetition
+from atoll.optim.lab.coding import SelectiveRepetition
 
 Slowness = NDArray[np.float64]
 

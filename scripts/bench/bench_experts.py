@@ -26,8 +26,8 @@ from _bench import emit, progress
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atoll.optim.experts import Mixture, find_clusters
-from atoll.optim.experts.mixture import Answer
+from atoll.optim.lab.experts import Mixture, find_clusters
+from atoll.optim.lab.experts.mixture import Answer
 
 RATES = (3e-3, 1e-2, 3e-2)
 CLASSES, DIMENSIONS, TRAINED, HELD_OUT = 4, 16, 4000, 4000

@@ -31,7 +31,7 @@ import torch
 from _bench import emit, progress
 from torch import Tensor
 
-from atoll.optim.gossip import ContinuousMomentum, Exchange, dadao, gossip_rates, spread_of
+from atoll.optim.lab.gossip import ContinuousMomentum, Exchange, dadao, gossip_rates, spread_of
 
 APART = (0.1, 0.01, 1e-4)
 PRECISION = 1e-6

@@ -17,7 +17,7 @@ from torch.nn import functional
 from atoll.collectives.swarm import RunSettings, Swarm
 from atoll.node import join
 from atoll.optim import SoloSwarm, attach
-from atoll.optim.experts import Clusters, Mixture, find_clusters
+from atoll.optim.lab.experts import Clusters, Mixture, find_clusters
 
 ISLANDS, FILE = 2, Path("clusters.npy")
 words = sys.argv[1:]

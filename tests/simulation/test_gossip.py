@@ -11,7 +11,7 @@ import torch
 from atoll.collectives.api import enter
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.optim.gossip import NoLoCo, TwoLevel, over_group, over_swarm
+from atoll.optim.lab.gossip import NoLoCo, TwoLevel, over_group, over_swarm
 
 
 def test_noloco_comes_together_and_goes_on_without_a_lost_peer() -> None:

@@ -8,7 +8,7 @@ from itertools import combinations, product
 import numpy as np
 import pytest
 
-from atoll.optim.coding import (
+from atoll.optim.lab.coding import (
     BerrutCode,
     GradientCode,
     SelectiveRepetition,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.optim.experts import Clusters, Mixture, find_clusters
+from atoll.optim.lab.experts import Clusters, Mixture, find_clusters
 
 
 def cost(x: Tensor, of: Tensor, count: int) -> float:

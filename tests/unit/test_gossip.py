@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from atoll.optim.gossip import (
+from atoll.optim.lab.gossip import (
     ContinuousMomentum,
     Exchange,
     NoLoCo,

@@ -203,6 +203,29 @@ def test_folders_import_only_what_stands_above_them_in_the_map() -> None:
     assert wrong == []
 
 
+def test_no_run_imports_the_lab_and_its_readme_has_a_row_for_each_file() -> None:
+    """optim/lab has functions of papers, for scripts: what a run needs moves out of it."""
+    lab = Path("optim/lab")
+    found = {
+        f"{path} imports {each}"
+        for path, imported in _edges(types=True).items()
+        for each in imported
+        if lab in each.parents and lab not in path.parents
+    }
+    assert found == set()
+    text = (ROOT / lab / "README.md").read_text(encoding="utf-8")
+    files = [path.relative_to(lab) for path in package_files() if lab in path.parents]
+    missing = [
+        str(path)
+        for path in files
+        if path.name != "__init__.py"
+        and f"`{path}`" not in text
+        and f"`{path.parent}/`" not in text
+    ]
+    assert len(files) > 12
+    assert missing == []
+
+
 def _said_twice(classes: list[tuple[str, str]]) -> list[str]:
     """The names that stand for more than one class, and where. ``classes``: (name, file)."""
     files: dict[str, list[str]] = {}

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from atoll.optim.planning import Pipeline, PipelineSchedule, skip_schedule
+from atoll.optim.lab.pipeline import Pipeline, PipelineSchedule, skip_schedule
 
 BATCHES, VISITED, MEMORY, SHARE = 3, 3, 2, 2
 

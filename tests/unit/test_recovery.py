@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.optim.model.recovery import LEARNING_RATE_AFTER, recovered_stage
+from atoll.optim.lab.recovery import LEARNING_RATE_AFTER, recovered_stage
 
 WIDTH, STAGES = 24, 5
 

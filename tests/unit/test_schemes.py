@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Topology
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.schemes import (
+from atoll.collectives.schemes import Places, compile_places, peers_in, places
+from atoll.collectives.trees import topology_at
+from atoll.optim.lab.schemes import (
+    CompiledScheme,
     ExchangeScheme,
-    Places,
     check_scheme,
     compile_scheme,
     full,
     gossip,
     master_worker,
-    peers_in,
-    places,
     ring,
 )
-from atoll.collectives.trees import topology_at
 
 NAMES = st.lists(st.sampled_from("abcdefg"), min_size=1, max_size=7, unique=True)
 LABELS = st.sampled_from(["lab", "home", "a-1", "b.2"])
@@ -76,7 +75,8 @@ def test_what_is_compiled_adds_up_what_a_star_does(
 @given(SITES)
 def test_a_hierarchy_is_the_plan_of_its_depth_with_the_labels_of_its_places(sizes: Places) -> None:
     scheme = places(sizes)
-    compiled = compile_scheme(scheme)
+    compiled = compile_places(scheme)
+    assert compile_scheme(scheme) == CompiledScheme(compiled.plan, compiled.labels)
     deep = any(not isinstance(each, int) for each in sizes.values())
     assert compiled.plan == ("three-level" if deep else "two-level")
     assert len(compiled.labels) == len(scheme.machines) == peers_in(sizes)
@@ -166,6 +166,25 @@ def test_what_is_no_scheme_or_has_no_plan_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(ConfigError, match=says) as refused:
         compile_scheme(scheme)
+    assert refused.value.key == "$.exchange.tree"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        ({}, "no machine"),
+        ({"a": {}}, "no machine"),
+        ({"world": 2}, "two places called world"),
+        ({"a": {"b": 1}, "a/b": 1}, "two places called a/b"),
+        ({"a b": 1}, "a place called 'a b'"),
+        ({"a": {"b": {"c": 1}}}, "a/b/c is a place within a host"),
+    ],
+)
+def test_places_that_are_no_tree_of_a_run_are_refused_with_the_reason(
+    sizes: Places, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says) as refused:
+        compile_places(places(sizes))
     assert refused.value.key == "$.exchange.tree"
 
 

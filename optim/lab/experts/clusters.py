@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.errors import ConfigError
+from ....collectives.errors import ConfigError
 
 BATCH = 4096  # samples whose distances are in memory at a time
 

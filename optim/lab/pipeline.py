@@ -27,6 +27,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+__all__ = ["Pipeline", "PipelineSchedule", "skip_schedule"]
+
 ALWAYS = (0.0, math.inf)
 Barred = Mapping[tuple[int, int], tuple[tuple[float, float], ...]]
 """By microbatch and node: from when until when that node does not begin with that microbatch."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ...collectives.api import call_of
-from ...collectives.averaging import average
-from ...collectives.plain import operate
-from ...collectives.swarm import Swarm
+from ....collectives.api import call_of
+from ....collectives.averaging import average
+from ....collectives.plain import operate
+from ....collectives.swarm import Swarm
 
 Exchange = Callable[[Tensor], None]
 """Replaces a contiguous float32 tensor by its mean with the tensor that one other peer gives to the
