@@ -3,7 +3,6 @@ nor trio.
 
 identity    a peer's Ed25519 key, its file, its peer id; sign and verify
 rule_names  what manifests and plans call robust rules; loads nothing heavy
-attacks/    what hostile members send, for tests and benchmarks
 rules/      robust aggregation: one vector from many of which some may be hostile; numbers only
 btard/      averaging of gradients in which liars are found, proven and removed; state machines
             without I/O

@@ -15,7 +15,12 @@ import torch
 from _digits import CLASSES, load
 from torch import Tensor, nn
 
-from atoll.security.attacks import ATTACKS, flipped_labels, optimised_alie, optimised_ipm
+from atoll.optim.federated.simulation.attacks import (
+    ATTACKS,
+    flipped_labels,
+    optimised_alie,
+    optimised_ipm,
+)
 from atoll.security.rule_names import BY_COORDINATE, BY_GRAM
 from atoll.security.rules import WorkerMomentum, aggregate
 from atoll.security.rules.centre import Radius

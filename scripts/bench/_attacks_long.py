@@ -21,8 +21,13 @@ from torch import Tensor, nn
 
 from atoll.collectives.swarm import OuterSettings
 from atoll.optim import OuterStep
+from atoll.optim.federated.simulation.attacks import (
+    ATTACKS,
+    flipped_labels,
+    optimised_alie,
+    optimised_ipm,
+)
 from atoll.optim.outer.presets import PRESETS
-from atoll.security.attacks import ATTACKS, flipped_labels, optimised_alie, optimised_ipm
 from atoll.security.rules import WorkerMomentum
 from atoll.security.rules.centre import Radius, clip_once
 from atoll.security.rules.gram import combine, squares

@@ -22,9 +22,9 @@ from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import DiLoCo
+from atoll.optim.federated.simulation.attacks import ATTACKS, flipped_labels
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.outer import presets
-from atoll.security.attacks import ATTACKS, flipped_labels
 
 SYNC_EVERY, CODEC = 10, "int8"
 OUTER = {preset.name: preset.outer for preset in presets.PRESETS}["short"]

@@ -35,7 +35,7 @@ import torch
 from _bench import emit, progress
 from _digits import Unavailable
 
-from atoll.security.attacks import ATTACKS
+from atoll.optim.federated.simulation.attacks import ATTACKS
 
 Key = tuple[str, str, int]
 FIGURE = {"local": "accuracy", "swarm": "loss", "long": "loss"}

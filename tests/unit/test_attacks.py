@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from atoll.collectives.errors import ConfigError, NotEnoughPeersError
-from atoll.security.attacks import (
+from atoll.optim.federated.simulation.attacks import (
     ATTACKS,
     Delayed,
     alie,
-    alie_factor,
     flipped_labels,
     ipm,
     mimic,
@@ -69,14 +68,6 @@ def test_attacks_modify_nothing() -> None:
         assert sent.shape == (D,)
         sent.fill_(7.0)
         assert torch.equal(rows, before)
-
-
-@pytest.mark.parametrize(("n", "f", "z"), [(16, 4, 0.2104), (16, 7, 0.7647), (50, 24, 1.4261)])
-def test_the_factor_of_alie(n: int, f: int, z: float) -> None:
-    assert math.isclose(alie_factor(n, f), z, abs_tol=5e-5)
-    for bad in (0, n // 2):
-        with pytest.raises(ConfigError):
-            alie_factor(n, bad)
 
 
 def test_delayed_and_flipped() -> None:

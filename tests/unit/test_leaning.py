@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from atoll.collectives.errors import ConfigError
-from atoll.security.attacks import drift, honest_radius, reverse
+from atoll.optim.federated.simulation.attacks import drift, honest_radius, reverse
 from atoll.security.rules.leaning import LEAST_ROUNDS, Leaning, chance, median_of_others
 
 N, F, D = 7, 2, 48

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from atoll.optim import OuterStep
+from atoll.optim.federated.simulation.attacks import drift, reverse
 from atoll.optim.outer.presets import PRESETS
-from atoll.security.attacks import drift, reverse
 from atoll.security.rules import WorkerMomentum
 from atoll.security.rules.reducers import find_reducer
 

@@ -9,6 +9,7 @@ and the clock.
 partition    who has which samples: Dirichlet, label shards
 devices      how long a step takes, when a machine is there, whether it comes back
 task         model and samples; one live model that plays every client
+attacks      what hostile clients send
 study        a run: settings, a client's turn, attacks, the curve
 synchronous  rounds that wait for everybody
 arriving     FedAsync, FedBuff, FedFix, FedCompass

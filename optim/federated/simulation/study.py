@@ -17,12 +17,12 @@ from torch import Tensor
 from ....collectives.arrivals import Fading
 from ....collectives.errors import ConfigError
 from ....collectives.swarm import OuterSettings
-from ....security.attacks import ATTACKS, Delayed, flipped_labels, optimised_alie, optimised_ipm
 from ....security.rules.aggregate import RULES, aggregate
 from ..member import InnerSteps, Knobs, Served, first_control
 from ..methods import ARRIVING, METHODS, Method, method_of_steps, server_settings
 from ..personal import Gradient
 from ..server import FederatedServer
+from .attacks import ATTACKS, Delayed, flipped_labels, optimised_alie, optimised_ipm
 from .devices import Fleet
 from .partition import Indices
 from .task import Learner, Task, endless

@@ -16,7 +16,7 @@ from msgspec import structs
 
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.simulation import Network, World
-from atoll.security.attacks import ATTACKS as VECTOR_ATTACKS
+from atoll.optim.federated.simulation.attacks import ATTACKS as VECTOR_ATTACKS
 from atoll.security.btard import AttemptSettings, BtardPeer, GradientTask
 from atoll.security.btard.draw import first_draw, seed_of
 from atoll.security.btard.finished import Finished

@@ -1,16 +1,21 @@
-"""Attacks on one round, as functions of what the honest members have: float32 (h, d), not modified
--> what each hostile one sends, float32 (d,).
+"""What hostile clients send, for `atoll simulate --attack`, tests and benchmarks: pure functions of
+what the honest ones have, float32 (h, d), not modified -> what each hostile one sends, float32
+(d,). Nothing here is used by a node.
+
+An attacker is omniscient: it sees what all honest members of a round have. All hostile members send
+the same, unless something else is said. `Delayed` and `flipped_labels` are no functions of one
+round.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
-from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
-from ...collectives.errors import ConfigError
+from ....collectives.errors import ConfigError
 
 Rule = Callable[[Tensor], Tensor]
 """rows, float32 (n, d) -> the result, float32 (d,)."""
@@ -36,22 +41,6 @@ def alie(honest: Tensor, z: float = 1.5) -> Tensor:
     wide = honest.double()
     deviation = wide.std(0, correction=1) if len(honest) > 1 else torch.zeros_like(wide[0])
     return (_mean(honest) - z * deviation).float()
-
-
-def alie_factor(n: int, f: int) -> float:
-    """The paper's z for f hostile of n: as far as the attackers, with the honest ones beyond them,
-    are a majority. Below 0.3 it hardly is an attack.
-
-    Raises ConfigError unless 0 < f < n / 2.
-    """
-    if not 0 < 2 * f < n:
-        raise ConfigError(
-            f"ALIE with f = {f} of {n}",
-            key="f",
-            why="The attackers are fewer than half, and at least one.",
-        )
-    supporters = n // 2 + 1 - f
-    return NormalDist().inv_cdf((n - f - supporters) / (n - f))
 
 
 def mimic(honest: Tensor, row: int = 0) -> Tensor:
@@ -169,3 +158,31 @@ ATTACKS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "inf": lambda honest: no_number(honest, float("inf")),
 }
 """By the names of tables: attack(honest) -> what each hostile member sends."""
+
+
+class Delayed:
+    """Sends what it had ``steps`` rounds ago, and until then the first of it."""
+
+    def __init__(self, steps: int) -> None:
+        if steps < 1:
+            raise ConfigError(f"a delay of {steps} rounds", key="steps")
+        self._kept: deque[Tensor] = deque(maxlen=steps + 1)
+
+    def send(self, own: Tensor) -> Tensor:
+        """What is sent in the round in which an honest member would send ``own``; a copy of that is
+        kept.
+        """
+        self._kept.append(own.clone())
+        return self._kept[0]
+
+
+def flipped_labels(labels: Tensor, classes: int) -> Tensor:
+    """Every label y becomes classes - 1 - y: an honest procedure on poisoned data. Raises
+    ConfigError for labels of other classes.
+    """
+    if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+        raise ConfigError(
+            f"labels from {int(labels.min())} to {int(labels.max())} of {classes} classes",
+            key="classes",
+        )
+    return classes - 1 - labels
