@@ -154,7 +154,6 @@ def decode_manifest(data: bytes) -> Manifest:
         for codec in (manifest.exchange.codec, *manifest.exchange.codecs.values())
         if codec not in CODECS
     ]:
-        _refuse_removed_in(data)
         if unknown[0] in REMOVED:
             raise VersionMismatchError(
                 f"the run's {unknown_codec(unknown[0]).message}",
