@@ -11,6 +11,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -646,8 +647,10 @@ class Swarm(Protocol):
         ...
 
     @property
-    def exportable(self) -> bool:
-        """Whether a node keeps the run, so that `atoll export` takes its model from there."""
+    def model_folder(self) -> Path | None:
+        """Where the script leaves what `atoll export` writes beside the anchor: in the run's folder
+        at the node on this machine. None where no node keeps the run.
+        """
         ...
 
     def buffer(self, numel: int) -> Tensor:

@@ -348,9 +348,8 @@ class SoloSwarm:
         return 0
 
     @property
-    def exportable(self) -> bool:
+    def model_folder(self) -> None:
         """See `Swarm`: no node has it."""
-        return False
 
     @property
     def paused(self) -> str:

@@ -158,7 +158,7 @@ class TableSwarm:
 
     closing = 0
     paused = ""
-    exportable = False
+    model_folder = None
 
     def contribute(
         self,

@@ -302,14 +302,26 @@ def new_command(
     "--adapter",
     type=GivenPath(exists=True, file_okay=False, path_type=Path),
     metavar="PEFT_DIR",
-    help="What save_pretrained wrote of the model before training: write such an adapter.",
+    help=(
+        "Where no script ran on this machine: what save_pretrained wrote of the PEFT model before "
+        "training. Such an adapter is written."
+    ),
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(("float32", "bfloat16", "float16")),
+    help="Convert floating tensors; default: as trained.",
 )
 @shared_options
-def export_command(run: str, folder: Path, force: bool, adapter: Path | None) -> None:
+def export_command(
+    run: str, folder: Path, force: bool, adapter: Path | None, dtype: str | None
+) -> None:
     """Write a run's model as safetensors that load without atoll.
 
-    RUN is an id, its beginning, or a name. Written: model.safetensors, config.json, atoll.json;
-    with --adapter what PeftModel.from_pretrained loads.
+    RUN is an id, its beginning, or a name. Written: model.safetensors with all that the script's
+    state_dict() has, the model's own configuration and tokenizer, atoll.json; of a PEFT model the
+    folder that PeftModel.from_pretrained loads. What is not the whole model is called
+    partial.safetensors.
     """
     from ...collectives.swarm import MOST_REPLAYED
     from ..manifest import load_run
@@ -317,7 +329,7 @@ def export_command(run: str, folder: Path, force: bool, adapter: Path | None) ->
 
     terminal = current()
     signed = load_run(terminal.paths, run)
-    done = export_run(terminal.paths, signed, folder, force=force, adapter=adapter)
+    done = export_run(terminal.paths, signed, folder, force=force, adapter=adapter, dtype=dtype)
     human = (
         f"{folder}  round {done.round}, {done.parameters:,} parameters in {len(done.tensors)} "
         f"tensors, {bytes_text(done.bytes)}"
@@ -331,18 +343,23 @@ def export_command(run: str, folder: Path, force: bool, adapter: Path | None) ->
             "parameters": done.parameters,
             "bytes": done.bytes,
             "files": done.files,
+            "load": done.load,
+            "missing": done.missing,
+            "notes": done.notes,
         },
     )
+    if done.missing:
+        terminal.say(f"This is not the whole model. Missing: {'; '.join(done.missing)}")
+    for note in done.notes:
+        terminal.say(note)
     every = min(signed.open().checkpoint.every, MOST_REPLAYED)
     if every > 1:
         terminal.say(
             f"This is the newest checkpoint; the node writes one every {every} rounds "
             "([checkpoint] every), and at the run's last."
         )
-    load = f"safetensors.torch.load_file({str(folder / 'model.safetensors')!r})"
-    if adapter is not None:
-        load = f"peft.PeftModel.from_pretrained(model, {str(folder)!r})"
-    terminal.say(f"Load it: {load}")
+    what = "Load what there is" if done.missing else "Load it"
+    terminal.say(f"{what}: {done.load}")
 
 
 @click.command("rm")

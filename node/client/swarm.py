@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 from weakref import WeakValueDictionary
@@ -241,9 +242,11 @@ class RunSwarm(SeededWork):
         return self._paused
 
     @property
-    def exportable(self) -> bool:
-        """See Swarm: yes."""
-        return True
+    def model_folder(self) -> Path:
+        """See Swarm."""
+        from ...optim.model.card import FOLDER
+
+        return self._entry.dial.paths.run_dir(self.run_id) / FOLDER
 
     @property
     def trouble(self) -> str:

@@ -1,7 +1,8 @@
 """What is left of a run on disk, read by people who need not take part: nothing here needs a node.
 Lowest first:
 
-export       the newest anchor as safetensors
+contents     what an exported folder holds
+export       the model of a run as files that load without atoll
 audit        the log checked and handed over
 recompute    a committed round computed again from contributions that were kept
 splitting    clusters of a run's members, for a run of each

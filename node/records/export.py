@@ -1,40 +1,43 @@
-"""Write the anchor of a run as safetensors that anybody loads without atoll: model.safetensors,
-config.json, atoll.json. Or as an adapter that PEFT loads: adapter_model.safetensors,
-adapter_config.json, atoll.json.
+"""Write the model of a run into a folder that anybody loads without atoll: model.safetensors,
+config.json and what else belongs to it; or an adapter as PEFT saves it. atoll.json says where it
+comes from.
 
-Source is the checkpoint in the run's folder (`storage.checkpoint`): the state and, in
-``atoll.json``, the layout.
+The trained tensors are the anchor of the newest checkpoint in the run's folder
+(`storage.checkpoint`). All else, buffers, frozen parameters, names that share a tensor, types,
+configurations, is on the card that the script left there when it attached the model
+(`optim.model.card`). Where that is missing, what there is gets a name that nobody takes for a
+model: partial.safetensors (`contents`).
 """
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ...collectives.errors import ModelMismatchError, StorageError
+from ...collectives.errors import StorageError
 from ...collectives.layout import Layout
-from ..client.beginning import START_FILE
+from ...optim.model.card import START_FILE
 from ..home.paths import Paths, storage_error, write_atomic
-from ..manifest import Manifest, SignedManifest, gpt_config
+from ..manifest import SignedManifest
+from .contents import (
+    ADAPTER_FILE,
+    PARTIAL_FILE,
+    WEIGHTS_FILE,
+    Contents,
+    as_json,
+    contents_of,
+)
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from ..storage.checkpoint import SavedCheckpoint
 
 CHECKPOINT_FOLDER = "checkpoint"
 STATE_FILE = "state.safetensors"
 INFO_FILE = "atoll.json"
-WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
-ADAPTER_FILE = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
-# PEFT names live tensors with the adapter's name and saved ones without
-_LIVE = re.compile(r"(\.lora_[A-Za-z_]+)\.[^.]+|\.modules_to_save\.[^.]+")
+DTYPES = ("float32", "bfloat16", "float16")
 _FILE_MODE = 0o644  # made to be handed on
 
 
@@ -44,14 +47,20 @@ class CheckpointInfo(msgspec.Struct, frozen=True):
     layout: Layout
 
 
-class Exported(msgspec.Struct, frozen=True):
-    """What was written. ``bytes``: of the weights."""
+class Exported(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written. ``tensors``: in ``file``, the weights, of so many ``bytes``. ``load``: a
+    line of Python that loads them. ``missing``: what belongs to the model and is not there, with
+    the reason. ``notes``: what whoever hands it on should know.
+    """
 
     round: int
     parameters: int
     tensors: tuple[str, ...]
     bytes: int
     files: tuple[str, ...]
+    load: str
+    missing: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 def read_info(folder: Path) -> CheckpointInfo:
@@ -86,11 +95,13 @@ def export_run(
     *,
     force: bool = False,
     adapter: Path | None = None,
+    dtype: str | None = None,
 ) -> Exported:
     """Write the newest checkpoint of a stored run into ``folder``, after checking it against its
     own digest. Of a run in fragments it is one model of the newest checkpoint of each, and the
     round that of the fragment that is behind. ``adapter``: a folder that PEFT's save_pretrained
-    wrote of the model that members train; another such is written, with the run's values.
+    wrote of the model that members train, where no script ran here; another such is written, with
+    the run's values. ``dtype``: one of `DTYPES`, for all floating tensors.
 
     Raises StorageError: no checkpoint, a damaged one (E303), files that are there already (without
     ``force``), a full disk. ModelMismatchError: ``adapter`` is of another model.
@@ -101,99 +112,89 @@ def export_run(
         for folder in paths.state_dirs(signed.run_id, manifest.exchange.fragments)
     ]
     infos = [read_info(source) for source in sources]
-    weights_file = folder / (WEIGHTS_FILE if adapter is None else ADAPTER_FILE)
-    if not force and weights_file.exists():
-        raise StorageError(
-            f"{weights_file} exists",
-            why="It is not replaced unasked.",
-            hint="Add --force, or give another folder.",
-            exit_code=73,
-        )
     cut = [_verified(source, info) for source, info in zip(sources, infos, strict=True)]
-    tensors = {
+    trained = {
         spec.name: saved.anchor[spec.offset : spec.offset + spec.numel].reshape(spec.shape)
         for saved, info in zip(cut, infos, strict=True)
         for spec in info.layout.tensors
         if spec.role != "sum"
     }
-    rounds = min(saved.rounds for saved in cut)
-    contents = (
-        _model_files(tensors, manifest) if adapter is None else _adapter_files(tensors, adapter)
+    contents = contents_of(trained, manifest, paths.run_dir(signed.run_id), adapter, dtype)
+    rounds = min(saved.rounds for saved in cut) if contents.round is None else contents.round
+    contents.files[INFO_FILE] = as_json(_origin(signed, cut, rounds, contents))
+    if not force:
+        _refuse_to_replace(folder, (contents.file, *contents.files))
+    size = _write(folder, contents)
+    return Exported(
+        round=rounds,
+        parameters=sum(info.layout.model_numel for info in infos),
+        tensors=tuple(contents.tensors),
+        bytes=size,
+        files=(contents.file, *contents.files),
+        load=contents.how.format(folder=repr(str(folder)), file=repr(str(folder / contents.file))),
+        missing=contents.missing,
+        notes=contents.notes,
     )
+
+
+def _origin(
+    signed: SignedManifest, cut: list[SavedCheckpoint], rounds: int, contents: Contents
+) -> dict[str, Any]:
+    manifest = signed.open()
     origin = {
         "run_id": signed.run_id,
         "name": manifest.name,
         "organiser": signed.organiser,
         "round": rounds,
-        "state_root": cut[0].root.hex(),
+        "missing": contents.missing,
+        "notes": contents.notes,
         "manifest": msgspec.to_builtins(manifest),
     }
     if len(cut) > 1:
         origin["fragments"] = [
             {"round": saved.rounds, "state_root": saved.root.hex()} for saved in cut
         ]
-        del origin["state_root"]
-    contents[INFO_FILE] = _json(origin)
+    else:
+        origin["state_root"] = cut[0].root.hex()
+    return origin
+
+
+def _refuse_to_replace(folder: Path, names: tuple[str, ...]) -> None:
+    for name in names:
+        if (folder / name).exists():
+            raise StorageError(
+                f"{folder / name} exists",
+                why="It is not replaced unasked.",
+                hint="Add --force, or give another folder.",
+                exit_code=73,
+            )
+
+
+def _write(folder: Path, contents: Contents) -> int:
+    """Write it all; the bytes of the weights. Raises StorageError."""
+    from ...optim.model.tensor_file import write_tensors
+
+    names = {name: of for name, of in contents.names.items() if name != of}
+    about = {"format": "pt"} | ({"names": json.dumps(names)} if names else {})
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        size = write_tensors(folder / contents.file, contents.tensors, about, _FILE_MODE)
+        for name, data in contents.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / name, data, _FILE_MODE)
     except OSError as error:
-        raise storage_error(f"cannot make {folder}", error) from None
-    for name, data in contents.items():
-        write_atomic(folder / name, data, _FILE_MODE)
-    return Exported(
-        rounds,
-        sum(info.layout.model_numel for info in infos),
-        tuple(tensors),
-        len(contents[weights_file.name]),
-        tuple(contents),
-    )
-
-
-def _model_files(tensors: dict[str, Tensor], manifest: Manifest) -> dict[str, bytes]:
-    from safetensors.torch import save
-
-    return {
-        WEIGHTS_FILE: save(tensors, metadata={"format": "pt"}),
-        CONFIG_FILE: _json(_model_config(manifest)),
-    }
-
-
-def _adapter_files(tensors: dict[str, Tensor], adapter: Path) -> dict[str, bytes]:
-    """The run's tensors in place of those of a saved adapter; what the run has frozen stays."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load, save
-
-    try:
-        config = (adapter / ADAPTER_CONFIG).read_bytes()
-        saved = load((adapter / ADAPTER_FILE).read_bytes())
-    except OSError as error:
-        raise storage_error(f"cannot read the adapter in {adapter}", error) from None
-    except SafetensorError as error:
-        raise StorageError(
-            f"{adapter / ADAPTER_FILE} is damaged: {error}",
-            hint="Write it again: peft_model.save_pretrained(DIR)",
-        ) from None
-    mine = {_LIVE.sub(r"\1", name): tensor for name, tensor in tensors.items()}
-    shapes = {name: tensor.shape for name, tensor in saved.items()}
-    if wrong := [name for name, tensor in mine.items() if shapes.get(name) != tensor.shape]:
-        raise ModelMismatchError(
-            f"the adapter in {adapter} is not of the run's model: {len(wrong)} tensors differ, "
-            + ", ".join(wrong[:4]),
-            hint=(
-                "Give a folder that save_pretrained wrote of the model that is attached: "
-                "attach(get_peft_model(...)), not of one inside it"
-            ),
-        )
-    return {ADAPTER_FILE: save(saved | mine, metadata={"format": "pt"}), ADAPTER_CONFIG: config}
+        raise storage_error(f"cannot write into {folder}", error) from None
+    return size
 
 
 def keep_start(source: Path, folder: Path) -> None:
-    """Keep the exported model in ``source`` in a run's folder: whoever founds the run here begins
-    with it. Raises StorageError.
+    """Keep the exported model or adapter in ``source`` in a run's folder: whoever founds the run
+    here begins with it. Raises StorageError.
     """
     from safetensors import SafetensorError, deserialize
 
-    path = source / WEIGHTS_FILE
+    names = (WEIGHTS_FILE, ADAPTER_FILE, PARTIAL_FILE)
+    path = next((source / name for name in names if (source / name).exists()), source / names[0])
     try:
         data = path.read_bytes()
         deserialize(data)
@@ -232,22 +233,6 @@ def _verified(source: Path, info: CheckpointInfo) -> SavedCheckpoint:
     ):
         raise _damaged(source / STATE_FILE, "its digest is wrong")
     return saved
-
-
-def _model_config(manifest: Manifest) -> dict[str, Any]:
-    if manifest.model.entry != "builtin:gpt":
-        return {"model_type": manifest.model.entry, **manifest.model.config}
-    return {
-        "model_type": "atoll-gpt",
-        "vocab_size": 256,
-        "tokenizer": "bytes",
-        "torch_dtype": "float32",
-        **msgspec.to_builtins(gpt_config(manifest.model)),
-    }
-
-
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _damaged(file: Path, reason: str) -> StorageError:

@@ -278,9 +278,8 @@ class LocalMember:
         return self.fragment_closing(0)
 
     @property
-    def exportable(self) -> bool:
+    def model_folder(self) -> None:
         """See Swarm: the run ends with this process."""
-        return False
 
     @property
     def paused(self) -> str:

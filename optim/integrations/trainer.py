@@ -65,6 +65,7 @@ class AtollCallback(TrainerCallback):
             self._swarm,
             on_round=self._on_round,
             strict=self._strict,
+            tokenizer=kwargs.get("processing_class"),
         )
 
     def on_pre_optimizer_step(

@@ -2,6 +2,9 @@
 
 adapters    what is frozen under adapters, which factor trains, the bias of their mean
 flat        the vector: parameters and running statistics, in segments, from any device
+tensor_file a safetensors file, written from where its tensors lie
+card        what an export needs beside the anchor: in the run's folder
+adapter_names   PEFT's saved names of live tensors
 pseudograd  anchor - parameters, into the shared buffer: what a member contributes
 momentum    worker momentum: running means in place of contributions
 feedback    what a codec loses of it, carried into the next one

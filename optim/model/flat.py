@@ -185,7 +185,7 @@ class FlatVector:
             inner.named_parameters(remove_duplicate=False),
             inner.named_buffers(remove_duplicate=False),
         )
-        live = {_clean(name): tensor for name, tensor in named} | self._sums
+        live = {clean_name(name): tensor for name, tensor in named} | self._sums
         for spec in self.layout.tensors:
             shape = tuple(live[spec.name].shape) if spec.name in live else None
             if shape != spec.shape:
@@ -442,7 +442,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
     seen: set[object] = set()
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and _first(parameter, seen):
-            yield _clean(name), parameter, "parameter"
+            yield clean_name(name), parameter, "parameter"
     for prefix, module in model.named_modules():
         if not isinstance(module, nn.modules.batchnorm._NormBase):
             continue
@@ -450,7 +450,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
             buffer = cast("Tensor | None", getattr(module, attribute, None))
             if buffer is not None and _first(buffer, seen):
                 yield (
-                    _clean(f"{prefix}.{attribute}" if prefix else attribute),
+                    clean_name(f"{prefix}.{attribute}" if prefix else attribute),
                     buffer,
                     cast("Role", role),
                 )
@@ -460,20 +460,28 @@ def _frozen(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters that require no gradient, under their names."""
     for name, parameter in unwrap(model).named_parameters():
         if not parameter.requires_grad:
-            yield _clean(name), parameter
+            yield clean_name(name), parameter
+
+
+def memory_of(tensor: Tensor) -> tuple[object, ...] | None:
+    """Equal for two tensors over exactly the same memory; None where that cannot be told."""
+    if tensor.device.type not in ("cpu", "cuda") or not tensor.numel() or _is_dtensor(tensor):
+        return None
+    return (str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride())
 
 
 def _first(tensor: Tensor, seen: set[object]) -> bool:
     """Whether this tensor, or another over exactly the same memory, comes for the first time."""
     keys: set[object] = {id(tensor)}
-    if tensor.device.type in ("cpu", "cuda") and tensor.numel() and not _is_dtensor(tensor):
-        keys.add((str(tensor.device), tensor.data_ptr(), tuple(tensor.shape), tensor.stride()))
+    if (memory := memory_of(tensor)) is not None:
+        keys.add(memory)
     known = bool(keys & seen)
     seen |= keys
     return not known
 
 
-def _clean(name: str) -> str:
+def clean_name(name: str) -> str:
+    """The name of a tensor without what wrappers put into it."""
     for wrapper in WRAPPERS:
         name = name.replace(wrapper, "")
     return name

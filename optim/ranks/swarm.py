@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import msgspec
@@ -38,7 +39,7 @@ class _SwarmHead(msgspec.Struct):
     peer: PeerId
     run_id: RunId
     settings: RunSettings
-    exportable: bool
+    model_folder: str  # "": None
 
 
 class RankView:
@@ -123,12 +124,12 @@ class RankSwarm:
                 self._at_rank_0.peer,
                 self._at_rank_0.run_id,
                 self._at_rank_0.settings,
-                self._at_rank_0.exportable,
+                str(self._at_rank_0.model_folder or ""),
             ),
             _SwarmHead,
         )
         self.peer, self.run_id, self.settings = head.peer, head.run_id, head.settings
-        self.exportable = head.exportable
+        self.model_folder = Path(head.model_folder) if head.model_folder else None
         self._model: nn.Module | None = None
         self._slices: Slices | None = None
         self._newest: tuple[tuple[int, int, float, int], Tensor] | None = None

@@ -3,6 +3,8 @@
 checks              what attach refuses, and why
 adoption            what adopting an anchor does to the losses that a script logs
 lookout             who is there, and what the node is shown of training
+saving              a model as its own state_dict(), or PEFT, saves it
+keeping             what of it is left in the run's folder for exports
 state               what a checkpoint of an attachment holds, as numbers and strings
 resume              saving strands and going on from them
 attachment          attach(), the optimizer hook: a script's own loop becomes a member

@@ -52,6 +52,7 @@ from .checks import (
     innermost,
     moves_nothing,
 )
+from .keeping import ModelKeeper
 from .lookout import Lookout, reached
 from .resume import PendingLoad, save
 from .state import Totals
@@ -77,6 +78,7 @@ def attach(
     round_s: float | None = None,
     on_round: Callable[[Outcome], None] | None = None,
     strict: bool = False,
+    tokenizer: Any = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Attachment:
     """Make ``model`` and its ``optimizer`` a member of ``swarm``'s run; returns the `Attachment`.
@@ -89,7 +91,8 @@ def attach(
     the number of samples of an inner step (of this rank's), by which members are weighted;
     `Attachment.samples` tells it step by step, and with `Swarm.shard` it is known. ``sync_every``
     (inner steps) and ``round_s`` (seconds) may repeat what the run's manifest says; the manifest
-    has authority. ``on_round`` hears every Outcome. ``clock`` is for tests.
+    has authority. ``on_round`` hears every Outcome. ``tokenizer`` (or processor: what has
+    ``save_pretrained``) goes into the folder that `atoll export` writes. ``clock`` is for tests.
 
     In a job of several ranks (torchrun with DistributedDataParallel or fully_shard) all ranks
     attach: rank 0 with the swarm that it joined, the others with None. The job is one peer.
@@ -137,6 +140,7 @@ def attach(
         batch_size=batch_size,
         on_round=on_round,
         strict=strict,
+        tokenizer=tokenizer,
         clock=clock,
     )
 
@@ -187,6 +191,7 @@ class Attachment:
         batch_size: int | None,
         on_round: Callable[[Outcome], None] | None,
         strict: bool,
+        tokenizer: Any,
         clock: Callable[[], float],
     ) -> None:
         """Use `attach`, which checks the arguments first."""
@@ -200,6 +205,14 @@ class Attachment:
             model, swarm.settings.adapters.mode, wrapped=self._ranks is not None
         )
         self._flat = FlatVector(model, swarm.settings, sharded=self._ranks is not None)
+        self._keeper = ModelKeeper(
+            model,
+            self._flat,
+            swarm.settings,
+            swarm.model_folder,
+            tokenizer=tokenizer,
+            writes=self._ranks is None or self._ranks.ranks.rank == 0,
+        )
         if self._ranks is not None:
             self._flat = self._ranks.place(model, self._flat)
         self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop)
@@ -231,6 +244,7 @@ class Attachment:
             ]
             attached[optimizer] = weakref.ref(self)
         attached[model] = attached[swarm] = weakref.ref(self)
+        self._keeper.begin(self.evaluate_anchor, self.round)
         self._look_around()
         if self.done:
             self._lookout.tell_finished()
@@ -361,6 +375,7 @@ class Attachment:
                 strand.begin()
             self._adapters.turn(self.round)
             self._look_around()
+            self._keeper.refresh(self.evaluate_anchor, self.round, self._clock, last=self.done)
         self.ledger.turns += 1
         for turn in turns:
             self._lookout.tell_round(turn.outcome, turn.samples)

@@ -133,7 +133,7 @@ class Lookout:
             run,
             self.swarm.settings.rounds,
             f"atoll export {run} DIR; a new run from it: atoll new RUN.toml --from DIR"
-            if self.swarm.exportable
+            if self.swarm.model_folder is not None
             else "it is in yours inside `with attachment.evaluate_anchor():`",
         )
 
