@@ -438,7 +438,7 @@ def _ended(
             f"{info.name} is finished: all its {of} rounds are committed"
             + (f", {took}" if rounds else "; nothing was to be done here")
         )
-        terminal.say("A run that goes on from it: atoll new RUN.toml --from DIR")
+        terminal.say("A run that goes on from its export: atoll new --from DIR --name NAME")
     else:
         ending = f"stopped after {took}"
         if killed:

@@ -6,6 +6,7 @@ import sys
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,6 +21,9 @@ from .invites import addresses_in_use, check_addresses, fresh_invite
 from .needs import machine_document, machine_lines, needs_of, this_machine
 from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
 from .templates import TEMPLATES
+
+if TYPE_CHECKING:
+    from ..manifest import Manifest
 
 PRIVACY_FILE = "privacy"
 
@@ -214,7 +218,13 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
     "start",
     type=GivenPath(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Start from the model that atoll export or atoll split wrote there.",
+    help="Start from the model or adapter that atoll export or atoll split wrote there.",
+)
+@click.option(
+    "--name",
+    type=GIVEN,
+    metavar="NAME",
+    help="The run's name in place of the one in the file: another run.",
 )
 @shared_options
 def new_command(
@@ -224,6 +234,7 @@ def new_command(
     bootstrap: tuple[str, ...],
     expires: str,
     start: Path | None,
+    name: str | None,
 ) -> None:
     """Check and sign a run's manifest; print its id and an invite.
 
@@ -231,10 +242,11 @@ def new_command(
     join RUN
 
     --from: the run begins with that model, not with the parameters that the organiser's script, or
-    the manifest's seed, would give it.
+    the manifest's seed, would give it. Without RUN.toml its settings are those of the run that was
+    exported: atoll new --from DIR --name NAME
     """
-    from ..manifest import list_runs, load_manifest, save_run, sign_manifest
-    from ..records.export import keep_start
+    from ..manifest import list_runs, save_run, sign_manifest
+    from ..records.beginnings import check_unbegun, keep_start, weights_in
 
     terminal = current()
     if example:
@@ -245,16 +257,17 @@ def new_command(
             TEMPLATES[template].rstrip(), {"template": template, "text": TEMPLATES[template]}
         )
         return
-    if manifest is None:
-        raise click.UsageError("RUN.toml is missing; atoll new --example prints one to start from")
-    found, life_s = load_manifest(manifest), duration_s(expires)
+    found, life_s = _settings(manifest, start, name), duration_s(expires)
     check_addresses(bootstrap)
     terminal.paths.ensure()
     signed = sign_manifest(found, identity_of(terminal))
     known = signed.run_id in list_runs(terminal.paths, [])
+    weights = weights_in(start) if start is not None else None
+    if known and weights is not None:
+        check_unbegun(terminal.paths, signed, weights)
     folder = save_run(terminal.paths, signed)
-    if start is not None:
-        keep_start(start, folder)
+    if weights is not None:
+        keep_start(weights, folder)
     invite = why = ""
     try:
         addresses = addresses_in_use(terminal, bootstrap, signed)
@@ -292,6 +305,20 @@ def new_command(
             f"No invite yet: {why}. Type  atoll up --background && atoll invite new {found.name}"
         )
     terminal.say(finished or f"Train in it: atoll join {found.run_id[:8]}")
+
+
+def _settings(manifest: Path | None, start: Path | None, name: str | None) -> Manifest:
+    """Those of the file, else those of the run that was exported."""
+    from ..manifest import load_manifest
+    from ..records.beginnings import exported_manifest, renamed
+
+    if manifest is not None:
+        found = load_manifest(manifest)
+    elif start is not None:
+        found = exported_manifest(start)
+    else:
+        raise click.UsageError("RUN.toml is missing; atoll new --example prints one to start from")
+    return found if name is None else renamed(found, name)
 
 
 @click.command("export")

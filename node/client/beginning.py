@@ -55,7 +55,7 @@ def _write(path: Path, layout: Layout, destination: Tensor) -> None:
                     why="An adapter that PEFT computes when it saves has no trained tensors in it."
                     if any("prompt" in name for name in wrong)
                     else "",
-                    hint="atoll new RUN.toml --from DIR, with an export of a run of this model",
+                    hint="atoll new --from DIR --name NAME, with an export of a run of this model",
                 )
             for spec in specs:
                 destination[spec.offset : spec.offset + spec.numel].copy_(

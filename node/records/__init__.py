@@ -3,6 +3,7 @@ Lowest first:
 
 contents     what an exported folder holds
 export       the model of a run as files that load without atoll
+beginnings   a run that goes on from what was exported
 audit        the log checked and handed over
 recompute    a committed round computed again from contributions that were kept
 splitting    clusters of a run's members, for a run of each

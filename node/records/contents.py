@@ -65,7 +65,7 @@ def contents_of(
     if adapter is not None:
         found = _of_adapter(trained, adapter)
     elif (read := read_card(folder / FOLDER)) is not None:
-        found = _of_card(trained, manifest, folder / FOLDER, *read)
+        found = _of_card(trained, manifest, folder / FOLDER, *read, dtype)
     else:
         found = _bare(trained, manifest)
     if dtype is not None:
@@ -81,13 +81,14 @@ def _of_card(
     folder: Path,
     card: ModelCard,
     values: Mapping[str, Tensor],
+    dtype: str | None,
 ) -> Contents:
     import torch
 
     tensors = dict[str, Any]()
     for each in card.saved:
         if each.of and each.of in trained:
-            tensors[each.name] = trained[each.of].to(getattr(torch, each.dtype))
+            tensors[each.name] = trained[each.of].to(getattr(torch, dtype or each.dtype))
         elif (value := values.get(each.same or each.name)) is not None:
             tensors[each.name] = value
     names = {each.name: each.of for each in card.saved if each.of in trained}

@@ -19,13 +19,9 @@ import msgspec
 
 from ...collectives.errors import StorageError
 from ...collectives.layout import Layout
-from ...optim.model.card import START_FILE
 from ..home.paths import Paths, storage_error, write_atomic
 from ..manifest import SignedManifest
 from .contents import (
-    ADAPTER_FILE,
-    PARTIAL_FILE,
-    WEIGHTS_FILE,
     Contents,
     as_json,
     contents_of,
@@ -82,9 +78,9 @@ def read_info(folder: Path) -> CheckpointInfo:
     except OSError as error:
         raise storage_error(f"cannot read {file}", error) from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise _damaged(file, str(error)) from None
+        raise damaged(file, str(error)) from None
     if reason := info.layout.check():
-        raise _damaged(file, reason)
+        raise damaged(file, reason)
     return info
 
 
@@ -187,24 +183,6 @@ def _write(folder: Path, contents: Contents) -> int:
     return size
 
 
-def keep_start(source: Path, folder: Path) -> None:
-    """Keep the exported model or adapter in ``source`` in a run's folder: whoever founds the run
-    here begins with it. Raises StorageError.
-    """
-    from safetensors import SafetensorError, deserialize
-
-    names = (WEIGHTS_FILE, ADAPTER_FILE, PARTIAL_FILE)
-    path = next((source / name for name in names if (source / name).exists()), source / names[0])
-    try:
-        data = path.read_bytes()
-        deserialize(data)
-    except OSError as error:
-        raise storage_error(f"cannot read {path}", error) from None
-    except SafetensorError as error:
-        raise _damaged(path, str(error)) from None
-    write_atomic(folder / START_FILE, data)
-
-
 def verified_checkpoint(source: Path) -> SavedCheckpoint | None:
     """The checkpoint in a folder, its bytes checked against its own root; None where there is none.
     Raises StorageError E303.
@@ -220,7 +198,7 @@ def _verified(source: Path, info: CheckpointInfo) -> SavedCheckpoint:
 
     saved = load(source, info.layout.numel)
     if saved is None:
-        raise _damaged(source / STATE_FILE, "it is missing")
+        raise damaged(source / STATE_FILE, "it is missing")
     state = memoryview(
         b"".join(tensor.contiguous().numpy().tobytes() for tensor in (saved.anchor, saved.momentum))
     )
@@ -231,11 +209,11 @@ def _verified(source: Path, info: CheckpointInfo) -> SavedCheckpoint:
         )
         != saved.root
     ):
-        raise _damaged(source / STATE_FILE, "its digest is wrong")
+        raise damaged(source / STATE_FILE, "its digest is wrong")
     return saved
 
 
-def _damaged(file: Path, reason: str) -> StorageError:
+def damaged(file: Path, reason: str) -> StorageError:
     return StorageError(
         f"{file} is damaged: {reason}",
         code="E303",

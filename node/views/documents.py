@@ -134,7 +134,7 @@ def finished_text(run: Document) -> str:
     given = str(run.get("run_id", ""))[:8]
     return (
         f"The model: atoll export {given} DIR    A run that goes on from it: atoll "
-        "new RUN.toml --from DIR"
+        "new --from DIR --name NAME"
     )
 
 

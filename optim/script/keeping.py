@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import torch
 from blake3 import blake3
+from safetensors import safe_open
 from torch import Tensor, nn
 
-from ...collectives.errors import AtollError, ConfigError
+from ...collectives.errors import AtollError, ConfigError, ModelMismatchError
 from ...collectives.forced import make_folder
 from ...collectives.swarm import AnchorView, RunSettings
 from ..model.adapters import base_digest
-from ..model.card import FILES, FROZEN_FILE, ModelCard, frozen_id, write_card
+from ..model.card import FILES, FROZEN_FILE, START_FILE, ModelCard, frozen_id, write_card
 from ..model.flat import FlatVector
 from ..model.tensor_file import bytes_of, write_tensors
 from .saving import Described, ModelSaver, some
@@ -64,8 +66,10 @@ class ModelKeeper:
         self._no_room = frozenset[str]()
         self._not_before = 0.0
         self._warned = False
+        self._buffers: tuple[str, ...] = ()  # that the model to start from has otherwise
         with self._tolerant():
             found = self._saver.describe()
+            self._check_start(found)
             if found.lost and not found.made:
                 logger.warning(
                     "state_dict() of the model leaves out what is trained: %s; atoll export cannot "
@@ -84,6 +88,12 @@ class ModelKeeper:
             self._begun = {name: _digest(value) for name, value in found.kept.items()}
             self._keep_frozen(found.frozen)
             self._write(found, round)
+        if round == 0 and self._buffers:
+            logger.warning(
+                "the model that this run starts from has other values in %s than this script's. "
+                "Buffers do not travel: load them in each script before attach()",
+                some(self._buffers),
+            )
 
     def refresh(
         self, at_anchor: AtAnchor, round: int, clock: Callable[[], float], *, last: bool
@@ -117,6 +127,44 @@ class ModelKeeper:
             kept |= {each.name: live[each.of].detach().clone() for each in found.saved if each.of}
             saved = tuple(msgspec.structs.replace(each, of="") for each in found.saved)
             return replace(found, kept=kept, saved=saved), anchor.round
+
+    def _check_start(self, found: Described) -> None:
+        """Hold the model that the run is to start from against the script's, but for what is
+        trained: nobody else would see that frozen parts are others. Raises ModelMismatchError.
+        """
+        path = self._folder.parent / START_FILE if self._folder is not None else None
+        if path is None or not path.exists():
+            return
+        mine = {**found.kept, **found.frozen}
+        known = {each.name: each.frozen for each in found.saved}
+        known |= {spec.name: False for spec in self._flat.layout.tensors}
+        with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
+            names = list(file.keys())  # it is no dictionary
+            other = tuple(
+                name
+                for name in names
+                if name in mine and not _same(_whole(mine[name]), file.get_tensor(name))
+            )
+        self._buffers = tuple(name for name in other if not known[name])
+        if frozen := tuple(name for name in other if known[name]):
+            line = (
+                f"model.load_state_dict(safetensors.torch.load_file({str(path)!r}), strict=False)"
+            )
+            raise ModelMismatchError(
+                f"{len(frozen)} frozen tensors of the model to start from have other values in "
+                f"this script: {some(frozen)}",
+                why="What is frozen does not travel: every script brings it.",
+                hint="Load the adapter before attach(), as PEFT does it: "
+                "peft.PeftModel.from_pretrained(model, DIR, is_trainable=True)"
+                if found.kind == "peft"
+                else f"Before attach(): import safetensors.torch; {line}",
+            )
+        if strange := tuple(name for name in names if name not in known):
+            raise ModelMismatchError(
+                f"the model to start from has {len(strange)} tensors that the script's has not: "
+                f"{some(strange)}",
+                hint="Start from an export of a run of this model.",
+            )
 
     def _keep_frozen(self, frozen: Mapping[str, Tensor]) -> None:
         assert self._folder is not None
@@ -180,7 +228,7 @@ class ModelKeeper:
         """Training goes on without a card; an error of the user's is one."""
         try:
             yield
-        except ConfigError:
+        except (ConfigError, ModelMismatchError):
             raise
         except (AtollError, OSError, RuntimeError, TypeError, ValueError, AttributeError) as error:
             if not self._warned:
@@ -197,6 +245,13 @@ def _whole(tensor: Tensor) -> Tensor:
     """A DTensor put together, which all ranks ask for; any other as it is."""
     full = getattr(tensor, "full_tensor", None)
     return tensor if full is None else cast("Tensor", full())
+
+
+def _same(mine: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, whatever their types."""
+    if mine.shape != other.shape:
+        return False
+    return torch.equal(mine.detach().cpu().double(), other.double())
 
 
 def _digest(tensor: Tensor) -> bytes:

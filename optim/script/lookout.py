@@ -132,7 +132,7 @@ class Lookout:
             "The model: %s",
             run,
             self.swarm.settings.rounds,
-            f"atoll export {run} DIR; a new run from it: atoll new RUN.toml --from DIR"
+            f"atoll export {run} DIR; a new run from it: atoll new --from DIR --name NAME"
             if self.swarm.model_folder is not None
             else "it is in yours inside `with attachment.evaluate_anchor():`",
         )

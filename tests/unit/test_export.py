@@ -19,7 +19,8 @@ from atoll.node.client.beginning import beginning
 from atoll.node.home.paths import Paths, find_paths
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.recipes import gpt
-from atoll.node.records.export import export_run, keep_start
+from atoll.node.records.beginnings import keep_start, weights_in
+from atoll.node.records.export import export_run
 from atoll.node.storage.checkpoint import SavedCheckpoint, save
 from atoll.security.identity import Identity
 
@@ -242,11 +243,11 @@ def test_a_run_begins_with_the_model_that_its_organiser_gave(tmp_path: Path) -> 
     folder.mkdir()
     assert begun(folder, layout) == [9.0] * 5
     with pytest.raises(StorageError, match=r"cannot read .*model.safetensors"):
-        keep_start(source, folder)
+        keep_start(weights_in(source), folder)
     save_file(
         {"w": torch.tensor([[1.0], [2.0]]), "b": torch.tensor([3.0])}, source / "model.safetensors"
     )
-    keep_start(source, folder)
+    keep_start(weights_in(source), folder)
     assert begun(folder, layout) == [1.0, 2.0, 9.0, 9.0, 3.0]
     with pytest.raises(ModelMismatchError, match="1 tensors differ, c"):
         begun(folder, Layout((TensorSpec("w", (2, 1), 0), TensorSpec("c", (1,), 2)), 3))
@@ -254,6 +255,6 @@ def test_a_run_begins_with_the_model_that_its_organiser_gave(tmp_path: Path) -> 
         begun(folder, Layout((TensorSpec("w", (2,), 0), TensorSpec("b", (1,), 2)), 3))
     (source / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(StorageError) as caught:
-        keep_start(source, folder)
+        keep_start(weights_in(source), folder)
     assert caught.value.code == "E303"
     assert begun(folder, layout)[0] == 1.0  # what was kept is still there
