@@ -62,7 +62,6 @@ LORA = """\
 #     model = AutoModelForCausalLM.from_pretrained(NAME, revision=REVISION)
 #     torch.manual_seed(1337)               # lora_A is drawn here, and must be the same everywhere
 #     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-#     model.save_pretrained("adapter")      # for atoll export RUN DIR --adapter adapter
 #     attachment = attach(model, optimizer, join(), batch_size=8)
 schema = 1
 name = "my-adapter"

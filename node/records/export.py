@@ -214,6 +214,7 @@ def _verified(source: Path, info: CheckpointInfo) -> SavedCheckpoint:
 
 
 def damaged(file: Path, reason: str) -> StorageError:
+    """The coded error for a file that was something else once."""
     return StorageError(
         f"{file} is damaged: {reason}",
         code="E303",

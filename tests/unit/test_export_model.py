@@ -5,6 +5,8 @@ prints, it gives the outputs that the script's anchor gave, bit for bit.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,84 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import exported_models
+import msgspec
 import pytest
 import torch
 from exported_models import CASES, output
+from exporting_kit import KeptSwarm, trained
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from atoll.collectives.digest import chunk_hash, merkle_root
 from atoll.collectives.errors import ConfigError, ModelMismatchError, StorageError
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import RunSettings
 from atoll.node.cli import run
 from atoll.node.client.beginning import beginning
-from atoll.node.home.paths import find_paths
-from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
+from atoll.node.manifest import (
+    list_runs,
+)
 from atoll.node.records.beginnings import keep_start, weights_in
-from atoll.node.records.export import Exported, export_run
-from atoll.node.storage.checkpoint import SavedCheckpoint, save
+from atoll.node.views.documents import finished_text
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.model.adapter_names import saved_names
-from atoll.security.identity import Identity
-
-
-class KeptSwarm(SoloSwarm):
-    """A swarm of one whose run has a folder, as a node's has."""
-
-    def __init__(self, home: Path, name: str, settings: RunSettings, extra: str = "") -> None:
-        super().__init__(settings)
-        self.paths = find_paths(home)
-        self.paths.ensure()
-        text = f'schema = 1\nname = "{name}"\n{extra}[model]\nentry = "local:x"\n'
-        self.signed: SignedManifest = sign_manifest(parse_manifest(text), Identity.generate())
-        self.folder = save_run(self.paths, self.signed)
-
-    @property
-    def model_folder(self) -> Path:  # type: ignore[override]
-        """The model's folder in that of the run."""
-        return self.folder / "model"
-
-    def checkpoint(self, layout: Any) -> None:
-        """As the node writes one at the end of a run."""
-        view = self.anchor()
-        anchor = torch.empty(view.numel)
-        view.copy_into(anchor)
-        momentum = torch.zeros(view.numel)
-        root = merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())])
-        saved = SavedCheckpoint(1, view.round, root, anchor, momentum)
-        save(
-            self.folder / "checkpoint",
-            layout,
-            saved,
-            run_id=self.signed.run_id,
-            entry_hash=bytes(32),
-        )
-        view.release()
-
-    def export(self, out: Path, **options: Any) -> Exported:
-        """`atoll export`."""
-        return export_run(self.paths, self.signed, out, **options)
-
-
-def trained(
-    home: Path, name: str, model: nn.Module, probe: Tensor, extra: str = "", **options: Any
-) -> tuple[KeptSwarm, Tensor]:
-    """Three rounds of a run, and the outputs of its anchor."""
-    swarm = KeptSwarm(home, name.replace("_", "-"), RunSettings(sync_every=2, rounds=3), extra)
-    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05)
-    sync = attach(model, optimizer, swarm, batch_size=4, **options)
-    model.train()
-    while not sync.done:
-        output(model, probe).float().square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert sync.round == 3
-    swarm.checkpoint(sync._flat.layout)
-    with sync.evaluate_anchor(), torch.no_grad():
-        wanted = output(model.eval(), probe).float().contiguous()
-    sync.detach()
-    return swarm, wanted
 
 
 def loaded(tmp_path: Path, probes: dict[str, Tensor], lines: dict[str, str]) -> dict[str, Tensor]:
@@ -264,6 +208,83 @@ def test_no_file_is_replaced_unasked(atoll_home: Path, tmp_path: Path) -> None:
 
 
 # ---- a run that goes on
+
+
+def typed(text: str, folder: Path) -> list[list[str]]:
+    """The commands in a text, as somebody types them who has a folder and a name."""
+    found = re.findall(r"atoll ((?:export|new) .+?)(?=;|    |$)", text)
+    return [
+        shlex.split(each.replace("DIR", str(folder)).replace("NAME", "another")) for each in found
+    ]
+
+
+def test_what_a_finished_run_advises_does_what_it_says(
+    atoll_home: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """By the script's last words and by status: a model that loads, and another run from it, whose
+    settings are the same and whose folder alone is written to.
+    """
+    swarm, wanted = trained(atoll_home, "first", exported_models.Tied(), exported_models.IDS)
+    (told,) = [r.getMessage() for r in caplog.records if "is finished" in r.getMessage()]
+    shown = finished_text({"run_id": swarm.run_id})
+    commands = typed(told, tmp_path / "out")
+    assert commands == typed(shown, tmp_path / "out")
+    assert [command[0] for command in commands] == ["export", "new"]
+    swarm.paths.founded_file(swarm.run_id).parent.mkdir(exist_ok=True)
+    swarm.paths.founded_file(swarm.run_id).touch()  # as the node notes it
+    before = sorted(path for path in swarm.folder.rglob("*") if path.is_file())
+    for command in commands:
+        assert run(command) == 0
+    said = capsys.readouterr()
+    line = said.err.split("Load it: ")[1].splitlines()[0]
+    names = {"model": exported_models.Tied()}
+    exported_models.RUN(compile(line, "printed", "single"), names)
+    with torch.no_grad():
+        assert torch.equal(output(names["model"].eval(), exported_models.IDS), wanted)
+    runs = {signed.open().name: signed for signed in list_runs(swarm.paths, []).values()}
+    assert sorted(runs) == ["another", "first"]
+    again = runs["another"].open()
+    assert msgspec.structs.replace(again, name="first") == swarm.signed.open()
+    start = swarm.paths.run_dir(runs["another"].run_id) / "start.safetensors"
+    assert start.read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
+    assert sorted(path for path in swarm.folder.rglob("*") if path.is_file()) == before
+
+
+def test_the_settings_of_a_begun_run_make_no_new_one(
+    atoll_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swarm, _ = trained(atoll_home, "first", exported_models.Tied(), exported_models.IDS)
+    swarm.export(tmp_path / "out")
+    toml = tmp_path / "run.toml"
+    toml.write_text('schema = 1\nname = "mine"\n[model]\nentry = "local:x"\n')
+    assert run(["new", str(toml)]) == 0
+    (mine,) = (s for s in list_runs(swarm.paths, []).values() if s.open().name == "mine")
+    folder = swarm.paths.run_dir(mine.run_id)
+    assert run(["new", str(toml), "--from", str(tmp_path / "out")]) == 0  # it has not begun
+    assert run(["new", str(toml), "--from", str(tmp_path / "out")]) == 0
+    swarm.paths.founded_file(mine.run_id).parent.mkdir(exist_ok=True)
+    swarm.paths.founded_file(mine.run_id).touch()
+    assert run(["new", str(toml), "--from", str(tmp_path / "out")]) == 0  # the same start
+    other = tmp_path / "other"
+    save_file({"w": torch.ones(1)}, tmp_path / "one")
+    other.mkdir()
+    (tmp_path / "one").rename(other / "model.safetensors")
+    kept = (folder / "start.safetensors").read_bytes()
+    capsys.readouterr()
+    assert run(["new", str(toml), "--from", str(other)]) == 73
+    said = capsys.readouterr().err
+    assert "has begun" in said
+    assert "--name NAME" in said
+    assert (folder / "start.safetensors").read_bytes() == kept
+    assert run(["new", str(toml), "--from", str(other), "--name", "yours"]) == 0
+    assert run(["new", str(toml), "--from", str(other), "--name", "not a name"]) == 78
+    assert run(["new", "--from", str(other)]) == 78  # it does not say any settings
+    assert run(["new", str(toml), "--from", str(tmp_path)]) == 73
+    names = sorted(signed.open().name for signed in list_runs(swarm.paths, []).values())
+    assert names == ["first", "mine", "yours"]
 
 
 def starting(home: Path, name: str, source: Path) -> KeptSwarm:

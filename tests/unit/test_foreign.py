@@ -253,6 +253,7 @@ OURS = {
     "node.home.config.Loaded": "where settings come from",
     "node.home.config.NodeTable": "the user's own settings",
     "node.home.config.NotifyTable": "the user's own settings",
+    "node.records.contents.Contents": "of the user's own model",
     "node.records.export.Exported": "a report",
     "node.home.lifecycle.NodeFile": "written by this node",
     "node.home.private_node._Ready": "between a script and its node",
@@ -271,6 +272,8 @@ OURS = {
     "node.session.events.Waiting": "sentences of a session's own",
     "node.control.shared_memory.AnchorSlot": "between a script and its node",
     "node.records.splitting.Split": "a report",
+    "optim.model.card.ModelCard": "written by the user's own script",
+    "optim.model.card.Saved": "written by the user's own script",
     "optim.ranks.swarm._SwarmHead": "between ranks of one job",
     "optim.ranks.talk._Failed": "between ranks of one job",
 }
