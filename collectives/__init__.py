@@ -12,6 +12,7 @@ foreign        words from outside, before a person or a log sees them
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
 seeded         work that follows from a public seed: settings of BTARD
+metrics        metrics of a script as floats; what is none is left out with a warning
 codec_names    the codecs, and what is known of them without torch
 arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          the Swarm seam: what a training script sees; no implementation

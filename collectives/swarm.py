@@ -62,18 +62,32 @@ GramRule = Literal["krum", "multi_krum", "mda", "geometric_median", "centred_cli
 element by itself, or rows by their Gram matrix."""
 
 
+MAX_SAMPLES = 1 << 48
+"""A contribution has fewer."""
+
+
 def sample_count(samples: Any) -> int:
     """``samples`` as an int: any integer, also numpy's or a tensor of one. Raises ConfigError for
-    anything else, such as 2.5.
+    anything else, such as 2.5, and from `MAX_SAMPLES` on.
     """
     try:
-        return operator.index(samples)
+        count = operator.index(samples)
     except (TypeError, ValueError):
         raise ConfigError(
             f"{samples!r} is not a number of samples",
             key="samples",
             why="Members are weighted by whole samples.",
         ) from None
+    if abs(count) >= MAX_SAMPLES:
+        raise ConfigError(
+            f"a number of {count:.3g} samples is more than a step or a round has"
+            if abs(count) < 1 << 1000
+            else "a number of samples that is longer than 1000 bits",
+            key="samples",
+            why=f"A round takes fewer than 2^{MAX_SAMPLES.bit_length() - 1} samples of a member.",
+            hint="samples(n) is told how many the step under way processes, such as len(batch).",
+        )
+    return count
 
 
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -704,8 +718,8 @@ class Swarm(Protocol):
         ...
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """Tell the node about training ("step", "loss", …): shown by `atoll status`, never
-        blocks.
+        """Tell the node about training ("step", "loss", …): shown by `atoll status`. Never blocks,
+        and never raises: a value that is no number is left out, with a warning.
         """
         ...
 

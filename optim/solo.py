@@ -29,6 +29,7 @@ from ..collectives.errors import (
 from ..collectives.group import Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, check_base, differences
+from ..collectives.metrics import Warned
 from ..collectives.reduce import works_on_bits
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally, sample_count
 from ..security.rule_names import parse_reducer
@@ -257,6 +258,7 @@ class SoloSwarm:
         self.peer = PeerId(peer)
         self.run_id = RunId(run_id)
         self.reported: dict[str, float] = {}
+        self._refused = Warned("swarm.report()")
         self._store: AnchorStore | None = None
         self._frozen: Tensor | None = None
         self._shelf = MemoryShelf()
@@ -439,7 +441,7 @@ class SoloSwarm:
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """See `Swarm`; kept in ``reported``."""
-        self.reported.update(metrics)
+        self.reported.update(self._refused.taken(metrics))
 
     def leave(self) -> None:
         """See `Swarm`."""

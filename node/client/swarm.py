@@ -44,6 +44,7 @@ from ...collectives.errors import (
     VersionMismatchError,
 )
 from ...collectives.layout import Layout, cut
+from ...collectives.metrics import Warned
 from ...collectives.plain import DEVICES, flat_of, placed
 from ...collectives.swarm import Call, Outcome, PeerView, Tally, sample_count
 from ..control import protocol as p
@@ -135,6 +136,7 @@ class RunSwarm(SeededWork):
         self._views: set[SlotView] = set()  # not yet released, of this node or an earlier one
         self._members: tuple[PeerView, ...] = ()
         self._metrics: dict[str, float] = {}
+        self._refused = Warned("swarm.report()")
         self._reported_s = 0.0
         self._reattach: Reattach | None = None
         self._paused = ""  # why this script is not to train, as last heard
@@ -518,12 +520,10 @@ class RunSwarm(SeededWork):
         return self._ask(self._ready(), lambda id_: p.Tallies(id_, first), p.TallyList).tallies
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """See Swarm. Values are floats (a tensor on a device would be waited for); at most
-        MAX_METRICS names are kept.
-        """
-        for name, value in metrics.items():
+        """See Swarm. A tensor on a device is waited for; at most MAX_METRICS names are kept."""
+        for name, value in self._refused.taken(metrics).items():
             if name in self._metrics or len(self._metrics) < MAX_METRICS:
-                self._metrics[name[:64]] = float(value)
+                self._metrics[name] = value
         at = self._at
         if at is not None and time.monotonic() - self._reported_s >= REPORT_S:
             self._flush_report(at)

@@ -194,7 +194,7 @@ class TrainingMember:
         """
         self.keep_anchor()
         round_, digest, loss = self.evaluate_anchor()
-        stats = self.attachment.stats
+        stats, told = self.attachment.stats, self.attachment.describe()
         self.attachment.detach()
         record = {
             "event": "final",
@@ -212,10 +212,10 @@ class TrainingMember:
                     "bytes_sent",
                     "bytes_received",
                     "waiting_s",
-                    "privacy",
                 )
                 if key in stats
             },
+            "privacy": told["privacy"],
         }
         self.say(record)
         return record

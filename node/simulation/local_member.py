@@ -17,6 +17,7 @@ from ...collectives.codecs.codec import Grid
 from ...collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout, cut
+from ...collectives.metrics import Warned
 from ...collectives.plain import placed
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Shelf, Tally, sample_count
 from ...optim.data.shard import Shard
@@ -101,6 +102,7 @@ class LocalMember:
         self.settings: RunSettings = place.settings
         self._closing: dict[int, int] = {}  # by fragment
         self.reports: list[dict[str, float]] = []
+        self._refused = Warned("swarm.report()")
         self._place, self._rng, self._shelf = place, rng, shelf
         self._process: NodeProcess | None = None
         self._actor: Actor | None = None
@@ -479,7 +481,7 @@ class LocalMember:
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """See Swarm. Kept in ``reports``."""
-        self.reports.append({name: float(value) for name, value in metrics.items()})
+        self.reports.append(self._refused.taken(metrics))
 
     def leave(self) -> None:
         """See Swarm."""

@@ -56,8 +56,20 @@ def base_digest(frozen: Sequence[tuple[str, Tensor]], how: Literal["values", "sh
                         "then names and shapes are compared, and each member sees to its values"
                     ),
                 )
-            for data in _bytes_of(tensor.detach()):
-                found.update(data)
+            try:
+                for data in _bytes_of(tensor.detach()):
+                    found.update(data)
+            except (RuntimeError, TypeError, ValueError) as error:  # torch cannot read this kind
+                raise ConfigError(
+                    f"the frozen parameter {name} ({tensor.dtype}, {tensor.layout}) cannot be read:"
+                    f" {str(error).strip().partition(chr(10))[0][:300]}",
+                    key="$.adapters.base",
+                    why="Members compare the values of what is frozen.",
+                    hint=(
+                        'base = "shapes" under [adapters] in the run\'s manifest (another run): '
+                        "then names and shapes are compared, and each member sees to its values"
+                    ),
+                ) from error
     return found.digest()
 
 

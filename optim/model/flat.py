@@ -29,6 +29,7 @@ from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ...collectives.codecs.mixtures import arranged
 from ...collectives.errors import ConfigError
@@ -441,6 +442,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
     model = unwrap(model)
     seen: set[object] = set()
     for name, parameter in model.named_parameters():
+        _check_made(name, parameter)
         if parameter.requires_grad and _first(parameter, seen):
             yield clean_name(name), parameter, "parameter"
     for prefix, module in model.named_modules():
@@ -448,6 +450,8 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
             continue
         for attribute, role in (("running_mean", "mean"), ("running_var", "variance")):
             buffer = cast("Tensor | None", getattr(module, attribute, None))
+            if buffer is not None:
+                _check_made(f"{prefix}.{attribute}", buffer)
             if buffer is not None and _first(buffer, seen):
                 yield (
                     clean_name(f"{prefix}.{attribute}" if prefix else attribute),
@@ -492,7 +496,33 @@ def _is_dtensor(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
+def _check_made(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise ConfigError(
+            f"{_clean(name)} has no shape yet: its module is a lazy one",
+            key="model",
+            why="All members of a run have the same tensors, which must be known before training.",
+            hint="Call the model once on a batch, then make the optimizer, then attach().",
+        )
+    if tensor.requires_grad and tensor.layout != torch.strided:
+        raise ConfigError(
+            f"{_clean(name)} has the layout {tensor.layout}",
+            key="model",
+            why="Only a dense tensor can be averaged.",
+            hint=f"Make a dense parameter of it: nn.Parameter({name}.detach().to_dense())",
+        )
+
+
 def _check_tensor(name: str, tensor: Tensor, sharded: bool) -> None:
+    if not _is_dtensor(tensor) and any(
+        size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        raise ConfigError(
+            f"{name} is expanded: several of its elements are one place in memory",
+            key="model",
+            why="The run writes each element of it.",
+            hint=f"Give it memory of its own: nn.Parameter({name}.detach().clone())",
+        )
     if _is_dtensor(tensor) and not sharded:
         raise ConfigError(
             f"parameter {name} is a DTensor",

@@ -14,6 +14,7 @@ synchronises when a round is over.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import weakref
@@ -51,6 +52,7 @@ from .checks import (
     in_job,
     innermost,
     moves_nothing,
+    naming_tensors,
 )
 from .keeping import ModelKeeper
 from .lookout import Lookout, reached
@@ -228,7 +230,8 @@ class Attachment:
         self._retry_at = 0.0
         self._told_error = False  # that rounds lose more than is wished
         self._resuming: PendingLoad | None = None
-        enter(swarm, self._flat, self._strands)
+        with naming_tensors(self._flat):
+            enter(swarm, self._flat, self._strands)
         self._adapters.turn(self.round)
         self._hooks: list[Any] = []
         # A compiled function around optimizer.step() must break its graph here, not trace through a
@@ -260,7 +263,7 @@ class Attachment:
             raise ConfigError(
                 f"samples({count}): a number of samples cannot be negative", key="samples"
             )
-        self._declared = (self._declared or 0) + count
+        self._declared = sample_count((self._declared or 0) + count)
 
     def step(self) -> None:
         """Count one inner step by hand; only for an attachment without an optimizer, after each
@@ -608,13 +611,14 @@ class Attachment:
         return self._strands[0].replica.base.round, self._strands[0].unsent
 
     @property
-    def stats(self) -> dict[str, Any]:
-        """Numbers for any tracker: totals, the last round, who is there, the last round's means of
-        `log`, and what of its privacy this member has spent (`Spent`; None in a run without noise).
+    def stats(self) -> dict[str, int | float]:
+        """Finite numbers and nothing else, for any tracker: totals, the last round, who is there
+        (``alone``, ``node_lost`` and ``last_counted`` are 0 or 1), the last round's means of `log`
+        as ``metrics/NAME``, and what of its privacy this member has spent as ``privacy/NAME``. What
+        has no value now is not in it. In words and lists: `describe`.
         """
         totals, last, since = self._totals, self._last, self._uncollected.settle()
-        return {
-            "run": self.swarm.run_id,
+        found: dict[str, Any] = {
             "round": self.round,
             **{name: getattr(totals, name) for name in Totals.__dataclass_fields__},
             "steps": totals.steps + since.steps,
@@ -625,15 +629,35 @@ class Attachment:
             if self.swarm.settings.sync_every is not None
             else None,
             "peers": self._lookout.peers,
-            "alone": self._lookout.peers == 0,
-            "node_lost": self._node_lost,
-            "last_status": last.outcome.status if last else "",
-            "last_counted": last.outcome.counted if last else False,
-            "last_contributors": [share.peer for share in last.outcome.contributors]
-            if last
-            else [],
+            "alone": int(self._lookout.peers == 0),
+            "node_lost": int(self._node_lost),
+            "last_counted": int(last.outcome.counted) if last else 0,
+            "contributors": len(last.outcome.contributors) if last else 0,
             "last_wait_s": last.waited_s if last else 0.0,
-            "metrics": dict(self._lookout.metrics),
+            **{f"metrics/{name}": value for name, value in self._lookout.metrics.items()},
+            **{f"privacy/{name}": value for name, value in (self._lookout.privacy or {}).items()},
+        }
+        return {
+            name: value
+            for name, value in found.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """What `stats` cannot hold, as JSON takes it: the run's id, the newest outcome and who was
+        in it, the last round's means of `log` by name (NaN and infinity as text), and what of its
+        privacy this member has spent (the fields of `Spent`; None in a run without noise).
+        """
+        last = self._last.outcome if self._last else None
+        return {
+            "run": self.swarm.run_id,
+            "last_status": last.status if last else "",
+            "last_reason": last.reason if last else "",
+            "last_contributors": [share.peer for share in last.contributors] if last else [],
+            "metrics": {
+                name: value if math.isfinite(value) else str(value)
+                for name, value in self._lookout.metrics.items()
+            },
             "privacy": self._lookout.privacy,
         }
 
@@ -641,8 +665,9 @@ class Attachment:
         """Tell the node about training, such as ``loss=loss``: a number or a tensor of one element.
 
         Tensors are summed where they are and read once a round, so this never waits for a device.
-        The mean of each over the round is what `atoll status` shows and `stats`["metrics"] holds;
-        that of ``loss`` is what a run's governor goes by. Raises ConfigError for anything else.
+        The mean of each over the round is what `atoll status` shows and `stats` holds as
+        ``metrics/NAME``; that of ``loss`` is what a run's governor goes by. Anything else is left
+        out, with a warning once for each name: logging never ends a script.
         """
         for name, value in metrics.items():
             self._lookout.add(name, value)

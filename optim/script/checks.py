@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...collectives.errors import ConfigError
+from ...collectives.errors import AtollError, ConfigError
 from ...collectives.swarm import FragmentSwarm, RunSettings, Shelved, Swarm
-from ..model.flat import unwrap
+from ..model.flat import FlatVector, unwrap
 
 BY_HAND = (
     "attach(model, None, swarm), then call attachment.step() after each optimizer step (or "
@@ -37,6 +38,48 @@ def innermost(optimizer: object) -> Optimizer:
         why="attach() counts steps with register_step_post_hook, which only torch optimizers have.",
         hint=f"Attach by hand: {BY_HAND}",
     )
+
+
+@contextmanager
+def naming_tensors(flat: FlatVector) -> Generator[None]:
+    """An error of torch inside, such as of a tensor subclass that cannot be copied, becomes a
+    ConfigError that names the tensor. Raises anything else as it is.
+    """
+    try:
+        yield
+    except AtollError:
+        raise
+    except torch.OutOfMemoryError as error:
+        error.add_note(
+            f"attach() wrote the run's anchor into the model ({flat.numel:,} values): a smaller "
+            "batch comes too late, free memory of this device before"
+        )
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        for spec, tensor in zip(flat.layout.tensors, flat.tensors, strict=True):
+            if (why := _why_not_copied(tensor)) is not None:
+                raise ConfigError(
+                    f"{spec.name} (shape {list(spec.shape)}, {tensor.dtype}, {tensor.device}, "
+                    f"{type(tensor).__name__}) cannot be read and written: {why}",
+                    key="model",
+                    why="The run reads each tensor of the model, and writes its anchor into it.",
+                    hint=(
+                        f"Make an ordinary parameter of {spec.name} before attach(), such as "
+                        "nn.Parameter(torch.empty(shape)), or freeze it with "
+                        "requires_grad_(False): frozen ones are no part of the run."
+                    ),
+                ) from error
+        raise
+
+
+def _why_not_copied(tensor: Tensor) -> str | None:
+    """The first line of what torch says when it copies a tensor out and the same values back."""
+    try:
+        with torch.no_grad():
+            tensor.copy_(tensor.detach().to("cpu", torch.float32, copy=True))
+    except Exception as error:  # a subclass raises what it likes
+        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+    return None
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

@@ -13,9 +13,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...collectives.errors import AtollError, ConfigError
+from ...collectives.errors import AtollError
 from ...collectives.group import Reach, reach
 from ...collectives.identifiers import PeerId
+from ...collectives.metrics import Warned, number_of
 from ...collectives.swarm import Outcome, PeerView, Swarm
 from ...collectives.telemetry import emit
 from ..rounds.events import QuorumSeen, TrainingAlone
@@ -37,35 +38,30 @@ class Lookout:
         # an anchor of a part of the members is another one for each member's data
         of_all = settings.sample is None and settings.arrivals is None
         self._adoptions = AdoptionLosses() if of_all else None
+        self._refused = Warned("attachment.log()")
         self._warned_alone = self._warned_no_quorum = False
         self._seen: dict[PeerId, bool] = {}  # whether each other member lived when last looked at
         self._member: bool | None = None  # whether this peer was one then
 
     def add(self, name: str, value: Any) -> None:
         """One more value of a metric: a number, or a tensor of one element, which stays where it is
-        until the round ends.
+        until the round ends. Anything else is left out, with a warning once for each name.
         """
         try:
-            value = (
-                value.detach().reshape(()).to(torch.float32)
-                if isinstance(value, Tensor)
-                else float(value)
-            )
-        except (TypeError, ValueError, RuntimeError):
-            what = (
-                f"a tensor of shape {tuple(value.shape)}"
-                if isinstance(value, Tensor)
-                else repr(value)
-            )
-            raise ConfigError(
-                f"log({name}=…): {what} is no number",
-                key=name,
-                hint=f"log({name}=float(…)), or leave it out.",
-            ) from None
+            number = _lazily(value) if isinstance(value, Tensor) else number_of(value)
+        except TypeError as error:
+            self._refused.refuse(name, value, error)
+            return
         total, count = self._sums.get(name, (0.0, 0))
-        self._sums[name] = (total + value, count + 1)
+        if (
+            isinstance(total, Tensor)
+            and isinstance(number, Tensor)
+            and total.device != number.device
+        ):
+            total = number_of(total)
+        self._sums[name] = (total + number, count + 1)
         if name == "loss" and self._adoptions is not None:
-            self._adoptions.add(value)
+            self._adoptions.add(number)
 
     def adopted(self, turns: Sequence[Outcome]) -> None:
         """What became of contributions at a boundary."""
@@ -76,7 +72,7 @@ class Lookout:
     def so_far(self, name: str) -> float | None:
         """The mean of what was added of a metric since the last round; None where nothing was."""
         total, count = self._sums.get(name, (0.0, 0))
-        return float(total) / count if count else None
+        return number_of(total) / count if count else None
 
     def contributing(self) -> float | None:
         """A contribution is about to be made. Returns the loss where a governor goes by it; tells
@@ -92,7 +88,7 @@ class Lookout:
     def mean(self) -> None:
         """The metrics are the means of what was added since the last time."""
         self.metrics = {
-            name: float(total) / count for name, (total, count) in self._sums.items()
+            name: number_of(total) / count for name, (total, count) in self._sums.items()
         } or self.metrics
         self._sums.clear()
 
@@ -184,6 +180,22 @@ class Lookout:
             return
         self._warned_no_quorum = not there.quorum
         emit(QuorumSeen(self.swarm.run_id, there))
+
+
+def _lazily(value: Tensor) -> Tensor:
+    """A tensor of one element as a float32 on its device, not waited for. Raises TypeError for any
+    other.
+    """
+    if value.is_complex() or value.is_meta or value.is_quantized or value.layout != torch.strided:
+        raise TypeError(
+            "is complex: log its real part, or its absolute value"
+            if value.is_complex()
+            else "has no plain value"
+        )
+    try:
+        return value.detach().reshape(()).to(torch.float32)
+    except Exception:  # whatever a subclass of it raises here
+        raise TypeError(f"has the shape {tuple(value.shape)}, not one element") from None
 
 
 def reached(members: Sequence[PeerView], lying: int) -> Reach:

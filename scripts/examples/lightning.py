@@ -55,6 +55,6 @@ trainer.fit(module, data)
 assert callback.attachment is not None
 stats = callback.attachment.stats
 print(
-    f"round {stats['round']}, {stats['samples_counted']} samples counted, loss {stats['metrics']['loss']:.3f}"
+    f"round {stats['round']}, {stats['samples_counted']} samples counted, loss {stats['metrics/loss']:.3f}"
 )
 swarm.close()

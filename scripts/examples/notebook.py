@@ -41,7 +41,7 @@ train(25)
 
 # %% what came of it
 attachment.sync()  # also in the middle of a round
-{key: attachment.stats[key] for key in ("round", "steps", "peers", "metrics")}
+{key: attachment.stats[key] for key in ("round", "steps", "peers", "metrics/loss")}
 
 # %% the run's model, not this machine's opinion between two rounds
 with attachment.evaluate_anchor() as anchor, torch.no_grad():

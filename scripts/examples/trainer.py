@@ -55,6 +55,6 @@ with tempfile.TemporaryDirectory() as folder:
 assert callback.attachment is not None
 stats = callback.attachment.stats
 print(
-    f"round {stats['round']}, {stats['samples_counted']} samples counted, loss {stats['metrics']['loss']:.3f}"
+    f"round {stats['round']}, {stats['samples_counted']} samples counted, loss {stats['metrics/loss']:.3f}"
 )
 swarm.close()

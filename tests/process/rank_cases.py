@@ -165,7 +165,7 @@ def case_a_sharded_job_meets_a_peer_of_one_process(rank: int) -> None:
     start = full(model)
     attachment = attach(model, optimizer, None if rank else table.member("job"))
     train(model, optimizer, attachment, range(H), rank)
-    assert attachment.stats["last_status"] == "open"
+    assert attachment.describe()["last_status"] == "open"
     mine = start - full(model)
     if rank == 0:
         other = table.member("plain")
@@ -178,7 +178,7 @@ def case_a_sharded_job_meets_a_peer_of_one_process(rank: int) -> None:
     torch.testing.assert_close(
         full(model), start - weight * mine - (1 - weight) * 0.5, rtol=1e-5, atol=1e-6
     )
-    assert attachment.stats["last_contributors"] == ["job", "plain"]
+    assert attachment.describe()["last_contributors"] == ["job", "plain"]
 
 
 def case_the_anchor_is_evaluated_and_gives_way(rank: int) -> None:

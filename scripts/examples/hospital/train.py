@@ -44,7 +44,7 @@ with attachment.evaluate_anchor() as anchor, torch.no_grad():
 print(
     f"round {anchor.round}, {attachment.stats['samples_counted']} samples counted, held-out loss {loss:.3f}"
 )
-if privacy := attachment.stats["privacy"]:  # None in a run without [privacy]
+if privacy := attachment.describe()["privacy"]:  # None in a run without [privacy]
     print(
         f"epsilon {privacy['epsilon']:.3f} spent here at delta {privacy['delta']:g}, in {privacy['steps']} contributions"
     )
