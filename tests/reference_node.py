@@ -86,6 +86,7 @@ class ReferenceRun:
         self.session: ReferenceSession | None = None
         self.waiting: dict[bytes, ReferenceSession] = {}
         self.hold = False
+        self.farewells: list[str | None] = []  # of scripts whose connection has ended
         self.reads = False  # whether somebody reads contributions after their outcomes
         self.spent: Spent | None = None
         self.begun = True  # else its script is kept from training
@@ -288,8 +289,9 @@ class ReferenceSession:
         if op_id in self.reductions:
             self.reductions.pop(op_id)[1].close()
 
-    def detached(self) -> None:
+    def detached(self, farewell: str | None) -> None:
         self.events = None
+        self.run.farewells.append(farewell)
         self.run.session = None
         self.contribution.close()
 

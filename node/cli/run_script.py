@@ -34,11 +34,13 @@ def main() -> int:
         interrupt_when_stdin_ends()
         runpy.run_path(script, run_name="__main__")
     except AtollError as error:
+        sys.last_value = error
         show_error(Terminal(), error)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        sys.last_value = error  # the swarm's last word to its node, when this process ends
         print_traceback(error)
         return 1
     return 0

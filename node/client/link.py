@@ -174,7 +174,14 @@ class Link:
         """submit and finish."""
         return self.finish(self.submit(make), kind, timeout_s=timeout_s)
 
-    def post(self, message: p.Release | p.Report, *, may_drop: bool) -> bool:
+    def say_farewell(self, error: str) -> None:
+        """Tell the node that this connection is closed on purpose, or why the script ends. An
+        earlier node does not know the message.
+        """
+        if self.welcome is not None and self.welcome.version >= p.SINCE[p.Farewell]:
+            self.post(p.Farewell(error), may_drop=False)
+
+    def post(self, message: p.Release | p.Report | p.Farewell, *, may_drop: bool) -> bool:
         """Send something that has no answer, without waiting. False when it was dropped (the node
         reads too slowly, or is lost).
         """

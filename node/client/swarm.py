@@ -57,6 +57,7 @@ from .reattach import Reattach, RunEntry, open_session
 from .seeded import SeededTask, SeededWork
 from .shared import Buffers, SharedFloats
 from .shelf import FileShelf
+from .speaking import cause_of, uncaught
 from .starting import await_start
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ class RunSwarm(SeededWork):
         self._closed = False
         self._owner = os.getpid()
         self._lock = threading.RLock()
-        atexit.register(self.close)
+        self._error = ""  # the exception that ends this script
+        atexit.register(self._at_exit)
 
     # ── entering ──
 
@@ -555,16 +557,22 @@ class RunSwarm(SeededWork):
             return
         with self._lock:  # a loss that was seen before has its thread, one seen later starts none
             self._closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._at_exit)
         self._stop_reattach()
         at, self._at = self._at, None
         for link in (self._link, at.link if at else None):
             if link is not None:
                 if at is not None and link is at.link:
                     self._flush_report(at)
+                    link.say_farewell(self._error)
                 link.close()
         self._gone = SwarmClosedError("closed")
         self._entry.dial.close()
+
+    def _at_exit(self) -> None:
+        """The script ends without having closed this swarm."""
+        self._error = cause_of(uncaught())
+        self.close()
 
     def __enter__(self) -> Self:
         return self
@@ -579,6 +587,8 @@ class RunSwarm(SeededWork):
         try:
             if kind is None:
                 self.leave()
+            else:
+                self._error = cause_of(error)
         finally:
             self.close()
 

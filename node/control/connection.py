@@ -92,10 +92,10 @@ class Connection:
             self._post(self._requests.hello(first[0], peer_pid(self._sock)), ())
             nursery.start_soon(self._work)
             for request in first[1:]:
-                await self._inbox.send(request)
+                await self._take(request)
             while data := await self._sock.recv(_READ_BYTES):
                 for request in frames.feed(data):
-                    await self._inbox.send(request)
+                    await self._take(request)
         except AtollError as error:
             await self._last_words(failure(0, error))
         except trio.TooSlowError:
@@ -104,6 +104,12 @@ class Connection:
             )
         except OSError:
             return  # reset: gone like at the end of the stream
+
+    async def _take(self, request: p.Request) -> None:
+        if isinstance(request, p.Farewell):  # nobody works on what waits once the stream ends
+            self._requests.farewell(request)
+        else:
+            await self._inbox.send(request)
 
     async def _first(self, frames: p.Frames[p.Request]) -> list[p.Request]:
         while data := await self._sock.recv(_READ_BYTES):

@@ -2,16 +2,16 @@
 neither trio nor torch.
 
 A frame is a big-endian u32 length and that many bytes of msgpack, at most 1 MiB: one tagged struct
-below. The client speaks first (`Hello`); every request but `Release` and `Report` is answered once,
-by its ``id``, with a reply or a `Failure`. The node handles one connection's requests in order, and
-sends pushes (`Progress`, `Decided`, `Asked`, `ReductionOutcome`, `EventPush`, `Ending`) at any
-time. Tensors never cross: descriptors of shared memory travel beside the first byte of the frame
-that announces them (SCM_RIGHTS).
+below. The client speaks first (`Hello`); every request but `Release`, `Report` and `Farewell` is
+answered once, by its ``id``, with a reply or a `Failure`. The node handles one connection's
+requests in order, and sends pushes (`Progress`, `Decided`, `Asked`, `ReductionOutcome`,
+`EventPush`, `Ending`) at any time. Tensors never cross: descriptors of shared memory travel beside
+the first byte of the frame that announces them (SCM_RIGHTS).
 
 Script:  Hello → Welcome · JoinRun | FindRun → Joined
          · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
          then any of Start, Rest, Release, Contribute, Computed, Resume, Lease, Members, Tallies,
-         Report, Reduce…, Depart.
+         Report, Reduce…, Depart; at last Farewell.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames
 from .shared_memory import SLOTS
 
-OLDEST, VERSION = 1, 3
+OLDEST, VERSION = 1, 4
 """What this side speaks. Where the other side is older, both speak its version. A new request
 raises VERSION and has a row in SINCE; a new field has a default."""
 REDUCE_FDS = 1
@@ -326,6 +326,14 @@ class Depart(msgspec.Struct, frozen=True, tag="depart"):
     id: Id
 
 
+class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
+    """No answer; nothing follows. The script closes its swarm. ``error``: the exception that ended
+    it, "" where none did.
+    """
+
+    error: Name = ""
+
+
 class BufferOpen(msgspec.Struct, frozen=True, tag="buffer_open"):
     """→ BufferOpened with a descriptor: memory for float32 (numel,) that operations read as it
     lies.
@@ -411,6 +419,7 @@ Request = (
     | Rest
     | Report
     | Depart
+    | Farewell
     | BufferOpen
     | BufferClose
     | ReduceOpen
@@ -418,7 +427,7 @@ Request = (
     | ReduceCancel
     | ReduceClose
 )
-SINCE: dict[type, int] = {BeginRun: 2, Pause: 2, Start: 2, Rest: 2, Reclaim: 3}
+SINCE: dict[type, int] = {BeginRun: 2, Pause: 2, Start: 2, Rest: 2, Reclaim: 3, Farewell: 4}
 """The first version that has a request, where that is not the oldest."""
 
 # ── replies

@@ -38,6 +38,7 @@ class ConnectionRequests:
         self._pid = 0
         self._session: ScriptSession | None = None
         self._attaches: Callable[[], None] | None = None  # to be called when the script does
+        self._farewell: str | None = None
         self._closed = False
         self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
             p.Status: self._status,
@@ -101,6 +102,8 @@ class ConnectionRequests:
         # The number that a client in a container has there is another process's here, which `atoll
         # down --scripts` would end.
         self._pid = message.pid if pid is None else pid
+        if max(spoken) < p.SINCE[p.Farewell]:
+            self._farewell = ""  # it has no way to say it
         service = self._service
         return p.Welcome(
             message.id, max(spoken), os.getpid(), service.peer, service.private, service.parent_pid
@@ -115,7 +118,7 @@ class ConnectionRequests:
                 raise LocalProtocolError(f"{type(request).__name__} is out of place here")
             await handler(request)
         except AtollError as error:
-            if id_:  # Release and Report have no answer
+            if id_:  # what has no number has no answer
                 self._post(failure(id_, error), ())
 
     def close(self) -> None:
@@ -126,7 +129,11 @@ class ConnectionRequests:
         if session is not None:
             for anchors in session.anchors:
                 anchors.abandon()
-            session.detached()
+            session.detached(self._farewell)
+
+    def farewell(self, said: p.Farewell) -> None:
+        """The client closes the connection on purpose, or since its script ends."""
+        self._farewell = said.error
 
     def decided(self, cid: bytes, outcome: Outcome) -> None:
         """Exactly once for every `ScriptSession.contribute` and `resume`: the round is decided and

@@ -200,9 +200,10 @@ class ScriptSession(Protocol):
         """
         ...
 
-    def detached(self) -> None:
+    def detached(self, farewell: str | None) -> None:
         """The script is gone, or closed its connection. Called exactly once, also after a cancelled
-        request.
+        request. ``farewell``: what it said at last, "" or the exception that ended it; None where
+        it said nothing.
 
         Its leases have ended (`AnchorSlots.abandon`). The node keeps seeding; a frozen contribution
         stays until it is decided.

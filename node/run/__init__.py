@@ -8,6 +8,6 @@ gate, doors          who is let in; by what peers enter the log's configuration
 partners, hearsay    who beats to whom in a large run; what partners say of the others
 membership_records, membership   who is in the run, where, and alive
 quorum               whether enough are, for people and tools
-diary, verdicts, clocks   what happened, on disk; what is wrong with it over many rounds; what peers
-                     say of this machine's clock
+diary, duty, verdicts, clocks   what happened, on disk; whether this machine does its part; what is
+                     wrong over many rounds; what peers say of this machine's clock
 """

@@ -18,6 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from .duty import ABSENT_S, OF_DUTY, READINGS, RETURN_S, Duty, DutyChange
+from .duty import SLOWER as STEPS_SLOWER
+
 SIGMA = 1.4826
 KEPT = 64  # rounds, or reports, that a usual value is taken from
 LEAST = 16  # of which so many must be there
@@ -154,6 +157,45 @@ on something else. Known from attachment.log(loss=...), in rounds of eight logge
     [train.outer] governor = true        restarts momentum when an update or the loss jumps
     atoll new RUN.toml --from DIR        goes on from the model that atoll export wrote""",
     ),
+    "V11": VerdictPage(
+        "no-script",
+        "no script trains here",
+        f"""\
+A script of this machine was attached to the run, and ended as nobody wanted: it was killed, its
+process ended with an error, its connection ended without a farewell and it did not come back
+within {ABSENT_S:g} s, or it did not attach within {RETURN_S:g} s after this node had come back. The
+others go on without this machine. SIGKILL that nobody sent is the system's, for want of memory:
+dmesg names the process. A script that closes its swarm, the end of the run, atoll pause and
+atoll leave are no fault: withdrawn then, and when a script attaches.
+
+    atoll join RUN               train again
+    atoll pause RUN              serve the run, train nothing; no verdict then
+    atoll events RUN             what was before
+    atoll logs                   what the node says of it""",
+    ),
+    "V12": VerdictPage(
+        "steps-slower",
+        "this script's steps are many times slower than before",
+        f"""\
+In each of five minutes in a row steps were slow, and their median is at least {STEPS_SLOWER:g}
+times what it was half an hour or more before, in the same script. The usual causes: a loader that
+waits for a disk or a network, memory that swaps, another process on the same device, a device
+that throttles for heat. Longer batches or sequences, by your own will, look the same.
+
+    atoll status                 the run, and this script's numbers
+    atoll events RUN --all       step_s, once a minute""",
+    ),
+    "V13": VerdictPage(
+        "gpu-idle",
+        "this script's GPU idles",
+        f"""\
+The driver says in {READINGS} readings in a row, one a minute, that no kernel ran nearly all of the
+time, though the script makes steps. The usual causes: data are not there in time (more workers,
+pinned memory), or the model runs on another device than was meant.
+
+    nvidia-smi                   what the device does
+    atoll status                 the run, and this script's numbers""",
+    ),
 }
 TROUBLES = {"E120": "V05", "E501": "V06", "E303": "V06", "E308": "V08"}
 """Verdicts that a trouble of the node is, as long as it is told again."""
@@ -247,6 +289,8 @@ class Verdicts:
         self._paused = self._finished = False
         self._decided_at = 0.0
         self._waits = ""
+        self._trains = False  # nobody has contributed to the open round yet
+        self._duty = Duty()
 
     def take(self, event: Mapping[str, Any]) -> list[VerdictChange]:
         """An event; what follows from it. Whatever is odd about an event, it is no more than
@@ -256,7 +300,9 @@ class Verdicts:
         if not isinstance(at, int | float) or not math.isfinite(at):
             return []
         try:
-            self._take(str(event.get("event")), event, float(at))
+            kind = str(event.get("event"))
+            self._of_duty(self._duty.take(kind, event, float(at)), float(at))
+            self._take(kind, event, float(at))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             pass  # of another version
         return self.look(float(at))
@@ -273,12 +319,15 @@ class Verdicts:
                 del self._reported_at[code]
                 self._withdraw(code, "", now)
         expected = self._scripts > 0 and not self._paused and not self._finished
+        if self._trains and not self._rounds.median:  # how long the first round takes is open
+            expected = False
         silent_s = now - self._decided_at if expected and self._decided_at else 0.0
         if silent_s > QUIET_S and silent_s > QUIET_ROUNDS * self._rounds.median:
             waits = f"; {self._waits}" if self._waits else ""
             self._raise("V09", "", now, f"no round for {silent_s / 60:.0f} min{waits}")
         elif not expected:
             self._withdraw("V09", "", now)
+        self._of_duty(self._duty.look(now), now)
         changes, self._changes = self._changes, []
         return changes
 
@@ -301,6 +350,7 @@ class Verdicts:
                 self._paused, self._decided_at = kind == "run.paused", at
             case "run.waiting":
                 self._finished = event["state"] == "finished"
+                self._trains = event["state"] == "training"
                 self._waits = f"waits for {event['what']}"
                 if event["state"] == "doubled":
                     self._trouble("V08", at, "another process has this node's key")
@@ -317,6 +367,15 @@ class Verdicts:
                 self._mended("V06", at)
             case _:
                 pass
+
+    def _of_duty(self, changes: Sequence[DutyChange], now: float) -> None:
+        """What `duty` finds of this machine's own part."""
+        for code, said, since in changes:
+            if said is None:
+                self._withdraw(code, "", now)
+            elif (code, "") not in self.standing:
+                verdict = self.standing[code, ""] = Verdict(code, "", since, said)
+                self._changes.append(VerdictChange(True, verdict, now))
 
     def _trouble(self, code: str, at: float, text: str) -> None:
         self._reported_at[code] = at
@@ -388,6 +447,8 @@ class Verdicts:
 
     def _report(self, metrics: Mapping[str, float], at: float) -> None:
         """Of this machine's script, once a round."""
+        if metrics.keys() <= OF_DUTY:
+            return
         dropped = float(metrics.get("dropped", 0))
         loss = metrics.get("loss")
         bad = dropped > self._dropped or (loss is not None and not math.isfinite(loss))

@@ -16,6 +16,8 @@ chronicle    what happened in a run: published, and kept for its status
 subscribers  who is told of events, and what the slow miss
 bans         who is banned: handed on, enforced
 waiting      what a run waits for, as a document
+obituary     how a script's process ended
+presence     whether this machine's script is there: noted, published
 idle         a script that joins and attaches nothing, or attaches and contributes nothing
 pausing      whether a run's script trains: its owner's word, and hours of the day
 judging      verdicts on a run: published, kept, told to the owner's command

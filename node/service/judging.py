@@ -69,6 +69,13 @@ class Notifier:
         self._command = command
         self._waiting: deque[dict[str, str]] = deque(maxlen=WAITING)
         self._more = trio.Event()
+        self._busy = False
+
+    async def settled(self, patience_s: float) -> None:
+        """Wait until the command has run for each verdict that was told, at most so long."""
+        with trio.move_on_after(patience_s):
+            while self._waiting or self._busy:
+                await trio.sleep(0.05)
 
     def tell(self, run_id: str, name: str, changes: Sequence[VerdictChange]) -> None:
         """Never waits."""
@@ -94,7 +101,9 @@ class Notifier:
             await self._more.wait()
             self._more = trio.Event()
             while self._waiting:
+                self._busy = True
                 await self._one(self._waiting.popleft())
+                self._busy = False
 
     async def _one(self, settings: Mapping[str, str]) -> None:
         try:

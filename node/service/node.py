@@ -394,6 +394,7 @@ class Node:
         service = self._find(run)
         if not now:
             await self._depart(service, DRAIN_S)
+        service.presence.left()
         self._drop(service, left(service.run_id, service.manifest.name if service.manifest else ""))
         write_atomic(self._left_file(service.run_id), b"")
 
@@ -459,6 +460,12 @@ class Node:
                 async with trio.open_nursery() as nursery:
                     for run in self.by_id.values():
                         nursery.start_soon(self._depart, run, leave_s)
+        if self.private:  # what its script died of is told before nobody is left to tell it
+            async with trio.open_nursery() as nursery:
+                for run in self.by_id.values():
+                    nursery.start_soon(run.presence.buried, LEAVE_S)
+        if self.context.notifier is not None:
+            await self.context.notifier.settled(LEAVE_S)
         for run in list(self.by_id.values()):
             run.stop()
 
@@ -497,9 +504,11 @@ class Node:
             )
         self._scripts[run.run_id] = pid
 
-        def ended() -> None:
+        def ended(farewell: str | None = None) -> None:
             if self._scripts.pop(run.run_id, None) is not None:
-                self.publish({"event": "script.ended", "run": run.run_id, "pid": pid})
+                # a private node ends because its script did
+                node_ends = self.ending.is_set() and not self.private
+                run.presence.ended(pid, farewell, node_ends=node_ends)
 
         try:
             founding = await self._await_state(run, progress)
@@ -508,13 +517,8 @@ class Node:
             ended()
             raise
         run.wake()
-        self.publish(
-            {
-                "event": "script.attached",
-                "run": run.run_id,
-                "pid": pid,
-                "averaging": averaging_text(run.manifest) if run.manifest else "",
-            }
+        run.presence.attached(
+            pid, averaging=averaging_text(run.manifest) if run.manifest else ""
         )
         try:
             if not founding and not finished(
@@ -522,7 +526,7 @@ class Node:
             ):  # its model is the run's: only now a private node asks to be let in
                 await self._await_admission(run.whole, progress)
         except BaseException:
-            script.detached()
+            script.detached(None)
             raise
         return script
 

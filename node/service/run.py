@@ -54,6 +54,7 @@ from .judging import RunVerdicts
 from .pausing import RunPause, publisher
 from .phases import Phases
 from .ports import RunPorts
+from .presence import ScriptPresence
 from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
 from .starting import ScriptStart
 from .timings import Timings
@@ -120,6 +121,7 @@ class RunService:
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.start = ScriptStart(self)
         self.idle = Idle(run_id, node.publish)
+        self.presence = ScriptPresence(self)
         self.judge = RunVerdicts(run_id, node.publish)
         self.pause = RunPause(
             node.paths.run_dir(run_id), node.hours, publisher(run_id, node.publish)
@@ -343,6 +345,7 @@ class RunService:
             if session.removed:
                 raise removed_here()
         self.node.network.looks.open(self.run_id, self._show)
+        self.presence.begin()
         self.known.set()
 
     def announce(self, now: float) -> None:

@@ -60,9 +60,11 @@ class AttachedScript:
         events: ConnectionRequests,
         *,
         founding: bool,
-        ended: Callable[[], None] = lambda: None,
+        ended: Callable[[str | None], None] = lambda farewell: None,
     ) -> None:
-        """``ended`` is called when the script is gone. Raises StorageError, ModelMismatchError."""
+        """``ended`` is called, with its farewell, when the script is gone. Raises StorageError,
+        ModelMismatchError.
+        """
         self.run, self.layout, self.events, self.founding = run, layout, events, founding
         if founding and run.manifest is not None:
             check_size(run.manifest, layout)
@@ -255,7 +257,7 @@ class AttachedScript:
         finally:
             self.run.listeners.remove(on_event)
 
-    def detached(self) -> None:
+    def detached(self, farewell: str | None) -> None:
         """The script is gone, and with it its memory; what the engine still reads goes when the
         engine lets go of it.
         """
@@ -265,7 +267,7 @@ class AttachedScript:
         self._detach()
         self._reductions.detached()
         self.contribution.close()
-        self._ended()
+        self._ended(farewell)
 
     # ---- events
     def _on_event(self, event: object) -> None:

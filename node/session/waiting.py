@@ -219,11 +219,21 @@ class Waits:
     def _in_round(self, machine: RoundMachine) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         """A quorum is there, and this member is one of it."""
         ready = {offer.member.peer for offer in machine.offered()}
+        untrained = self.session.script is None  # nobody waits for oneself without a script
         late = [
             member.peer
             for member in machine.config
-            if member.peer not in ready and not machine.silent(member)
+            if member.peer not in ready
+            and not machine.silent(member)
+            and not (untrained and member.peer == self.session.me)
         ]
+        if untrained and not late and not ready and machine.open.plan is None:
+            return (
+                "training",
+                "a script that trains: none is attached here, and none is known elsewhere",
+                (),
+                "one attaches, here or at another member",
+            )
         if machine.contribution is None and machine.open.plan is None and not ready:
             return (
                 "training",

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
 from typing import Any
 
 from ...collectives.foreign import escaped, quoted
@@ -296,7 +298,7 @@ def run_state(run: Document) -> str:
     if run.get("paused"):
         state = f"{escaped(run['paused'])}; the node serves the run"
     elif not run.get("script"):
-        state = "seeding; no script is training here"
+        state = "seeding; no script is training here" + _since(run)
     else:
         state = (
             "training" if run.get("member", True) else "training; not a member of the last round"
@@ -320,6 +322,15 @@ def run_state(run: Document) -> str:
             f": waits for {', '.join(short_peer(str(peer)) for peer in waits)}" if waits else ""
         )
     return "; ".join(filter(None, (state, too_few(run), lack)))
+
+
+def _since(run: Document) -> str:
+    """Since when this machine's script is missed; "" where it is not."""
+    for each in run.get("verdicts") or ():
+        if each.get("code") == "V11" and isinstance(at := each.get("since"), int | float):
+            with suppress(ValueError, OverflowError, OSError):  # of a node with an odd clock
+                return f" since {datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
+    return ""
 
 
 def too_few(run: Document) -> str:

@@ -65,7 +65,15 @@ def _peer(event: Event, key: str = "peer") -> str:
 
 _WORDS: Mapping[str, Callable[[Event], str]] = {
     "script.attached": lambda e: f"a script trains, process {int(e['pid'])}",
-    "script.ended": lambda e: f"the script has let go, process {int(e['pid'])}",
+    "script.ended": lambda e: (
+        f"the script has let go, process {int(e['pid'])}"
+        + (f": {escaped(e['error'], 300)}" if e.get("error") else "")
+    ),
+    "script.exited": lambda e: f"process {int(e['pid'])} {escaped(e['how'], 300)}",
+    "script.missing": lambda e: (
+        "a script trained here until the node ended, and none is attached now"
+    ),
+    "run.left": lambda e: "this machine has left the run",
     "script.unattached": lambda e: (
         f"process {int(e['pid'])} joined {span_text(float(e['seconds']))} ago "
         "and has attached nothing"

@@ -6,6 +6,7 @@ lookout             who is there, and what the node is shown of training
 saving              a model as its own state_dict(), or PEFT, saves it
 keeping             what of it is left in the run's folder for exports
 state               what a checkpoint of an attachment holds, as numbers and strings
+step_times          how long steps take, for the node's verdicts on this machine
 resume              saving strands and going on from them
 attachment          attach(), the optimizer hook: a script's own loop becomes a member
 tuning              a site's own model, fine-tuned from the anchor

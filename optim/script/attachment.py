@@ -58,6 +58,7 @@ from .keeping import ModelKeeper
 from .lookout import Lookout, reached
 from .resume import PendingLoad, save
 from .state import Totals
+from .step_times import StepTimes
 
 if TYPE_CHECKING:
     from ..ranks.swarm import RankSwarm
@@ -219,6 +220,7 @@ class Attachment:
             self._flat = self._ranks.place(model, self._flat)
         self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop)
         self._lookout = Lookout(swarm)
+        self._times = StepTimes(clock, lambda: next((t.device for t in self._flat.tensors), None))
         self._totals = Totals()
         self._uncollected = Since(self._counter)
         self._declared: int | None = None  # samples told for the step under way
@@ -306,13 +308,18 @@ class Attachment:
         self._counter.count(samples, found_inf)
         for strand in self._strands:
             strand.replica.stepped(samples)
+        if report := self._times.step():
+            with suppress(AtollError):  # a node that is lost is noticed by whoever needs it next
+                self.swarm.report(report)
         if self.swarm.settings.target_samples is not None:
             self._count_members_again()
         if due := [strand for strand in self._strands if strand.due]:
             self._sync(due)
             self._rest()
+            self._times.pause()
         elif late := [strand for strand in self._strands if strand.late]:
             self._sync(late, only_settle=True)
+            self._times.pause()
 
     # ---- rounds
 

@@ -7,27 +7,18 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import LISTEN, SCRIPT, atoll, nothing_stays, start
+from cli_kit import LISTEN, atoll, nothing_stays, start
+from own_scripts_kit import PACED, RUN, WRONG, attached_as, plain, until
 from terminal_kit import ATOLL, Person
-from tiny_run import TINY
 
 pytestmark = pytest.mark.slow
 
-RUN = TINY.replace(
-    "[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }",
-    '[model]\nentry = "local:x"',
-).replace("rounds = 6\n", "")
-PACED = SCRIPT.replace("loss.backward();", "import time; time.sleep(0.02); loss.backward();")
-WRONG = PACED.replace("loss.backward();", 'attachment.round < 2 or {}["mine"]; loss.backward();')
 OTHER = PACED.replace("Linear(4, 1)", "Linear(5, 1)").replace("randn(8, 4)", "randn(8, 5)")
 NOTHING = "import time\nfrom atoll.node import join\nswarm = join()\ntime.sleep(600)\n"
 
@@ -53,35 +44,6 @@ def home(tmp_path: Path) -> Iterator[Path]:
         atoll(home, "down", "--scripts")
 
 
-@contextmanager
-def plain(home: Path, name: str) -> Iterator[subprocess.Popen[str]]:
-    """A script that is started without atoll join."""
-    with subprocess.Popen(
-        [sys.executable, str(home.parent / f"{name}.py")],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "ATOLL_HOME": str(home), "ATOLL_RUN": "tiny"},
-    ) as process:
-        try:
-            yield process
-        finally:
-            if process.poll() is None:
-                process.kill()
-
-
-def until(process: subprocess.Popen[str], words: str) -> str:
-    """The lines of stderr up to one with these words."""
-    assert process.stderr is not None
-    seen = ""
-    while words not in seen:
-        line = process.stderr.readline()
-        assert line, f"no {words!r} in:\n{seen}"
-        seen += line
-    return seen
-
-
 def attached(home: Path) -> int:
     """The process of the script that is attached, once one is."""
     ends = time.monotonic() + 120
@@ -89,14 +51,6 @@ def attached(home: Path) -> int:
         assert time.monotonic() < ends
         time.sleep(0.2)
     return int(pid)
-
-
-def attached_as(home: Path, pid: int) -> None:
-    """Wait until a run of the node has this process attached."""
-    ends = time.monotonic() + 120
-    while not any(run["script_pid"] == pid for run in atoll(home, "status")["runs"]):
-        assert time.monotonic() < ends
-        time.sleep(0.2)
 
 
 def words_of(home: Path) -> str:

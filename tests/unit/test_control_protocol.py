@@ -61,6 +61,7 @@ REQUESTS = [
     p.Start(26, True),
     p.Report({"loss": 1.5}),
     p.Depart(16),
+    p.Farewell("KeyError: 'mine'"),
     p.ReduceOpen(17, Call("op", "max", "fp32", 1, 2.5, True, "tag"), 5, 21),
     p.BufferOpen(21, 5),
     p.BufferClose(22, 3),

@@ -880,7 +880,7 @@ def test_a_node_of_the_first_version_is_asked_nothing_that_it_does_not_know(tmp_
 
 
 def test_a_script_of_the_first_version_goes_on_with_a_new_node(node: Node) -> None:
-    for versions, spoken in (((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 3)):
+    for versions, spoken in (((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 4), ((4, 5), 4)):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(node.paths.control_socket))
             sock.sendall(p.frame(p.Hello(1, versions, os.getpid())))
@@ -941,3 +941,28 @@ def test_a_script_that_joins_is_expected_to_attach_until_it_does_or_is_gone(
     assert expected == [os.getpid()]
     swarm.close()
     node.until(lambda: not expected)
+
+
+def test_a_script_says_goodbye_with_the_exception_that_ends_it(node: Node, tmp_path: Path) -> None:
+    """Nothing at all where it is cut off."""
+    heard = node.service.run.farewells
+    swarm = join(INVITE, home=tmp_path, private=False, progress=lambda *_: None)
+    swarm.open(LAYOUT, fill(0.0)).release()
+    swarm.close()
+    node.until(lambda: len(heard) == 1)
+
+    def fails() -> None:
+        with join(INVITE, home=tmp_path, private=False, progress=lambda *_: None) as swarm:
+            swarm.open(LAYOUT, fill(0.0)).release()
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError):
+        fails()
+    node.until(lambda: len(heard) == 2)
+    swarm = join(INVITE, home=tmp_path, private=False, progress=lambda *_: None)
+    swarm.open(LAYOUT, fill(0.0)).release()
+    assert swarm._at is not None
+    swarm._at.link.close("cut off")
+    node.until(lambda: len(heard) == 3)
+    swarm.close()
+    assert heard == ["", "KeyError: 'mine'", None]

@@ -218,7 +218,12 @@ def test_the_optimizer_stays_the_users_and_training_alone_goes_on(
     assert events[0] == TrainingAlone("solo", node_lost=False)
     assert [type(event) for event in events[1:]] == [RoundSeen, RoundSeen]
     stats = attachment.stats
-    assert (stats["round"], stats["alone"], stats["steps"], attachment.describe()["last_status"]) == (
+    assert (
+        stats["round"],
+        stats["alone"],
+        stats["steps"],
+        attachment.describe()["last_status"],
+    ) == (
         2,
         True,
         2 * H,
@@ -300,7 +305,11 @@ def test_uncounted_work_is_carried_with_its_samples() -> None:
     table.decide(["other"])
     assert attachment.sync() is not None
     stats = attachment.stats
-    assert (stats["uncounted"], stats["samples_unsent"], attachment.describe()["last_status"]) == (1, 5 * H, "open")
+    assert (stats["uncounted"], stats["samples_unsent"], attachment.describe()["last_status"]) == (
+        1,
+        5 * H,
+        "open",
+    )
     assert table.offers[table.peers[0]].samples == 5 * H
     table.decide(["me"])
     outcome = attachment.sync()
