@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .script.diloco import DiLoCo
     from .script.gradient_averaging import GradientAveraging
     from .script.local_sgd import LocalSGD
+    from .script.schedules import steps_left
     from .script.seeded import SeededTraining
     from .solo import SoloSwarm
 
@@ -48,6 +49,7 @@ __all__ = [
     "SoloSwarm",
     "outer_preset",
     "SeededTraining",
+    "steps_left",
 ]
 __all__ += ["AtollCallback", "AtollLightningCallback"]
 
@@ -58,6 +60,7 @@ _HOMES = {
     "LocalSGD": "script.local_sgd",
     "GradientAveraging": "script.gradient_averaging",
     "SeededTraining": "script.seeded",
+    "steps_left": "script.schedules",
     "OuterStep": "outer",
     "SoloSwarm": "solo",
     "outer_preset": "outer.presets",

@@ -439,6 +439,11 @@ class SoloSwarm:
 
         return Shard(self, loader)
 
+    @property
+    def round(self) -> int:
+        """Committed rounds, 0 before `open`."""
+        return self._store.round if self._store is not None else 0
+
     def report(self, metrics: Mapping[str, float]) -> None:
         """See `Swarm`; kept in ``reported``."""
         self.reported.update(self._refused.taken(metrics))

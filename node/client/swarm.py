@@ -128,7 +128,7 @@ class RunSwarm(SeededWork):
         self._link: Link | None = link  # before `open`
         self._at: Attached | None = None  # after it, while there is a node
         self._layout: Layout | None = None  # of the first `open` that succeeded
-        self._round = 0
+        self._round = max(0, info.round)
         self._closing: dict[int, int] = {}  # by fragment
         self._progress = progress
         self._tickets: dict[int, Ticket] = {}  # the newest of each fragment
@@ -256,6 +256,11 @@ class RunSwarm(SeededWork):
     def trouble(self) -> str:
         """Why there is no node now, or nothing."""
         return self._gone.message if self._gone is not None else ""
+
+    @property
+    def round(self) -> int:
+        """Committed rounds of the run, as last heard: when it was joined, or its anchor taken."""
+        return self._round
 
     @property
     def connected(self) -> bool:

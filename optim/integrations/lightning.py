@@ -14,6 +14,7 @@ from torch import Tensor
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from ..script.attachment import Attachment, attach
+from ..script.schedules import compare_schedule
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -94,6 +95,14 @@ class AtollLightningCallback(Callback):
             on_round=self._on_round,
             strict=self._strict,
         )
+        planned = trainer.estimated_stepping_batches
+        if trainer.lr_scheduler_configs and planned < float("inf"):
+            compare_schedule(
+                self.attachment.swarm,
+                int(planned) - trainer.global_step,
+                decays=True,
+                setting="lightning.Trainer(max_steps={})",
+            )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

@@ -15,6 +15,7 @@ from typing import Any
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from ..script.attachment import Attachment, attach
+from ..script.schedules import compare_schedule
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -36,8 +37,10 @@ class AtollCallback(TrainerCallback):
 
     Training starts from the run's anchor, also where Trainer resumes: from its checkpoint come the
     inner optimizer and the schedule. At the end progress is contributed (`Attachment.sync`). A step
-    counts as ``per_device_train_batch_size × gradient_accumulation_steps`` samples. ``attachment``:
-    the newest one, None before the first `train()`; it stays readable after the end.
+    counts as the batches it was made of, each of the size that Trainer takes now: after an
+    out-of-memory error with ``auto_find_batch_size`` of a smaller one. ``max_steps`` that is not
+    the run's (`steps_left`) is told. ``attachment``: the newest one, None before the first
+    `train()`; it stays readable after the end.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class AtollCallback(TrainerCallback):
         """
         self.attachment: Attachment | None = None
         self._swarm, self._on_round, self._strict = swarm, on_round, strict
+        self._batches = 0  # of the step under way
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -67,13 +71,28 @@ class AtollCallback(TrainerCallback):
             strict=self._strict,
             tokenizer=kwargs.get("processing_class"),
         )
+        self._batches = 0
+        compare_schedule(
+            self.attachment.swarm,
+            state.max_steps - state.global_step,
+            decays=not str(getattr(args.lr_scheduler_type, "value", "")).startswith("constant"),
+            setting="TrainingArguments(max_steps={})",
+        )
+
+    def on_substep_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """One more batch of a step with accumulation."""
+        self._batches += 1
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Declare the step's samples."""
         assert self.attachment is not None
-        self.attachment.samples(args.train_batch_size * args.gradient_accumulation_steps)
+        batches, self._batches = self._batches + 1, 0
+        # `args` keeps the size that was asked for; it may not have fitted into memory
+        self.attachment.samples((state.train_batch_size or args.train_batch_size) * batches)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

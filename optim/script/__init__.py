@@ -8,6 +8,7 @@ keeping             what of it is left in the run's folder for exports
 state               what a checkpoint of an attachment holds, as numbers and strings
 step_times          how long steps take, for the node's verdicts on this machine
 resume              saving strands and going on from them
+schedules           how many steps a run has left, for learning-rate schedules
 attachment          attach(), the optimizer hook: a script's own loop becomes a member
 tuning              a site's own model, fine-tuned from the anchor
 diloco              DiLoCo as one torch.optim.Optimizer

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from atoll.collectives.swarm import RunSettings
 from atoll.node import join
-from atoll.optim import AtollCallback, SoloSwarm
+from atoll.optim import AtollCallback, SoloSwarm, steps_left
 
 swarm = join(sys.argv[1]) if sys.argv[1:] else SoloSwarm(RunSettings(sync_every=5, rounds=4))
 
@@ -39,7 +39,7 @@ callback = AtollCallback(swarm)
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(
         folder,
-        max_steps=100,
+        max_steps=steps_left(swarm),  # the learning rate falls to 0 with the run's last round
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         learning_rate=1e-2,

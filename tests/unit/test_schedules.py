@@ -1,0 +1,238 @@
+"""Where a run ends, for learning-rate schedules; what the trainers of others are told of it, and
+what they count.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node.local import LocalSwarm
+from atoll.node.simulation.local_member import LocalMember
+from atoll.optim import SoloSwarm, attach, steps_left
+
+H, ROUNDS = 3, 4
+
+
+def run(**more: Any) -> RunSettings:
+    given = {"sync_every": H, "rounds": ROUNDS, "codec": "fp32", **more}
+    return RunSettings(outer=OuterSettings(kind="sgd", lr=1.0), **given)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if "steps_left" in record.getMessage() and record.name == "atoll"
+    ]
+
+
+def test_a_plain_schedule_reaches_its_end_with_the_runs_last_round() -> None:
+    swarm = SoloSwarm(run())
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    total = steps_left(swarm)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
+    sync = attach(model, optimizer, swarm, batch_size=1)
+    left = list[int]()
+    while not sync.done:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        schedule.step()
+        left.append(steps_left(swarm))
+    assert total == H * ROUNDS == sync.stats["steps"]
+    assert schedule.get_last_lr() == [0.0]
+    assert left[H - 1 :: H] == [9, 6, 3, 0]
+
+
+def test_who_joins_late_has_the_rest() -> None:
+    first = SoloSwarm(run())
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sync = attach(model, optimizer, first, batch_size=1)
+    for _ in range(2 * H):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    sync.detach()
+    assert steps_left(first) == 2 * H
+
+
+def test_rounds_of_one_step_are_counted_as_such() -> None:
+    assert steps_left(SoloSwarm(run(local_after=3))) == 3 + H
+    assert steps_left(SoloSwarm(run(local_after=10))) == ROUNDS
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"rounds": None}, "rounds"),
+        ({"sync_every": None, "round_s": 10.0}, "time or samples"),
+        ({"sync_every": None, "target_samples": 64}, "time or samples"),
+        ({"share": 0.9}, "planned again"),
+    ],
+)
+def test_a_run_whose_steps_nobody_knows_says_so(more: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as told:
+        steps_left(SoloSwarm(run(**more)))
+    assert "sync.position" in told.value.hint
+
+
+class Deep(nn.Module):
+    """For Trainer: a regression that runs out of memory beyond ``most`` samples."""
+
+    def __init__(self, most: int = 10**9) -> None:
+        super().__init__()
+        self.linear, self.most = nn.Linear(2, 1), most
+        self.trained = 0  # samples that a backward was made for
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        if len(x) > self.most:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+        self.trained += len(x)
+        return {"loss": (self.linear(x) - labels).square().mean()}
+
+
+def trained(
+    folder: Path, swarm: SoloSwarm, model: Deep, **arguments: Any
+) -> tuple[Any, list[float]]:
+    """The attachment of a `Trainer.train()`, and the learning rate at each step."""
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    from atoll.optim import AtollCallback
+
+    rates = list[float]()
+
+    class Rates(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            rates.append(kwargs["lr_scheduler"].get_last_lr()[0])
+
+    settings = {
+        "report_to": [],
+        "save_strategy": "no",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "learning_rate": 1.0,
+        "logging_strategy": "no",
+        **arguments,
+    }
+    data = [{"x": torch.ones(2), "labels": torch.ones(1)} for _ in range(4096)]
+    callback = AtollCallback(swarm)
+    Trainer(
+        model,
+        TrainingArguments(str(folder), **settings),
+        train_dataset=data,
+        callbacks=[callback, Rates()],
+    ).train()
+    return callback.attachment, rates
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers and accelerate
+def test_trainers_schedule_ends_with_the_run_or_is_told_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="atoll"):
+        swarm = SoloSwarm(run())
+        sync, rates = trained(tmp_path, swarm, Deep(), max_steps=steps_left(swarm))
+        assert (sync.done, len(rates), rates[-1]) == (True, H * ROUNDS, 0.0)
+        assert warnings(caplog) == []
+
+        sync, rates = trained(tmp_path, SoloSwarm(run()), Deep(), max_steps=400)
+        assert (sync.done, rates[-1]) == (True, pytest.approx(0.97))
+        (said,) = warnings(caplog)
+        assert "made for 400 steps, and the run ends after 12, at 3 % of its way" in said
+        assert "TrainingArguments(max_steps=steps_left(swarm))" in said
+
+        caplog.clear()
+        constant = {"max_steps": 400, "lr_scheduler_type": "constant"}
+        trained(tmp_path, SoloSwarm(run()), Deep(), **constant)
+        assert warnings(caplog) == []
+        sync, _ = trained(tmp_path, SoloSwarm(run()), Deep(), max_steps=5)
+        (said,) = warnings(caplog)
+        assert "to end after 5 steps here, and the run has 12 more" in said
+        assert not sync.done
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_trainer_counts_the_batches_that_fit_into_memory(tmp_path: Path, accumulated: int) -> None:
+    model = Deep(most=8)
+    sync, rates = trained(
+        tmp_path,
+        SoloSwarm(run()),
+        model,
+        max_steps=H * ROUNDS,
+        per_device_train_batch_size=64,
+        gradient_accumulation_steps=accumulated,
+        auto_find_batch_size=True,
+    )
+    assert len(rates) == H * ROUNDS
+    assert sync.stats["samples_counted"] == model.trained
+    assert 0 < model.trained <= 8 * accumulated * H * ROUNDS
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("max_steps", "told"), [(H * ROUNDS, False), (60, True)])
+def test_lightnings_schedule_is_compared_with_the_run(
+    max_steps: int, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lightning.pytorch import LightningModule, Trainer
+    from torch.utils.data import DataLoader
+
+    from atoll.optim import AtollLightningCallback
+
+    class Net(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 1)
+
+        def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+            return self.linear(batch).square().mean()
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, max_steps)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    callback = AtollLightningCallback(SoloSwarm(run()))
+    trainer = Trainer(
+        max_steps=max_steps,
+        accelerator="cpu",
+        callbacks=[callback],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    with caplog.at_level(logging.WARNING, logger="atoll"):
+        trainer.fit(Net(), DataLoader(torch.ones(4096, 2), batch_size=4))
+    assert callback.attachment is not None
+    assert callback.attachment.done
+    assert bool(warnings(caplog)) is told
+    if told:
+        assert "lightning.Trainer(max_steps=steps_left(swarm))" in warnings(caplog)[0]
+
+
+def test_members_of_a_run_have_the_same_number_of_steps_left() -> None:
+    def script(swarm: LocalMember) -> tuple[int, int]:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = steps_left(swarm)
+        sync = attach(model, optimizer, swarm, batch_size=1, clock=swarm.clock)
+        while not sync.done:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            swarm.sleep(0.1)
+        return before, steps_left(swarm)
+
+    found = LocalSwarm(2, settings=run(), latency_s=0.01).run(script)
+    assert found == [(H * ROUNDS, 0), (H * ROUNDS, 0)]
