@@ -165,10 +165,11 @@ A script of this machine was attached to the run, and ended as nobody wanted: it
 process ended with an error, its connection ended without a farewell and it did not come back
 within {ABSENT_S:g} s, or it did not attach within {RETURN_S:g} s after this node had come back. The
 others go on without this machine. SIGKILL that nobody sent is the system's, for want of memory:
-dmesg names the process. A script that closes its swarm, the end of the run, atoll pause and
-atoll leave are no fault: withdrawn then, and when a script attaches.
+dmesg names the process. A script that closes its swarm, the end of the run, a pause and leaving
+the run are no fault: it is withdrawn then, and when a script attaches.
 
-    atoll join RUN               train again
+    python train.py              your own script again, as it was started
+    atoll join RUN               the built-in script, where the run's model is one of atoll's
     atoll pause RUN              serve the run, train nothing; no verdict then
     atoll events RUN             what was before
     atoll logs                   what the node says of it""",

@@ -517,9 +517,7 @@ class Node:
             ended()
             raise
         run.wake()
-        run.presence.attached(
-            pid, averaging=averaging_text(run.manifest) if run.manifest else ""
-        )
+        run.presence.attached(pid, averaging=averaging_text(run.manifest) if run.manifest else "")
         try:
             if not founding and not finished(
                 run

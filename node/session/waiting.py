@@ -108,7 +108,7 @@ class Waits:
     def _reason(self, now: float) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         session, machine = self.session, self.session.machine
         if session.left:
-            return "left", "nothing", (), "atoll join enters the run again"
+            return "left", "nothing", (), "atoll join RUN enters the run again"
         if session.doubled:
             return (
                 "doubled",
@@ -173,9 +173,9 @@ class Waits:
         for peer in gone:
             if (how := self._others.other_life(peer, machine)) is not None:
                 what += f"; {peer} {how}"
-        way_out = "the organiser runs atoll recertify"
+        way_out = "the organiser runs atoll recertify RUN --without PEER"
         if machine.lying:  # the organiser's word is no proof there
-            way_out = "atoll export, and a new run from it"
+            way_out = "atoll export RUN DIR, then atoll new RUN.toml --from DIR"
         ends = f"enough of them come back as they were; if they never will, {way_out}"
         return "no quorum", what, _names(gone), ends
 

@@ -1,4 +1,6 @@
-"""How many inner steps a member makes until its run is over: the end of a learning-rate schedule."""
+"""How many inner steps a member makes until its run is over: the end of a learning-rate
+schedule.
+"""
 
 from __future__ import annotations
 

@@ -105,14 +105,25 @@ def test_a_killed_script_is_one_thing_in_watch_status_and_notify(home: Path) -> 
     assert me not in run["waiting"]["of"]
     assert run["waiting"]["what"].startswith("a script that trains: none is attached here")
 
+    # what its page says, typed as it stands
+    for command, promised in (
+        ("explain V11", "atoll pause RUN"),
+        ("events tiny", said),
+        ("logs", "V11 holds"),
+        ("pause tiny", "tiny rests here"),
+        ("watch tiny", "nothing is wrong"),
+        ("resume tiny", ""),
+    ):  # the pause takes the verdict back, and its end gives the script time to start
+        with start(home, *command.split()) as typed:
+            out, err = typed.communicate(timeout=150)
+        assert (typed.returncode, promised in out + err) == (0, True), out + err
     with plain(home, "good") as process:
         attached_as(home, process.pid)
         within(60, lambda: watched(home) == (0, []))
-        within(60, lambda: len(told(home)) == 2)
-        assert told(home)[1].startswith("V11 0 holds no more: no script trains here: process ")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=100)
     assert watched(home) == (0, [])
+    assert told(home)[1:] == [f"V11 0 holds no more: no script trains here: {said}"]
 
 
 def test_a_script_that_raised_is_named_and_one_that_ended_is_not(home: Path) -> None:
