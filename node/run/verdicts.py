@@ -197,7 +197,50 @@ pinned memory), or the model runs on another device than was meant.
     nvidia-smi                   what the device does
     atoll status                 the run, and this script's numbers""",
     ),
+    "V14": VerdictPage(
+        "not-counted",
+        "a script trains and its steps are not counted",
+        """\
+Gradients reach the attached model, and no step of an attached optimizer follows that trains it:
+nothing of this machine's training is contributed. The verdict names what was seen. The usual
+causes: an optimizer that was made again after attach(), one whose step() is never called, weights
+that were loaded with assign=True. The script's own log names the cure at the same time. It is
+withdrawn with the next counted step.
+
+    attach(model, optimizer, swarm)      with the optimizer that steps, after weights were loaded
+    attach(model, None, swarm)           and attachment.step() after each step""",
+    ),
+    "V15": VerdictPage(
+        "no-progress",
+        "contributions hold no progress",
+        """\
+This script's steps are counted, and what it contributes is exactly zero: its weights are the
+anchor's. The verdict names the cause that was found: the optimizer steps tensors that are not the
+model's any more, the learning rate is 0, no gradient reaches the parameters or none requires one,
+or steps are smaller than weights of bfloat16 can add. Such a contribution holds back the mean of
+all. It is withdrawn with the next contribution that holds some.
+
+    attachment.log(loss=loss)            does the loss fall?""",
+    ),
 }
+NOT_COUNTED: Mapping[str, str] = {
+    "uncounted_replaced": "the model holds other tensors than those that its optimizer steps",
+    "uncounted_foreign": "weights change, and not by a step of the attached optimizer",
+    "uncounted_partial": "only some of the attached optimizers step",
+    "uncounted_cleared": "gradients are cleared, and no step changes the weights",
+    "uncounted_adding": "gradients add up for ten minutes or longer, and no step is counted",
+}
+"""Metrics in which a script reports training that is not counted (`optim.script.uncounted`): how
+many backwards there were since a step was. 0: it is over."""
+STILL: Mapping[str, str] = {
+    "still_replaced": "the model holds other tensors than those that its optimizer steps",
+    "still_frozen": "no parameter requires a gradient",
+    "still_gradients": "no gradient reaches the parameters",
+    "still_rate": "the learning rate is 0",
+    "still_rounding": "steps are smaller than the weights' type can add",
+    "still_other": "weights are at the anchor again",
+}
+"""Metrics in which it reports how many contributions in a row were zero, and why. 0: it is over."""
 TROUBLES = {"E120": "V05", "E501": "V06", "E303": "V06", "E308": "V08"}
 """Verdicts that a trouble of the node is, as long as it is told again."""
 
@@ -340,6 +383,7 @@ class Verdicts:
                 self._last.append(str(event["slowest"]["peer"]))
             case "script.report":
                 self._adoption(event["metrics"], at)
+                self._silence(event["metrics"], at)
                 self._report(event["metrics"], at)
             case "script.attached":
                 self._averaging, self._adopted = str(event.get("averaging", "")), None
@@ -347,6 +391,8 @@ class Verdicts:
                 self._decided_at = at
             case "script.ended":
                 self._scripts = max(0, self._scripts - 1)
+                self._withdraw("V14", "", at)
+                self._withdraw("V15", "", at)
             case "run.paused" | "run.resumed":
                 self._paused, self._decided_at = kind == "run.paused", at
             case "run.waiting":
@@ -466,6 +512,21 @@ class Verdicts:
             self._raise("V03", "", at, f"this script's loss is {loss:.4g}, {before:.4g} before")
         elif self._own.calm:
             self._withdraw("V03", "", at)
+
+    def _silence(self, metrics: Mapping[str, float], at: float) -> None:
+        """What the script has found of training that is not counted, or holds no progress."""
+        for code, causes in (("V14", NOT_COUNTED), ("V15", STILL)):
+            for name in causes.keys() & metrics.keys():
+                if not (times := float(metrics[name])) > 0:
+                    self._withdraw(code, "", at)
+                elif code == "V14":
+                    self._raise(
+                        code, "", at, f"{causes[name]}: {times:.0f} backwards and no counted step"
+                    )
+                else:
+                    self._raise(
+                        code, "", at, f"{times:.0f} contributions in a row are zero: {causes[name]}"
+                    )
 
     def _adoption(self, metrics: Mapping[str, float], at: float) -> None:
         """What adopting an anchor did to this script's loss (`optim.script.adoption`). Its own loss

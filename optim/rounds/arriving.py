@@ -136,6 +136,7 @@ class ArrivingReplica(Replica):
             newest = self.swarm.anchor()
             try:
                 write_pseudo_gradient(self.flat, newest, out)
+                self._note_progress(out)
             finally:
                 newest.release()
         out.mul_(self._factor)

@@ -27,7 +27,7 @@ from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
 from ..model.accuracy import realised_error
 from ..model.feedback import Feedback, contribution_grid, has_feedback
-from ..model.flat import FlatTensor, FlatVector, RangeSource
+from ..model.flat import SEGMENT_ELEMENTS, FlatTensor, FlatVector, RangeSource
 from ..model.momentum import ContributionMomentum
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
@@ -132,6 +132,7 @@ class Replica:
         )
         # what a round of contributions like the newest loses, where the run wishes an error
         self.realised: float | None = None
+        self.still = 0  # contributions in a row that were zero, though steps were made for them
         self.loss: float | None = None  # mean of the inner steps that are contributed next
         self.lag: float | None = None  # how many inner steps rounds take here
         self.members = 1
@@ -333,7 +334,14 @@ class Replica:
 
     def _write(self, out: Tensor) -> None:
         write_pseudo_gradient(self.flat, self.base, out)
+        self._note_progress(out)
         self._carry_over(out)
+
+    def _note_progress(self, out: Tensor) -> None:
+        """Before anything is carried over: whether any parameter has moved. Looks no further than
+        the first part that has."""
+        parts = out[: self.flat.parameters].split(SEGMENT_ELEMENTS)
+        self.still = 0 if any(bool(part.any()) for part in parts) else self.still + 1
 
     def _carry_over(self, out: Tensor) -> None:
         """What contributions before leave in this one."""

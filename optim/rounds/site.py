@@ -321,6 +321,7 @@ class SiteReplica(Replica):
             out.zero_()
             return
         write_pseudo_gradient(self.flat, self.base, out)
+        self._note_progress(out)
         kept = self.kept
         if kept.own is not None and kept.next is not None:
             weight = float(self.unsent)

@@ -5,6 +5,8 @@ adoption            what adopting an anchor does to the losses that a script log
 lookout             who is there, and what the node is shown of training
 saving              a model as its own state_dict(), or PEFT, saves it
 keeping             what of it is left in the run's folder for exports
+silence             training that is seen and not counted: the rules
+uncounted           sees it, and contributions of zero, and says so
 state               what a checkpoint of an attachment holds, as numbers and strings
 step_times          how long steps take, for the node's verdicts on this machine
 resume              saving strands and going on from them

@@ -59,6 +59,7 @@ from .lookout import Lookout, reached
 from .resume import PendingLoad, save
 from .state import Totals
 from .step_times import StepTimes
+from .uncounted import Uncounted
 
 if TYPE_CHECKING:
     from ..ranks.swarm import RankSwarm
@@ -77,6 +78,7 @@ def attach(
     swarm: Swarm | None,
     *,
     batch_size: int | None = None,
+    counts: Any = None,
     sync_every: int | None = None,
     round_s: float | None = None,
     on_round: Callable[[Outcome], None] | None = None,
@@ -90,7 +92,8 @@ def attach(
     weights and make data loaders before, and load checkpoints of the attachment after.
     ``optimizer`` is any torch optimizer over parameters of the model, also inside accelerate's
     wrapper, or a list of them, such as [muon, adamw]: then an inner step is over when each has
-    stepped. With None nothing is hooked and `Attachment.step` is called by hand. ``batch_size`` is
+    stepped, or when the one that ``counts`` names has. With None nothing is hooked and
+    `Attachment.step` is called by hand. ``batch_size`` is
     the number of samples of an inner step (of this rank's), by which members are weighted;
     `Attachment.samples` tells it step by step, and with `Swarm.shard` it is known. ``sync_every``
     (inner steps) and ``round_s`` (seconds) may repeat what the run's manifest says; the manifest
@@ -118,6 +121,7 @@ def attach(
     assert swarm is not None
     check_arguments(swarm.settings, {"sync_every": sync_every, "round_s": round_s})
     inner = _optimizers(optimizer)
+    counting = _counting(counts, inner)
     check_site(swarm, inner)
     if inner:
         check_method(swarm.settings)
@@ -140,6 +144,7 @@ def attach(
         model,
         inner,
         swarm,
+        counts=counting,
         batch_size=batch_size,
         on_round=on_round,
         strict=strict,
@@ -169,6 +174,22 @@ def _optimizers(given: Any) -> tuple[Optimizer, ...]:
     return several
 
 
+def _counting(given: Any, optimizers: Sequence[Optimizer]) -> Sequence[Optimizer]:
+    """The optimizers that must have stepped for a step to be over. Raises ConfigError for one that
+    is not attached.
+    """
+    if given is None:
+        return optimizers
+    if (one := innermost(given)) not in optimizers:
+        raise ConfigError(
+            f"counts names a {type(one).__name__} that is not attached",
+            key="counts",
+            why="Only steps of attached optimizers are seen.",
+            hint="attach(model, [discriminator_opt, generator_opt], swarm, counts=generator_opt)",
+        )
+    return (one,)
+
+
 class Attachment:
     """A model's membership in a run, made by `attach`. It counts the inner steps of the optimizer;
     after every H of them it contributes what they changed, waits for the round (without overlap),
@@ -191,6 +212,7 @@ class Attachment:
         optimizers: Sequence[Optimizer],
         swarm: Swarm,
         *,
+        counts: Sequence[Optimizer],
         batch_size: int | None,
         on_round: Callable[[Outcome], None] | None,
         strict: bool,
@@ -226,7 +248,7 @@ class Attachment:
         self._declared: int | None = None  # samples told for the step under way
         self._last: WaitedOutcome | None = None
         self._node_lost = self._evaluating = self._detached = self._warned = False
-        self._optimizers = len(optimizers)
+        self._counts = {id(each) for each in counts}  # whose steps make up one
         self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
         self._stateless = set[int]()
         self._retry_at = 0.0
@@ -250,8 +272,10 @@ class Attachment:
             attached[optimizer] = weakref.ref(self)
         attached[model] = attached[swarm] = weakref.ref(self)
         self._keeper.begin(self.evaluate_anchor, self.round)
+        self._uncounted = Uncounted(model, optimizers, clock, swarm.report)
         self._look_around()
         if self.done:
+            self._uncounted.remove()
             self._lookout.tell_finished()
         self._rest()
 
@@ -266,6 +290,7 @@ class Attachment:
                 f"samples({count}): a number of samples cannot be negative", key="samples"
             )
         self._declared = sample_count((self._declared or 0) + count)
+        self._uncounted.look()
 
     def step(self) -> None:
         """Count one inner step by hand; only for an attachment without an optimizer, after each
@@ -293,14 +318,21 @@ class Attachment:
         if stateless and moves_nothing(optimizer):
             return
         self._stepped[id(optimizer)] = getattr(optimizer, "found_inf", None)
-        if len(self._stepped) == self._optimizers:
-            found = [found_inf for found_inf in self._stepped.values() if found_inf is not None]
+        if not self._counts <= self._stepped.keys():
+            self._uncounted.stepped_in_part(optimizer)
+        else:
+            found = [
+                found_inf
+                for key, found_inf in self._stepped.items()
+                if found_inf is not None and key in self._counts
+            ]
             self._stepped.clear()
             self._count(
                 sum((each.to(found[0].device) for each in found[1:]), found[0]) if found else None
             )
 
     def _count(self, found_inf: Tensor | None) -> None:
+        self._uncounted.counted()
         samples, self._declared = self.ledger.step(self._declared), None
         if self._detached or self.done:
             return
@@ -380,6 +412,9 @@ class Attachment:
             failure = error
             self._failed(error)
         self._lookout.adopted([turn.outcome for turn in turns])
+        self._uncounted.wrote()
+        if turns and not only_settle and self._ranks is None:
+            self._uncounted.contributed(min(strand.replica.still for strand in self._strands))
         if not only_settle:
             for strand in strands:
                 strand.begin()
@@ -390,6 +425,7 @@ class Attachment:
         for turn in turns:
             self._lookout.tell_round(turn.outcome, turn.samples)
         if turns and self.done:
+            self._uncounted.remove()
             self._lookout.tell_finished()
         if self._on_round is not None:
             for turn in turns:
@@ -678,6 +714,7 @@ class Attachment:
         """
         for name, value in metrics.items():
             self._lookout.add(name, value)
+        self._uncounted.look()
 
     @contextmanager
     def evaluate_anchor(self, *, own: bool = False) -> Generator[AnchorView]:
@@ -698,6 +735,7 @@ class Attachment:
                 yield view
         finally:
             self._evaluating = False
+            self._uncounted.wrote()
             if leased:
                 view.release()
 
@@ -727,6 +765,7 @@ class Attachment:
         self._detached = True
         for hook in self._hooks:
             hook.remove()
+        self._uncounted.remove()
         self._adapters.release()
         for key in [key for key, value in attached.items() if value() is self]:
             del attached[key]
@@ -782,4 +821,5 @@ class Attachment:
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
             resuming.finish(self._drop)
+            self._uncounted.wrote()
             self._adapters.turn(self.round)

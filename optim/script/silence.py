@@ -1,0 +1,107 @@
+"""Training that is seen and not counted: gradients reach the attached parameters, and no step
+follows. The rules, as a state machine that is given the time; `uncounted` tells it what happens.
+
+Whatever a lawful script does is no finding: long accumulation, a scaler that skips steps, two
+optimizers in turns, several backwards a step (GAN, SAM), evaluation, averages of weights that are
+put in and taken out again. Each rule therefore compares with what was usual between two counted
+steps.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Cause = Literal["replaced", "foreign", "partial", "cleared", "adding"]
+
+FIRST_FOREIGN = 16  # weights changed so often before the first step was counted
+CLEARED = 64  # gradients cleared so often, weights the same
+ADDING = 64  # gradients added up so often …
+ADDING_S = 600.0  # … and for so long
+LONGER = 8  # than the usual accumulation
+
+
+class Finding(NamedTuple):
+    """What is wrong, after so many backwards without a counted step."""
+
+    cause: Cause
+    backwards: int
+
+
+class Silence:
+    """Whether training is seen that is not counted."""
+
+    def __init__(self, *, by_hand: bool = False) -> None:
+        """``by_hand``: the script counts steps itself, and may do so once a round only."""
+        self.finding: Finding | None = None  # that stands
+        self._by_hand = by_hand
+        self._steps = 0
+        self._most_foreign = self._most_partial = self._longest = 0  # between two counted steps
+        self._longest_s = 0.0
+        self._backwards = self._foreign = self._partial = self._cleared = 0  # since the last one
+        self._since: float | None = None  # when the first backward since then came
+
+    @property
+    def backwards(self) -> int:
+        """Since the last counted step."""
+        return self._backwards
+
+    @property
+    def usual(self) -> int:
+        """The most backwards there ever were between two counted steps."""
+        return self._longest
+
+    def counted(self, now: float, *, replaced: bool = False) -> Finding | None:
+        """A step is counted. Returns the finding that this withdraws: none while tensors are
+        ``replaced``, since such steps train what no round contributes.
+        """
+        if self._since is not None:
+            self._longest = max(self._longest, self._backwards)
+            self._longest_s = max(self._longest_s, now - self._since)
+            self._most_foreign = max(self._most_foreign, self._foreign)
+            self._most_partial = max(self._most_partial, self._partial)
+        self._steps += 1
+        self._backwards = self._foreign = self._partial = self._cleared = 0
+        self._since = None
+        if replaced:
+            return None
+        withdrawn, self.finding = self.finding, None
+        return withdrawn
+
+    def stepped_in_part(self) -> None:
+        """One of several attached optimizers has stepped, and others have not yet."""
+        self._partial += 1
+
+    def backward(
+        self, now: float, *, foreign: int = 0, cleared: bool = False, replaced: bool = False
+    ) -> Finding | None:
+        """Gradients come. ``foreign``: how often weights were changed by no attached optimizer
+        since the backward before, as far as is known; ``cleared``: the gradients of that backward
+        are gone; ``replaced``: the model holds other tensors than the attached ones. Returns a
+        finding once, when it begins to stand.
+        """
+        self._since = now if self._since is None else self._since
+        self._backwards += 1
+        self._foreign += foreign
+        self._cleared += cleared
+        if self.finding is None and (cause := self._cause(now, replaced)) is not None:
+            self.finding = Finding(cause, self._backwards)
+            return self.finding
+        return None
+
+    def _cause(self, now: float, replaced: bool) -> Cause | None:
+        assert self._since is not None
+        if replaced:
+            return "replaced"
+        if not self._by_hand:
+            if self._foreign >= (3 + 3 * self._most_foreign if self._steps else FIRST_FOREIGN):
+                return "foreign"
+            if self._partial >= max(CLEARED, 3 + 3 * self._most_partial):
+                return "partial"
+            if not self._foreign and not self._partial and self._cleared >= CLEARED:
+                return "cleared"
+        quiet = self._by_hand or not (self._foreign or self._partial)
+        enough = self._backwards >= max(ADDING, LONGER * self._longest)
+        since_s = now - self._since
+        if quiet and enough and since_s >= max(ADDING_S, LONGER * self._longest_s):
+            return "adding"
+        return None

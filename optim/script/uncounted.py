@@ -1,0 +1,335 @@
+"""Sees training that is not counted (`silence`), and contributions without progress, and tells the
+script and its node of it.
+
+Gradients are seen by hooks on a few parameters. Hooks on modules would see more, such as a model
+all of whose tensors were replaced; but `torch.cuda.make_graphed_callables` refuses modules that
+have hooks, and a compiled model would trace them.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import unserializable_hook
+
+from ...collectives.errors import AtollError
+from ..model.flat import unwrap
+from .silence import Finding, Silence
+
+logger = logging.getLogger("atoll")
+
+HOOKED = 16  # parameters that have a hook, at least
+SAMPLED = 16  # elements of a parameter that are compared
+REPORT_AGAIN_S = 60.0  # a report may be lost on its way to the node
+
+CURES: Mapping[str, str] = {
+    "replaced": (
+        "the model holds other tensors than those that were attached ({names}): they are not "
+        "those that the attached optimizer steps, so rounds contribute no progress. Load weights "
+        "without assign=True and convert the model before attach(); or detach(), make the "
+        "optimizer again from model.parameters(), and attach() both"
+    ),
+    "foreign": (
+        "gradients have reached the model {backwards} times and its weights changed, but no step "
+        "of the attached optimizer came between: nothing is contributed. Causes: an optimizer that "
+        "was made again after attach(), one whose step() is never called (first_step and "
+        "second_step), steps inside of backward(). Attach the optimizer that steps (its "
+        "base_optimizer), or attach(model, None, swarm) and call attachment.step() after each step"
+    ),
+    "partial": (
+        "{backwards} backwards and no step is counted: a step is over when each of the attached "
+        "optimizers has stepped, and {names} did not. attach(..., counts=OPTIMIZER) names the "
+        "one that ends a step"
+    ),
+    "cleared": (
+        "gradients have reached the model {backwards} times and were cleared, and nothing has "
+        "changed its weights: nothing is trained here. Causes: optimizer.step() is not called, or "
+        "the optimizer that steps was made from another model, such as a copy"
+    ),
+    "adding": (
+        "gradients add up at the model over {backwards} backwards, and no step is counted: "
+        "nothing is contributed until one is. If this is a long accumulation, the next step ends "
+        "this notice; else call optimizer.step(), or attachment.step() if the steps are counted "
+        "by hand"
+    ),
+}
+STILL: Mapping[str, str] = {
+    "replaced": "the model holds other tensors than those that the attached optimizer steps",
+    "frozen": "no attached parameter requires a gradient any more",
+    "gradients": "no gradient reached an attached parameter",
+    "rate": "the learning rate is 0",
+    "rounding": "steps are smaller than {names} can add to the weights; keep float32 weights",
+    "other": "weights are at the anchor again; is something put back after each step?",
+}
+"""Why a contribution is exactly zero. The node has the same causes (`node.run.verdicts`, V15)."""
+
+
+class Uncounted:
+    """Of one attachment. The hooks hold no reference to it, and are not copied or saved with the
+    model.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        clock: Callable[[], float],
+        report: Callable[[dict[str, float]], None],
+    ) -> None:
+        """``model``: just attached, so its trainable parameters are the attached ones. ``report``
+        tells the node.
+        """
+        self._silence = Silence(by_hand=not optimizers)
+        self._model, self._optimizers = weakref.ref(model), optimizers
+        self._clock, self._report = clock, report
+        self._leaves = [
+            each for each in unwrap(model).parameters() if each.is_leaf and each.requires_grad
+        ]
+        self._slots = _slots(model, self._leaves)
+        self._stepped = set[int]()  # attached optimizers that have stepped since the last count
+        self._said_at = 0.0
+        self._reached = set[int]()  # hooked parameters that this backward has reached
+        self._reached_before = set[int]()
+        self._versions: list[int] | None = None
+        self._sample: Tensor | None = None
+        self._told_by_versions = False
+        self._own = False  # whether an attached optimizer has stepped since the last backward
+        self._still_why = ""
+        if optimizers and (unstepped := self._unstepped()):
+            logger.info(
+                "in no attached optimizer, sent all the same (requires_grad_(False) before "
+                "attach() leaves them out): %s",
+                ", ".join(unstepped[:5]) + (", …" if len(unstepped) > 5 else ""),
+            )
+        stride = max(1, len(self._leaves) // HOOKED)
+        self._hooks = [
+            _hook(leaf, index, self)
+            for index, leaf in list(enumerate(self._leaves))[::stride]
+            if not hasattr(leaf, "device_mesh")  # no gradient is added to slices by autograd
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off: the attachment counts no more steps."""
+        for hook in self._hooks:
+            hook.remove()
+        self._slots, self._leaves = [], []
+
+    # ---- steps
+
+    def counted(self) -> None:
+        """A step is counted."""
+        self.wrote()
+        self._told_by_versions = False
+        self._stepped.clear()
+        self._reached.clear()
+        self._reached_before.clear()
+        replaced = bool(self._replaced())
+        if (finding := self._silence.counted(self._clock(), replaced=replaced)) is not None:
+            logger.info("steps are counted again")
+            self._tell({f"uncounted_{finding.cause}": 0.0})
+        elif replaced:
+            self._backward(cleared=False, replaced=True)
+
+    def stepped_in_part(self, optimizer: Optimizer) -> None:
+        """One of several attached optimizers has stepped, which is no step yet."""
+        self._own = True
+        self._stepped.add(id(optimizer))
+        self._silence.stepped_in_part()
+
+    def wrote(self) -> None:
+        """The attachment itself has changed weights."""
+        self._versions = self._sample = None
+
+    def look(self) -> None:
+        """The script has told something of a step. Tensors that were replaced have no hooks, so
+        whether the model still holds the attached ones is asked here, too.
+        """
+        if self._replaced() and self._training():
+            self._backward(cleared=False, replaced=True)
+
+    # ---- backwards
+
+    def reached(self, index: int) -> None:
+        """A gradient comes to a hooked parameter."""
+        parameter = self._leaves[index]
+        if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
+            return  # no gradient comes, and a look at values would spoil the graph
+        if self._reached and index not in self._reached:
+            self._reached.add(index)  # in the same backward as the last one
+            return
+        self._reached_before, self._reached = self._reached, {index}
+        cleared = (
+            index in self._reached_before and parameter.grad is None and self._training()
+        )  # in evaluation mode gradients are asked for that no step is to follow
+        self._backward(cleared=cleared, replaced=bool(self._replaced()))
+
+    def _backward(self, *, cleared: bool, replaced: bool) -> None:
+        now = self._clock()
+        found = self._silence.backward(
+            now, foreign=self._foreign(), cleared=cleared, replaced=replaced
+        )
+        if found is not None:
+            logger.warning("%s", self._words(found))
+        standing = self._silence.finding
+        if found is not None or (standing and now - self._said_at >= REPORT_AGAIN_S):
+            assert standing is not None
+            self._said_at = now
+            self._tell({f"uncounted_{standing.cause}": float(standing.backwards)})
+
+    def _foreign(self) -> int:
+        """How often others have changed weights since the last look. Versions tell of all ways
+        that autograd knows of. Ways that it does not (``.data``, kernels by pointer) are seen on a
+        sample, at backwards 1, 2, 4, 8, … beyond the usual accumulation: that reads the device.
+        """
+        own, self._own = self._own, False
+        last, self._versions = self._versions, [_version(each) for each in self._leaves]
+        told = last is not None and last != self._versions and not own
+        self._told_by_versions |= told
+        changed, at = int(told), self._silence.backwards + 1
+        if own:
+            self._sample = None
+        if at > self._silence.usual and not at & (at - 1) and not self._told_by_versions:
+            before, self._sample = self._sample, _sampled(self._leaves)
+            if before is not None and not torch.equal(before, self._sample):
+                changed = max(1, at // 2)  # as often as there were backwards since that look
+        return changed
+
+    def _training(self) -> bool:
+        model = self._model()
+        return model is not None and model.training
+
+    def _replaced(self) -> list[str]:
+        """The names that hold other tensors than at `attach`, which no attached optimizer steps.
+        Without an optimizer none: each boundary takes up what the model holds then.
+        """
+        moved = [
+            (name, live)
+            for name, slots, key, tensor in self._slots
+            if (live := slots.get(key)) is not tensor and live is not None
+        ]
+        if not moved or not self._optimizers:
+            return []
+        stepped = self._ids()
+        return [name for name, live in moved if id(live) not in stepped]
+
+    def _unstepped(self) -> list[str]:
+        """The attached parameters that no attached optimizer has."""
+        stepped = self._ids()
+        return [name for name, _, _, tensor in self._slots if id(tensor) not in stepped]
+
+    def _ids(self) -> set[int]:
+        """Of the parameters of attached optimizers, as they are now."""
+        return {
+            id(parameter)
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+
+    # ---- contributions without progress
+
+    def contributed(self, still: int) -> None:
+        """``still`` contributions in a row were exactly zero, though their steps were counted."""
+        if not still:
+            if self._still_why:
+                self._tell({f"still_{self._still_why}": 0.0})
+            self._still_why = ""
+            return
+        why, names = self._why_still()
+        if self._still_why or (still < 2 and why == "rate"):  # schedules may begin at 0
+            return
+        self._still_why = why
+        logger.warning(
+            "%d contributions in a row hold no progress, though steps were counted: %s",
+            still,
+            STILL[why].format(names=names),
+        )
+        self._tell({f"still_{why}": float(still)})
+
+    def _why_still(self) -> tuple[str, str]:
+        if self._replaced():
+            return "replaced", ""
+        trained = [
+            parameter
+            for optimizer in self._optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        ] or list(self._leaves)
+        rates = [group.get("lr") for each in self._optimizers for group in each.param_groups]
+        if not any(parameter.requires_grad for parameter in trained):
+            return "frozen", ""
+        if rates and all(rate is not None and float(rate) == 0.0 for rate in rates):
+            return "rate", ""
+        if all(parameter.grad is None for parameter in trained):
+            return "gradients", ""
+        narrow = {str(each.dtype) for each in trained if each.dtype.itemsize < 4}
+        return ("rounding", ", ".join(sorted(narrow))) if narrow else ("other", "")
+
+    # ---- telling
+
+    def _words(self, finding: Finding) -> str:
+        names = self._replaced()[:3]
+        if finding.cause == "partial":
+            names = [
+                type(each).__name__ for each in self._optimizers if id(each) not in self._stepped
+            ]
+        return CURES[finding.cause].format(backwards=finding.backwards, names=", ".join(names))
+
+    def _tell(self, metrics: dict[str, float]) -> None:
+        with suppress(AtollError):  # without a node the script has been told
+            self._report(metrics)
+
+
+Slot = tuple[str, Mapping[str, Tensor | None], str, Tensor]
+
+
+def _slots(model: nn.Module, tensors: Sequence[Tensor]) -> list[Slot]:
+    """Where modules hold these tensors: name, the module's parameters, key, tensor. None of a
+    sharded model, whose modules hold slices and whole tensors in turns.
+    """
+    if any(hasattr(each, "device_mesh") for each in tensors):
+        return []
+    attached = {id(each) for each in tensors}
+    return [
+        (f"{prefix}.{key}".lstrip("."), module._parameters, key, parameter)
+        for prefix, module in unwrap(model).named_modules()
+        for key, parameter in module._parameters.items()
+        if parameter is not None and id(parameter) in attached
+    ]
+
+
+def _hook(parameter: Tensor, index: int, uncounted: Uncounted) -> Any:
+    """A hook that is called before a gradient is added to the parameter's. It has no reference to
+    the parameter, not even a weak one: `torch.utils.swap_tensors` refuses such tensors.
+    """
+    to = weakref.ref(uncounted)
+
+    @torch.compiler.disable
+    def hook(gradient: Tensor) -> None:
+        if (watching := to()) is not None:
+            watching.reached(index)
+
+    return cast("Any", parameter).register_hook(unserializable_hook(hook))
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+@torch.no_grad()
+def _sampled(tensors: Sequence[Tensor]) -> Tensor:
+    """A few elements of each tensor: float32, on the CPU."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for tensor in tensors:
+        whole = tensor.detach()
+        flat = whole.view(-1) if whole.is_contiguous() else whole.flatten()
+        part = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].float()
+        by_device.setdefault(part.device, []).append(part)
+    return torch.cat([torch.cat(parts).cpu() for parts in by_device.values()] or [torch.empty(0)])

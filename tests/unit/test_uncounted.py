@@ -1,0 +1,501 @@
+"""Training that is seen and not counted, contributions of zero: named once, with the cause; and no
+word in honest training."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.collectives.errors import ConfigError
+from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node.run.verdicts import NOT_COUNTED, Verdicts
+from atoll.node.run.verdicts import STILL as STILL_METRICS
+from atoll.optim import Attachment, SoloSwarm, attach
+from atoll.optim.script.silence import ADDING_S, Finding, Silence
+from atoll.optim.script.uncounted import CURES, STILL
+
+SETTINGS = RunSettings(sync_every=5, outer=OuterSettings("nesterov", 0.9, 0.6))
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def backward(model: nn.Module, scale: float = 1.0) -> None:
+    (scale * model(torch.randn(8, 4)).square().mean()).backward()
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Member:
+    """A run of one, and what it was told."""
+
+    def __init__(
+        self, caplog: pytest.LogCaptureFixture, model: nn.Sequential | None = None
+    ) -> None:
+        caplog.set_level(logging.WARNING, "atoll")
+        self.caplog, self.clock = caplog, Clock()
+        self.model, self.swarm = model or net(), SoloSwarm(SETTINGS)
+
+    def attach(self, optimizer: Any, **how: Any) -> Attachment:
+        return attach(self.model, optimizer, self.swarm, batch_size=8, clock=self.clock, **how)
+
+    @property
+    def said(self) -> list[str]:
+        return [
+            record.getMessage()
+            for record in self.caplog.records
+            if record.levelno >= logging.WARNING and " is finished" not in record.getMessage()
+        ]
+
+    @property
+    def found(self) -> dict[str, float]:
+        return {
+            name: value
+            for name, value in self.swarm.reported.items()
+            if name.startswith(("uncounted_", "still_")) and value
+        }
+
+
+@pytest.fixture
+def member(caplog: pytest.LogCaptureFixture) -> Member:
+    return Member(caplog)
+
+
+def sgd(model: nn.Module, lr: float = 0.05) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=lr)
+
+
+# ---- the rules
+
+
+def test_weights_that_others_change_are_found_at_the_sixteenth_time_before_any_step() -> None:
+    silence = Silence()
+    found = [silence.backward(0.0, foreign=int(at > 0)) for at in range(20)]
+    assert [at for at, each in enumerate(found) if each] == [16]
+    assert found[16] == Finding("foreign", 17)
+    assert silence.counted(1.0) == Finding("foreign", 17)
+    assert silence.finding is None
+
+
+def test_after_steps_the_usual_number_of_changes_is_known() -> None:
+    silence = Silence()
+    for _ in range(10):  # SAM by hand: two changes a step
+        for _ in range(2):
+            assert silence.backward(0.0, foreign=1) is None
+        silence.counted(0.0)
+    found = [silence.backward(0.0, foreign=1) for _ in range(12)]
+    assert [at for at, each in enumerate(found) if each] == [3 + 3 * 2 - 1]
+
+
+def test_gradients_that_add_up_are_found_after_ten_minutes_and_sixty_four_backwards() -> None:
+    silence = Silence()
+    assert all(silence.backward(0.0) is None for _ in range(512))
+    assert silence.backward(ADDING_S - 1) is None
+    assert silence.backward(ADDING_S) == Finding("adding", 514)
+    slow = Silence()
+    assert all(slow.backward(600.0 * at) is None for at in range(63))
+    assert slow.backward(600.0 * 63) == Finding("adding", 64)
+
+
+def test_a_usual_accumulation_is_eight_times_as_long_before_it_is_found() -> None:
+    silence = Silence()
+    for at in range(100):
+        assert silence.backward(100.0 * at) is None or at >= 63
+    silence.counted(10_000.0)
+    found = [silence.backward(10_000.0 + 100.0 * at) for at in range(801)]
+    assert [at for at, each in enumerate(found) if each] == [800]
+
+
+def test_steps_by_hand_may_come_once_a_round() -> None:
+    silence = Silence(by_hand=True)
+    assert all(silence.backward(0.0, foreign=1, cleared=True) is None for _ in range(500))
+    assert silence.backward(ADDING_S) == Finding("adding", 501)
+
+
+def test_steps_that_train_replaced_tensors_withdraw_nothing() -> None:
+    silence = Silence()
+    assert silence.backward(0.0, replaced=True) == Finding("replaced", 1)
+    assert silence.counted(0.0, replaced=True) is None
+    assert silence.backward(0.0, replaced=True) is None
+    assert silence.counted(0.0) == Finding("replaced", 1)
+
+
+# ---- trained and not counted
+
+
+def test_an_optimizer_that_was_made_again_is_named_and_withdrawn_by_a_step(member: Member) -> None:
+    optimizer = sgd(member.model)
+    sync = member.attach(optimizer)
+    again = sgd(member.model)
+    for step in range(40):
+        backward(member.model)
+        (optimizer if step < 7 else again).step()
+        member.model.zero_grad()
+    assert len(member.said) == 1
+    assert "made again after attach()" in member.said[0]
+    assert member.found == {"uncounted_foreign": 4.0}
+    assert sync.stats["steps"] == 7
+    backward(member.model)
+    optimizer.step()
+    assert member.found == {}
+
+
+def test_changes_that_no_version_shows_are_seen_on_a_sample(member: Member) -> None:
+    member.attach(sgd(member.model))
+    for _ in range(40):
+        backward(member.model)
+        for parameter in member.model.parameters():
+            assert parameter.grad is not None
+            parameter.data.sub_(0.05 * parameter.grad)
+            parameter.grad = None
+    assert member.found == {"uncounted_foreign": 32.0}
+
+
+def test_an_optimizer_of_a_copy_is_named(member: Member) -> None:
+    member.attach(sgd(member.model))
+    other = sgd(copy.deepcopy(member.model))
+    for _ in range(70):
+        backward(member.model)
+        other.step()
+        member.model.zero_grad()
+    assert member.found == {"uncounted_cleared": 65.0}
+    assert "made from another model" in member.said[0]
+
+
+def test_tensors_that_were_replaced_are_named_at_the_next_step(member: Member) -> None:
+    optimizer = sgd(member.model)
+    member.attach(optimizer)
+    state = {name: value.clone() for name, value in member.model.state_dict().items()}
+    member.model.load_state_dict(state, assign=True)
+    for _ in range(3):
+        backward(member.model)
+        optimizer.step()
+    assert len(member.said) == 1
+    assert "0.weight" in member.said[0]
+    assert member.found == {"uncounted_replaced": 1.0}
+
+
+def test_tensors_that_were_replaced_with_their_optimizer_are_named_by_the_next_log(
+    member: Member,
+) -> None:
+    sync = member.attach(sgd(member.model))
+    state = {name: value.clone() for name, value in member.model.state_dict().items()}
+    member.model.load_state_dict(state, assign=True)
+    other = sgd(member.model)
+    for _ in range(3):
+        backward(member.model)
+        other.step()
+        sync.log(loss=1.0)
+    assert member.found == {"uncounted_replaced": 1.0}
+
+
+def test_an_attached_optimizer_that_never_steps_is_named(member: Member) -> None:
+    first, last = member.model[0], member.model[2]
+    stepping, resting = sgd(first), torch.optim.AdamW(last.parameters())
+    sync = member.attach([stepping, resting])
+    for _ in range(70):
+        backward(member.model)
+        stepping.step()
+    assert "AdamW did not" in member.said[0]
+    assert "counts=" in member.said[0]
+    assert sync.stats["steps"] == 0
+
+
+def test_counts_names_the_optimizer_that_ends_a_step(member: Member) -> None:
+    first, last = member.model[0], member.model[2]
+    critic, generator = sgd(first), sgd(last)
+    sync = member.attach([critic, generator], counts=generator)
+    for step in range(12):
+        backward(member.model)
+        critic.step()
+        if step % 3 == 2:
+            generator.step()
+        member.model.zero_grad()
+    assert sync.stats["steps"] == 4
+    assert member.said == []
+    sync.detach()
+    with pytest.raises(ConfigError, match="counts names a SGD that is not attached"):
+        member.attach([critic, generator], counts=sgd(member.model))
+
+
+# ---- honest training
+
+
+def accumulation(member: Member) -> None:
+    optimizer = sgd(member.model)
+    member.attach(optimizer)
+    for step in range(1024):
+        backward(member.model)
+        member.clock.now += 0.5
+        if step % 512 == 511:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def adversarial(member: Member) -> None:
+    """Five steps of one optimizer for each of the other's, both attached."""
+    first, last = sgd(member.model[0]), sgd(member.model[2])
+    member.attach([first, last])
+    for step in range(300):
+        backward(member.model)
+        (last if step % 6 == 5 else first).step()
+        member.model.zero_grad()
+
+
+def half_attached(member: Member) -> None:
+    """The same, of which one is not attached."""
+    first, last = sgd(member.model[0]), sgd(member.model[2])
+    member.attach(last)
+    for step in range(300):
+        backward(member.model)
+        (last if step % 6 == 5 else first).step()
+        member.model.zero_grad()
+
+
+def sharpness(member: Member) -> None:
+    optimizer = sgd(member.model)
+    member.attach(optimizer)
+    for _ in range(50):
+        backward(member.model)
+        with torch.no_grad():
+            for parameter in member.model.parameters():
+                parameter.add_(1e-3)
+        member.model.zero_grad()
+        backward(member.model)
+        with torch.no_grad():
+            for parameter in member.model.parameters():
+                parameter.sub_(1e-3)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def scaler(member: Member) -> None:
+    optimizer = sgd(member.model)
+    member.attach(optimizer)
+    scaling = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    for step in range(60):
+        optimizer.zero_grad()
+        loss = member.model(torch.randn(8, 4)).square().mean() * (torch.inf if step < 40 else 1.0)
+        scaling.scale(loss).backward()
+        scaling.step(optimizer)
+        scaling.update()
+
+
+def evaluation(member: Member) -> None:
+    """Attacks on the model in evaluation mode, whose gradients of weights are thrown away."""
+    optimizer = sgd(member.model)
+    sync = member.attach(optimizer)
+    for _ in range(3):
+        member.model.train()
+        backward(member.model)
+        optimizer.step()
+        optimizer.zero_grad()
+        member.model.eval()
+        with sync.evaluate_anchor():
+            member.model(torch.randn(4, 4))
+        for _ in range(200):
+            backward(member.model)
+            member.model.zero_grad()
+
+
+def averages(member: Member) -> None:
+    """Averaged weights, put in for evaluation and taken out again."""
+    optimizer = sgd(member.model)
+    member.attach(optimizer)
+    for _ in range(60):
+        backward(member.model)
+        optimizer.step()
+        optimizer.zero_grad()
+        kept = copy.deepcopy(member.model.state_dict())
+        member.model.load_state_dict({name: 0.9 * value for name, value in kept.items()})
+        member.model.load_state_dict(kept)
+
+
+def slow_data(member: Member) -> None:
+    optimizer = sgd(member.model)
+    member.attach(optimizer)
+    for _ in range(100):
+        member.clock.now += 7200.0
+        backward(member.model)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def line_search(member: Member) -> None:
+    optimizer = torch.optim.LBFGS(member.model.parameters(), max_iter=30)
+    member.attach(optimizer)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = member.model(torch.ones(8, 4)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(12):
+        optimizer.step(closure)
+
+
+def clamping(member: Member) -> None:
+    optimizer = sgd(member.model)
+    member.attach(optimizer)
+    for _ in range(60):
+        backward(member.model)
+        optimizer.step()
+        optimizer.zero_grad()
+        for parameter in member.model.parameters():
+            parameter.data.clamp_(-0.3, 0.3)
+
+
+def warm_up(member: Member) -> None:
+    """A rate that begins at 0 with the first round's one step."""
+    member.swarm = SoloSwarm(RunSettings(sync_every=1, outer=OuterSettings("sgd", 1.0)))
+    optimizer = sgd(member.model)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, step / 10))
+    member.attach(optimizer)
+    for _ in range(20):
+        backward(member.model)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+
+
+def functional(member: Member) -> None:
+    """Other tensors in the model's place for a call (meta-learning)."""
+    optimizer = sgd(member.model)
+    sync = member.attach(optimizer)
+    for _ in range(30):
+        fast = {name: value * 0.9 for name, value in member.model.named_parameters()}
+        torch.func.functional_call(member.model, fast, torch.randn(8, 4)).mean().backward()
+        sync.log(loss=1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def after_the_end(member: Member) -> None:
+    """A finished run: who goes on training does so on their own."""
+    member.swarm = SoloSwarm(RunSettings(sync_every=5, rounds=1, outer=SETTINGS.outer))
+    optimizer = sgd(member.model)
+    sync = member.attach(optimizer)
+    for step in range(60):
+        backward(member.model)
+        (optimizer if step < 5 else sgd(member.model)).step()
+        member.model.zero_grad()
+    assert sync.done
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        accumulation,
+        adversarial,
+        half_attached,
+        sharpness,
+        scaler,
+        evaluation,
+        averages,
+        slow_data,
+        line_search,
+        clamping,
+        warm_up,
+        functional,
+        after_the_end,
+    ],
+)
+def test_honest_training_is_told_nothing(member: Member, script: Callable[[Member], None]) -> None:
+    script(member)
+    assert member.said == []
+    assert member.found == {}
+
+
+def test_hooks_leave_with_the_attachment_and_are_not_copied(member: Member) -> None:
+    sync = member.attach(sgd(member.model))
+    twin = copy.deepcopy(member.model)
+    backward(twin)
+    assert not any(parameter._backward_hooks for parameter in twin.parameters())
+    sync.detach()
+    assert not any(parameter._backward_hooks for parameter in member.model.parameters())
+
+
+# ---- contributions of zero
+
+
+@pytest.mark.parametrize("cause", ["rate", "frozen", "gradients", "rounding", "other"])
+def test_contributions_of_zero_are_named_with_their_cause(
+    cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = net().to(torch.bfloat16) if cause == "rounding" else net()
+    member = Member(caplog, model)
+    optimizer = sgd(model, {"rate": 0.0, "rounding": 1e-9}.get(cause, 0.05))
+    member.attach(optimizer)
+    start = copy.deepcopy(model.state_dict())
+    for _ in range(20):
+        if cause != "gradients":
+            inputs = torch.randn(8, 4, dtype=next(model.parameters()).dtype, requires_grad=True)
+            model(inputs).square().mean().backward()
+        if cause == "other":
+            model.load_state_dict(start)
+            optimizer.register_step_pre_hook(lambda *_: model.zero_grad(set_to_none=False))
+        optimizer.step()
+        optimizer.zero_grad()
+        if cause == "frozen":
+            model.requires_grad_(False)
+            optimizer.zero_grad()
+            model.load_state_dict(start)
+    assert f"still_{cause}" in member.found
+    assert sum("hold no progress" in line for line in member.said) == 1
+
+
+def test_progress_withdraws_what_was_said_of_contributions_of_zero(member: Member) -> None:
+    optimizer = sgd(member.model, 0.0)
+    member.attach(optimizer)
+    for step in range(15):
+        optimizer.param_groups[0]["lr"] = 0.05 if step >= 10 else 0.0
+        backward(member.model)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert member.swarm.reported["still_rate"] == 0.0
+    assert len(member.said) == 1
+
+
+# ---- at the node
+
+
+def test_each_cause_is_a_verdict_that_is_withdrawn() -> None:
+    assert {name.removeprefix("uncounted_") for name in NOT_COUNTED} == CURES.keys()
+    assert {name.removeprefix("still_") for name in STILL_METRICS} == STILL.keys()
+    for code, names in (("V14", NOT_COUNTED), ("V15", STILL_METRICS)):
+        for name, words in names.items():
+            verdicts = Verdicts()
+            (raised,) = verdicts.take(
+                {"at": 1.0, "event": "script.report", "metrics": {"step": 3.0, name: 17.0}}
+            )
+            assert (raised.raised, raised.verdict.code) == (True, code)
+            assert words in raised.verdict.said
+            assert "17" in raised.verdict.said
+            assert not verdicts.take({"at": 2.0, "event": "script.report", "metrics": {"loss": 1}})
+            (withdrawn,) = verdicts.take(
+                {"at": 3.0, "event": "script.report", "metrics": {name: 0.0}}
+            )
+            assert (withdrawn.raised, withdrawn.verdict.code) == (False, code)
+
+
+def test_parameters_in_no_attached_optimizer_are_named_at_attach(
+    member: Member, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "atoll")
+    member.attach(sgd(member.model[0]))
+    assert any("2.weight, 2.bias" in record.getMessage() for record in caplog.records)
+    assert member.said == []
