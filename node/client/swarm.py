@@ -46,7 +46,7 @@ from ...collectives.errors import (
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.plain import DEVICES, flat_of, placed
-from ...collectives.swarm import Call, Outcome, PeerView, Tally, sample_count
+from ...collectives.swarm import MAX_SAMPLES, Call, Outcome, PeerView, Tally, sample_count
 from ..control import protocol as p
 from ..control.shared_memory import AnchorSlot, received
 from .eager import eager
@@ -349,7 +349,7 @@ class RunSwarm(SeededWork):
         if (
             not (1 if self.settings.sample is None else 0)
             <= (samples := sample_count(samples))
-            < 1 << 48
+            < MAX_SAMPLES
         ):
             raise LocalProtocolError(f"a contribution of {samples} samples")
         from ...optim.outer import (

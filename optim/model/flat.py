@@ -499,14 +499,14 @@ def _is_dtensor(tensor: Tensor) -> bool:
 def _check_made(name: str, tensor: Tensor) -> None:
     if is_lazy(tensor):
         raise ConfigError(
-            f"{_clean(name)} has no shape yet: its module is a lazy one",
+            f"{clean_name(name)} has no shape yet: its module is a lazy one",
             key="model",
             why="All members of a run have the same tensors, which must be known before training.",
             hint="Call the model once on a batch, then make the optimizer, then attach().",
         )
     if tensor.requires_grad and tensor.layout != torch.strided:
         raise ConfigError(
-            f"{_clean(name)} has the layout {tensor.layout}",
+            f"{clean_name(name)} has the layout {tensor.layout}",
             key="model",
             why="Only a dense tensor can be averaged.",
             hint=f"Make a dense parameter of it: nn.Parameter({name}.detach().to_dense())",
@@ -542,6 +542,16 @@ def _check_tensor(name: str, tensor: Tensor, sharded: bool) -> None:
                 "float64 can be averaged"
             ),
             key="model",
+        )
+    if any(
+        step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)
+    ):
+        raise ConfigError(
+            f"{name} is expanded: several of its elements are one in memory",
+            key="model",
+            why="An anchor has a value for each element, so it cannot be written there.",
+            hint=f"Give the model {name} as tensor.expand(...).clone(), or the tensor without "
+            "expand(), expanded in forward().",
         )
     if tensor.device.type == "meta":
         raise ConfigError(

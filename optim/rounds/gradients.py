@@ -55,7 +55,7 @@ class GradientReplica(Replica):
             zip(self.flat.layout.tensors, self.flat.tensors, strict=True)
         ):
             if spec.role == "parameter" and tensor.grad is not None:
-                part = tensor.grad.to(torch.float32) * float(samples)
+                part = tensor.grad.to_dense().to(torch.float32) * float(samples)
                 self._sums[index] = self._sums[index].add_(part) if index in self._sums else part
 
     def not_finite(self) -> str:
@@ -79,6 +79,7 @@ class GradientReplica(Replica):
                 part.zero_()
                 if index in self._sums:
                     part.copy_(self._sums[index].reshape(-1)).div_(float(self.unsent))
+        self._note_progress(out)
         self._carry_over(out)
         self._sums.clear()
 

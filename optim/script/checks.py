@@ -21,8 +21,11 @@ BY_HAND = (
 
 
 def innermost(optimizer: object) -> Optimizer:
-    """The torch optimizer inside wrappers that keep it under ``.optimizer`` (accelerate does).
-    ConfigError when there is none.
+    """The torch optimizer whose hooks are called once a step: that inside of wrappers that keep it
+    under ``.optimizer`` (accelerate does); of a wrapper that has no hooks, since it never called
+    ``torch.optim.Optimizer.__init__`` (opacus), the one that it holds; of a sharpness-aware one,
+    whose loop calls ``first_step`` and ``second_step``, its ``base_optimizer``. ConfigError when
+    there is none.
     """
     seen = {id(optimizer)}
     while (inner := getattr(optimizer, "optimizer", None)) is not None and id(inner) not in seen:
@@ -31,13 +34,29 @@ def innermost(optimizer: object) -> Optimizer:
         seen.add(id(inner))
         optimizer = inner
     if isinstance(optimizer, Optimizer):
-        return optimizer
+        return _stepped_in(optimizer)
     raise ConfigError(
         f"{type(optimizer).__name__} is not a torch.optim.Optimizer",
         key="optimizer",
         why="attach() counts steps with register_step_post_hook, which only torch optimizers have.",
         hint=f"Attach by hand: {BY_HAND}",
     )
+
+
+def _stepped_in(optimizer: Optimizer) -> Optimizer:
+    base = getattr(optimizer, "base_optimizer", None)
+    two_steps = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
+    if two_steps and isinstance(base, Optimizer):
+        return _stepped_in(base)
+    if _has_hooks(optimizer):
+        return optimizer
+    held = {id(each): each for each in vars(optimizer).values() if isinstance(each, Optimizer)}
+    return _stepped_in(held.popitem()[1]) if len(held) == 1 else optimizer
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    """Whether ``torch.optim.Optimizer.__init__`` has made its hooks."""
+    return hasattr(optimizer, "_optimizer_step_post_hooks")
 
 
 @contextmanager
@@ -86,11 +105,13 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     """Raise ConfigError when steps of ``optimizer`` do not reach the hook, or do not train
     ``model``.
     """
-    if not isinstance(getattr(optimizer, "state", None), dict) or not getattr(
-        optimizer, "param_groups", None
+    if (
+        not isinstance(getattr(optimizer, "state", None), dict)
+        or not getattr(optimizer, "param_groups", None)
+        or not _has_hooks(optimizer)
     ):
         raise ConfigError(
-            f"{type(optimizer).__name__} has no state or no parameter groups",
+            f"{type(optimizer).__name__} has no state, no parameter groups or no hooks",
             key="optimizer",
             why=(
                 "It was not made by torch.optim.Optimizer.__init__, or with no parameters, so it "

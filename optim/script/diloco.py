@@ -144,6 +144,20 @@ class SwarmOptimizer(Optimizer):
             )
         super().add_param_group(param_group)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refused with ConfigError, and with it copy.deepcopy and pickle: a copy would be a second
+        member over one connection.
+        """
+        raise ConfigError(
+            f"a {type(self).__name__} cannot be copied or pickled",
+            key="optimizer",
+            why="It holds this script's membership in the run.",
+            hint=(
+                "Save its state_dict(). A copy of the inner optimizer: "
+                "copy.deepcopy(optimizer.inner)"
+            ),
+        )
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.inner.__setstate__(state)
 

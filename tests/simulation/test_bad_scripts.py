@@ -281,7 +281,7 @@ class Bare(torch.optim.SGD):
     ("why", "key", "words"),
     [
         ("sync_every", "$.train.sync_every", "sync_every=0 differs from the run's 3"),
-        ("state", "optimizer", "Bare has no state or no parameter groups"),
+        ("state", "optimizer", "Bare has no state, no parameter groups or no hooks"),
         ("stray", "optimizer", "2 parameters of the optimizer are not the model's"),
         ("closure", "optimizer", "function is not a torch.optim.Optimizer"),
         ("model", "", r"2.weight  yours \[3, 5\]  run \[2, 5\]"),

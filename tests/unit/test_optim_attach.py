@@ -719,7 +719,7 @@ def test_refusals_name_the_key_and_the_way_out() -> None:
     bare = torch.optim.SGD.__new__(
         torch.optim.SGD
     )  # as a class makes it that forgets super().__init__
-    refused("optimizer", "no state or no parameter groups", model, bare, swarm)
+    refused("optimizer", "no state, no parameter groups or no hooks", model, bare, swarm)
     refused("model", "no trainable", nn.Linear(1, 1).requires_grad_(False), None, swarm)
     optimizer.param_groups[0]["capturable"] = True
     refused("optimizer.capturable", "capturable", model, optimizer, swarm)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.run.verdicts import NOT_COUNTED, Verdicts
 from atoll.node.run.verdicts import STILL as STILL_METRICS
-from atoll.optim import Attachment, SoloSwarm, attach
+from atoll.optim import Attachment, DiLoCo, GradientAveraging, SoloSwarm, attach
 from atoll.optim.script.silence import ADDING_S, Finding, Silence
 from atoll.optim.script.uncounted import CURES, STILL
 
@@ -492,6 +493,109 @@ def test_each_cause_is_a_verdict_that_is_withdrawn() -> None:
             assert (withdrawn.raised, withdrawn.verdict.code) == (False, code)
 
 
+# ---- optimizers and models of unusual make
+
+
+class SAM(torch.optim.Optimizer):
+    """As most people have it: the loop calls first_step and second_step, never step."""
+
+    def __init__(self, params: Any, base: Any, **how: Any) -> None:
+        super().__init__(params, how)
+        self.base_optimizer = base(self.param_groups, **how)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["old"] = parameter.clone()
+                parameter.add_(0.05 * parameter.grad)
+        self.zero_grad()
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.copy_(self.state[parameter]["old"])
+        self.base_optimizer.step()
+        self.zero_grad()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """As opacus' optimizer: holds another one, and never calls torch's ``__init__``."""
+
+    def __init__(self, held: torch.optim.Optimizer) -> None:
+        self.original_optimizer = held
+
+    @property
+    def param_groups(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.original_optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.original_optimizer.state
+
+    def step(self, closure: Any = None) -> Any:
+        return self.original_optimizer.step(closure)
+
+
+class Hookless(torch.optim.Optimizer):
+    def __init__(self, params: Any) -> None:
+        self.param_groups, self.state = [{"params": list(params)}], defaultdict(dict)
+
+
+def test_a_sharpness_aware_optimizer_is_counted_by_its_base(member: Member) -> None:
+    optimizer = SAM(member.model.parameters(), torch.optim.SGD, lr=0.05)
+    sync = member.attach(optimizer)
+    for _ in range(20):
+        backward(member.model)
+        optimizer.first_step()
+        backward(member.model)
+        optimizer.second_step()
+    assert (sync.stats["steps"], sync.round, member.said) == (20, 4, [])
+
+
+def test_an_optimizer_without_hooks_is_counted_by_the_one_that_it_holds(member: Member) -> None:
+    optimizer = Wrapper(sgd(member.model))
+    sync = member.attach(optimizer)
+    for _ in range(10):
+        backward(member.model)
+        optimizer.step()
+    assert (sync.stats["steps"], sync.round) == (10, 2)
+
+
+def test_an_optimizer_without_hooks_that_holds_none_is_refused_by_name(member: Member) -> None:
+    with pytest.raises(ConfigError, match="Hookless has no state, no parameter groups or no hooks"):
+        member.attach(Hookless(member.model.parameters()))
+
+
+def test_an_optimizer_of_a_run_is_not_copied(member: Member) -> None:
+    optimizer = DiLoCo(
+        member.model.parameters(), sgd(member.model), swarm=member.swarm, model=member.model
+    )
+    with pytest.raises(ConfigError, match="a DiLoCo cannot be copied or pickled"):
+        copy.deepcopy(optimizer)
+
+
+def test_a_lazy_module_is_refused_by_the_name_of_its_tensor(member: Member) -> None:
+    model = nn.Sequential(nn.LazyLinear(4))
+    with pytest.raises(ConfigError, match=r"0\.weight has no shape yet"):
+        attach(model, None, member.swarm)
+
+
+def test_an_expanded_parameter_is_refused_by_its_name(member: Member) -> None:
+    model = nn.Module()
+    model.scale = nn.Parameter(torch.randn(1, 4).expand(3, 4))
+    with pytest.raises(ConfigError, match="scale is expanded"):
+        attach(model, None, member.swarm)
+
+
+def test_more_samples_than_a_contribution_can_stand_for_are_refused(member: Member) -> None:
+    sync = member.attach(sgd(member.model))
+    with pytest.raises(ConfigError, match=f"{2**70} samples"):
+        sync.samples(2**70)
+
+
 def test_parameters_in_no_attached_optimizer_are_named_at_attach(
     member: Member, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -499,3 +603,18 @@ def test_parameters_in_no_attached_optimizer_are_named_at_attach(
     member.attach(sgd(member.model[0]))
     assert any("2.weight, 2.bias" in record.getMessage() for record in caplog.records)
     assert member.said == []
+
+
+def test_sparse_gradients_are_averaged(member: Member) -> None:
+    outer = OuterSettings("sgd", 1.0)
+    settings = RunSettings(
+        sync_every=None, target_samples=4, method="gradient_averaging", outer=outer
+    )
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=True))
+    before = model[0].weight.detach().clone()
+    optimizer = GradientAveraging(model.parameters(), swarm=SoloSwarm(settings), model=model)
+    optimizer.attachment.samples(4)
+    model(torch.tensor([1, 1, 3])).sum().backward()
+    optimizer.step()
+    moved = (before - model[0].weight.detach()).round(decimals=5)
+    assert moved.tolist() == [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
