@@ -96,6 +96,8 @@ class ArrivingReplica(Replica):
                         "goes back to the anchor"
                     ),
                 )
+            if self.moved:
+                return self.drop(self.swarm.anchor(), self.moved)
             before = self._newest_round()
             yield (look := self._offer(left_s, decidable))
             left_s = max(0.0, left_s - look.waited_s)

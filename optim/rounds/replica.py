@@ -102,6 +102,8 @@ class Replica:
     steps: int | None = None  # inner steps of this turn, where each member has its number
     # whether a contribution under way was decided, and is to be looked at before the turn's end
     settled = False
+    # why the live parameters are not what was trained since the anchor, "" where they are
+    moved = ""
     resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(
@@ -202,6 +204,8 @@ class Replica:
             return
         if bad := self.not_finite():
             self.drop(self.swarm.anchor(), NOT_FINITE.format(bad))
+        elif self.moved:
+            self.drop(self.swarm.anchor(), self.moved)
         elif self._norms is not None and (why := self._outlier(self._norms)):
             self.drop(self.swarm.anchor(), why)
         else:
@@ -266,6 +270,7 @@ class Replica:
         replica takes over.
         """
         samples, self.unsent = self.unsent, 0
+        self.moved = ""
         adopt(self.flat, new)
         self._take(new)
         self.forget()

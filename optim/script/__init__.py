@@ -7,6 +7,8 @@ saving              a model as its own state_dict(), or PEFT, saves it
 keeping             what of it is left in the run's folder for exports
 silence             training that is seen and not counted: the rules
 uncounted           sees it, and contributions of zero, and says so
+recurrence          whether changes of the weights are a habit of the script or an event
+weights             who changed the weights: a sample of them around each step
 state               what a checkpoint of an attachment holds, as numbers and strings
 step_times          how long steps take, for the node's verdicts on this machine
 resume              saving strands and going on from them

@@ -60,6 +60,7 @@ from .resume import PendingLoad, save
 from .state import Totals
 from .step_times import StepTimes
 from .uncounted import Uncounted
+from .weights import WeightWatch
 
 if TYPE_CHECKING:
     from ..ranks.swarm import RankSwarm
@@ -252,11 +253,14 @@ class Attachment:
         self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
         self._stateless = set[int]()
         self._retry_at = 0.0
+        self._told_habit = False  # that the script changes weights itself
         self._told_error = False  # that rounds lose more than is wished
         self._resuming: PendingLoad | None = None
         with naming_tensors(self._flat):
             enter(swarm, self._flat, self._strands)
+        self._weights = WeightWatch(model, optimizers)
         self._adapters.turn(self.round)
+        self._weights.begin()
         self._hooks: list[Any] = []
         # A compiled function around optimizer.step() must break its graph here, not trace through a
         # round.
@@ -310,9 +314,11 @@ class Attachment:
         if not optimizer.state:
             self._stateless.add(id(optimizer))
         self._outside("optimizer.step()")
+        self._weights.before_step()
         return self._strands[0].replica.before_step(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._weights.after_step()
         stateless = id(optimizer) in self._stateless
         self._stateless.discard(id(optimizer))
         if stateless and moves_nothing(optimizer):
@@ -402,25 +408,27 @@ class Attachment:
             loss = self._lookout.contributing()
             for strand in strands:
                 strand.collect(loss)
+            self._judge_weights()
         turns: list[WaitedOutcome] = []
         failure: AtollError | None = None
-        try:
-            for strand, turn in self._boundary(strands, only_settle):
-                turns.append(turn)
-                self._note(strand, turn)
-        except AtollError as error:
-            failure = error
-            self._failed(error)
-        self._lookout.adopted([turn.outcome for turn in turns])
-        self._uncounted.wrote()
-        if turns and not only_settle and self._ranks is None:
-            self._uncounted.contributed(min(strand.replica.still for strand in self._strands))
-        if not only_settle:
-            for strand in strands:
-                strand.begin()
-            self._adapters.turn(self.round)
-            self._look_around()
-            self._keeper.refresh(self.evaluate_anchor, self.round, self._clock, last=self.done)
+        with self._weights.writing(ends=not only_settle):
+            try:
+                for strand, turn in self._boundary(strands, only_settle):
+                    turns.append(turn)
+                    self._note(strand, turn)
+            except AtollError as error:
+                failure = error
+                self._failed(error)
+            self._lookout.adopted([turn.outcome for turn in turns])
+            self._uncounted.wrote()
+            if turns and not only_settle and self._ranks is None:
+                self._uncounted.contributed(min(strand.replica.still for strand in self._strands))
+            if not only_settle:
+                for strand in strands:
+                    strand.begin()
+                self._adapters.turn(self.round)
+                self._look_around()
+                self._keeper.refresh(self.evaluate_anchor, self.round, self._clock, last=self.done)
         self.ledger.turns += 1
         for turn in turns:
             self._lookout.tell_round(turn.outcome, turn.samples)
@@ -431,6 +439,33 @@ class Attachment:
             for turn in turns:
                 self._on_round(turn.outcome)
         return self._outcome(turns, failure)
+
+    def _judge_weights(self) -> None:
+        """Find out who changed the weights since the last boundary. What an event has left in them
+        is not contributed, in any fragment.
+        """
+        change = self._weights.close(self._totals.steps)
+        if change.habit and not self._told_habit:
+            self._told_habit = True
+            logger.info(
+                "the script changes weights between steps (%s): contributed as training",
+                change.habit,
+            )
+        if reason := self._flat.agreed(change.reason):
+            self._lookout.moved(change.step, change.steps_long)
+            for strand in self._strands:
+                strand.replica.moved = reason
+
+    def moved(self, why: str) -> None:
+        """Declare that the weights are changed on purpose beside the optimizer, such as dead
+        experts that begin again: what was trained since the last boundary is contributed with that
+        change. Call it next to the change, between the same two steps.
+
+        Without it a change that does not recur (an earlier checkpoint, averaged weights left in the
+        model) is taken for no training, and the model goes back to the anchor.
+        """
+        self._weights.meant(why)
+        logger.info("the weights are changed on purpose: %s", why)
 
     def _rest(self) -> None:
         """Between two rounds: wait for as long as this machine's owner has paused training, then go
@@ -823,3 +858,6 @@ class Attachment:
             resuming.finish(self._drop)
             self._uncounted.wrote()
             self._adapters.turn(self.round)
+            self._weights.begin()
+            for strand in self._strands:
+                strand.replica.moved = ""

@@ -34,6 +34,7 @@ class Lookout:
         self.metrics: dict[str, float] = {}
         self.privacy: dict[str, Any] | None = None  # what this member has spent of it
         self._sums: dict[str, tuple[Any, int]] = {}
+        self._moved: dict[str, float] = {}  # of the newest change of the weights by others
         settings = swarm.settings
         # an anchor of a part of the members is another one for each member's data
         of_all = settings.sample is None and settings.arrivals is None
@@ -68,6 +69,13 @@ class Lookout:
         decided = [turn for turn in turns if turn.status == "committed"]
         if decided and self._adoptions is not None:
             self._adoptions.adopted(whole=all(turn.counted for turn in decided))
+
+    def moved(self, step: int, steps_long: float) -> None:
+        """The weights were changed after inner step ``step``, by so many times the length of a
+        step, and not by the optimizer; 0.0: tensors were replaced.
+        """
+        changes = self._moved.get("moved", 0.0) + 1
+        self._moved = {"moved": changes, "moved_step": float(step), "moved_by": steps_long}
 
     def so_far(self, name: str) -> float | None:
         """The mean of what was added of a metric since the last round; None where nothing was."""
@@ -156,7 +164,7 @@ class Lookout:
         members = self.count()
         self.privacy = msgspec.to_builtins(getattr(self.swarm, "spent", None))  # a node tells it
         readings = self._adoptions.reading() if self._adoptions is not None else {}
-        self.swarm.report({**report, **self.metrics, **readings})
+        self.swarm.report({**report, **self._moved, **self.metrics, **readings})
         there = reached(members, self.swarm.settings.lying)
         self._tell_quorum(there, undecided)
         if self.peers:
