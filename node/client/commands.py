@@ -129,7 +129,7 @@ class NodeClient:
         while self._link.wait_for(lambda: bool(self._events), None):
             yield self._events.pop(0)
 
-    def _pushed(self, push: p.Push, fds: list[int]) -> None:
+    def _pushed(self, push: p.Push, fds: Sequence[int]) -> None:
         del fds  # of reductions, which belong to scripts
         if isinstance(push, p.EventPush):
             self._events.append(push.event)

@@ -3,21 +3,33 @@
 There is no reader thread. Whoever waits reads for all: one thread at a time waits on the socket,
 dispatches what came and wakes the others. Pushes that nobody waits for stay in the socket until the
 next call of anything here.
+
+**An exception may come between any two lines**: Ctrl-C, a signal handler that raises, an exception
+that another thread sets. None of them bends the connection:
+
+* What `recvmsg` returns is stored in the same step of the interpreter, bytes and descriptors as one
+  record (`_arrived`). Whoever reads next goes on with it.
+* ``_torn`` is set while a record is taken apart, and while bytes are sent and struck off. Whoever
+  finds it set knows that an exception ended that in the middle: the connection is lost, with that
+  as its reason, and is made anew like any other that is lost.
+* Descriptors are `Descriptor` objects, which close with their last reference: an answer that nobody
+  takes leaves none open. An answer names the files that its descriptors are of; others than those
+  end the connection.
+* Locks are entered with ``with``, which no exception can come into. Nobody depends on another
+  thread to go on reading: it says every _SLICE_S that it does, or another reads in its place.
 """
 
 from __future__ import annotations
 
-import array
 import contextlib
 import os
 import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ...collectives.errors import (
     AtollError,
@@ -29,6 +41,7 @@ from ...collectives.errors import (
 )
 from ..control import protocol as p
 from ..control.address import check_folder, check_peer
+from ..control.descriptors import Descriptor, close_all, files_of, numbers
 from ..home.failures import error_of
 from ..home.lifecycle import close_in_children
 from .eager import eager
@@ -40,8 +53,14 @@ SEND_S = 30.0  # a node that does not read for so long is taken for dead
 MAX_UNSENT_BYTES = 64 << 10  # what `post` may leave behind before it drops
 _READ_BYTES = 65_536
 _FULL_S = 0.02  # between two attempts to get into a full backlog: nothing tells when there is room
-_SLICE_S = 0.25  # how often a wait looks at its ``give_up``
+_SLICE_S = 0.25  # how often a wait looks at its ``give_up``, and says that it reads
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+# the arguments of recvmsg, each as what `map` takes it from
+_READ = (_READ_BYTES,), (socket.CMSG_SPACE(p.MAX_FDS * 4),), (_CLOEXEC,)
+INTERRUPTED = (
+    "an exception (Ctrl-C, say) came while a message of the node was being taken in or one was "
+    "being sent: the connection is made anew"
+)
 
 A = TypeVar("A")
 
@@ -52,7 +71,7 @@ class PendingAnswer:
     def __init__(self, progress: Callable[[str, int, int], None] | None = None) -> None:
         self.answer: p.Answer | None = None
         self.error: AtollError | None = None
-        self.fds: list[int] = []
+        self.fds: list[Descriptor] = []
         self.progress = progress
         self.refused = (
             False  # ``error`` came from the node, and not from the loss of the connection
@@ -87,18 +106,23 @@ class Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.lost: SwarmClosedError | None = None
-        self.on_push: Callable[[p.Push, list[int]], None] = lambda push, fds: _close_all(fds)
+        self.on_push: Callable[[p.Push, list[Descriptor]], None] = lambda push, fds: None
         self.welcome: p.Welcome | None = None
         self._socket = sock
         self._owner = os.getpid()
-        self._condition = threading.Condition(threading.RLock())
-        self._reading = False
+        self._lock = threading.RLock()  # of all that follows
+        self._reader = 0  # the thread that waits on the socket for all, if one does,
+        self._reader_until = 0.0  # until then, unless it says so again
+        self._waiters: dict[int, Any] = {}  # a lock by thread, which is released to wake it
+        self._torn = False
         self._unsent = bytearray()
         self._frames = p.answer_frames()
-        self._fds: deque[int] = deque()
+        self._arrived: list[tuple[bytes, list[tuple[int, int, bytes]], int, Any]] = []
+        self._fds: list[Descriptor] = []  # those whose answer is not complete
         self._calls: dict[int, PendingAnswer] = {}
         self._next_id = 1
         self._ending = ""
+        self._ended = False  # all that the loss ends has been ended
         close_in_children(self)
 
     @classmethod
@@ -133,7 +157,7 @@ class Link:
         link is lost, VersionMismatchError where the node is too old for it.
         """
         call = PendingAnswer(progress)
-        with self._condition, eager():
+        with eager(), self._lock:
             id_, self._next_id = self._next_id, self._next_id + 1
             request = make(id_)
             if self.welcome is not None and self.welcome.version < p.SINCE.get(type(request), 0):
@@ -162,8 +186,9 @@ class Link:
         (the call is then abandoned).
         """
         if not self.wait_for(lambda: call.done, timeout_s, give_up):
-            with self._condition:
+            with self._lock:
                 if not call.done:
+                    self._check()
                     call.abandoned = True
                     raise DeadlineExceededError(
                         f"the node did not answer within {timeout_s or 0:g} s", retryable=True
@@ -185,7 +210,8 @@ class Link:
         """Send something that has no answer, without waiting. False when it was dropped (the node
         reads too slowly, or is lost).
         """
-        with self._condition, eager():
+        with eager(), self._lock:
+            self._mend()
             if self.lost is not None or (may_drop and len(self._unsent) > MAX_UNSENT_BYTES):
                 return False
             self._unsent += p.frame(message)
@@ -196,8 +222,9 @@ class Link:
 
     def poll(self) -> None:
         """Take in what has come, without waiting. Never raises: look at ``lost``."""
-        with self._condition, eager():
-            if self.lost is None and not self._reading:
+        with eager(), self._lock:
+            self._mend()
+            if self.lost is None and not self._others_read(threading.get_ident(), time.monotonic()):
                 self._flush()
                 self._read()
 
@@ -211,72 +238,116 @@ class Link:
         ``ready()`` as it is).
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
-        with self._condition, eager():
-            while not ready() and self.lost is None and not (give_up and give_up()):
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    self.poll()  # a timeout of 0 still takes what is there
-                    break
-                if give_up is not None:
-                    left = _SLICE_S if left is None else min(left, _SLICE_S)
-                if self._reading:
-                    self._condition.wait(left)
+        me = threading.get_ident()
+        with eager():
+            while True:
+                with self._lock:
+                    self._mend()
+                    if self._arrived and self.lost is None:  # left by one who was interrupted
+                        self._read(once=True)
+                    if ready() or self.lost is not None or (give_up and give_up()):
+                        return ready()
+                    now = time.monotonic()
+                    left = _SLICE_S if until is None else min(_SLICE_S, until - now)
+                    if left <= 0:
+                        self.poll()  # a timeout of 0 still takes what is there
+                        return ready()
+                    waiter = self._take_turn(me, now)
+                if waiter is None:
+                    self._read_for_all(left)
                 else:
-                    self._read_waiting(left)
-            return ready()
+                    waiter.acquire(timeout=left)
 
-    def _read_waiting(self, timeout_s: float | None) -> None:
-        """Wait for bytes with the lock given up, then read them for everybody."""
-        self._reading = True
-        self._condition.release()
+    def _others_read(self, me: int, now: float) -> bool:
+        """Whether another thread waits on the socket and was not ended there by an exception."""
+        return self._reader not in (0, me) and now < self._reader_until
+
+    def _take_turn(self, me: int, now: float) -> Any:
+        """None: this thread reads for all. Else a lock that is released when there may be news."""
+        if self._others_read(me, now):
+            waiter = self._waiters[me] = threading.Lock()
+            waiter.acquire()
+            return waiter
+        self._reader, self._reader_until = me, now + 2 * _SLICE_S
+        return None
+
+    def _read_for_all(self, timeout_s: float) -> None:
+        """Wait for bytes, then read them for everybody."""
+        readable = False
         try:
             readable = _wait(self._socket, select.POLLIN, timeout_s)
         finally:
-            self._condition.acquire()
-            self._reading = False
-            self._condition.notify_all()  # also when Ctrl-C ends this wait: another thread reads on
-        if readable and self.lost is None:
-            self._flush()
-            self._read(once=True)
+            with self._lock:
+                self._reader = 0
+                self._wake()  # also when Ctrl-C ends this wait: another thread reads on
+                self._mend()
+                if readable and self.lost is None:
+                    self._flush()
+                    self._read(once=True)
+
+    def _wake(self) -> None:
+        """Have all that wait look whether it has come, and one of them read on."""
+        while self._waiters:
+            _, waiter = self._waiters.popitem()
+            waiter.release()
 
     def _read(self, *, once: bool = False) -> None:
         """Take in what is there; ``once``: what one look brings, when more is looked for soon:
         every look gives up the interpreter's lock.
         """
-        while True:
-            try:
-                data, ancillary, flags, _ = self._socket.recvmsg(
-                    _READ_BYTES, socket.CMSG_SPACE(p.MAX_FDS * 4), _CLOEXEC
-                )
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError as error:
-                self._lose(f"{error.strerror or error}")
-                return
-            self._keep_fds(ancillary)
-            if not data or flags & socket.MSG_CTRUNC:
-                self._lose(self._ending or "the node ended")
-                return
-            try:
-                for answer in self._frames.feed(data):
-                    self._dispatch(answer)
-            except AtollError as error:
-                self._lose(f"the node said something strange: {error.message}")
-                return
+        while self.lost is None:
+            if not self._arrived:
+                try:
+                    # one step for an exception of another thread or a signal: what is read is kept
+                    self._arrived.extend(map(self._socket.recvmsg, *_READ))
+                except (BlockingIOError, InterruptedError):
+                    return
+                except OSError as error:
+                    self._lose(f"{error.strerror or error}")
+                    return
+            self._torn = True
+            strange = self._take_apart()
+            self._torn = False
+            if strange:
+                self._lose(strange)
+            self._wake()
             if once:
                 return
 
-    def _keep_fds(self, ancillary: list[tuple[int, int, bytes]]) -> None:
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-                for fd in fds:
-                    os.set_inheritable(fd, False)  # where MSG_CMSG_CLOEXEC does not exist
-                    self._fds.append(fd)
+    def _take_apart(self) -> str:
+        """Dispatch what the oldest record completes. Why the connection is of no more use, or
+        nothing.
+        """
+        data, ancillary, flags, _ = self._arrived[0]
+        self._fds.extend(map(Descriptor, numbers(ancillary)))  # one step, as above
+        self._arrived.clear()
+        if not _CLOEXEC:
+            for fd in self._fds:
+                os.set_inheritable(fd, False)
+        if not data or flags & socket.MSG_CTRUNC:
+            return self._ending or "the node ended"
+        try:
+            for answer in self._frames.feed(data):
+                self._dispatch(answer)
+        except AtollError as error:
+            return f"the node said something strange: {error.message}"
+        return ""
+
+    def _fds_of(self, answer: p.Answer) -> list[Descriptor]:
+        """The descriptors that came with it. Raises LocalProtocolError where they are others."""
+        count = getattr(answer, "fds", 0)
+        if not count:
+            return []
+        fds, self._fds = self._fds[:count], self._fds[count:]
+        files: tuple[int, ...] = getattr(answer, "files", ())
+        if len(fds) != count or (files and files_of(fds) != files):
+            raise LocalProtocolError(
+                f"{type(answer).__name__} came with descriptors that are not its own"
+            )
+        return fds
 
     def _dispatch(self, answer: p.Answer) -> None:
-        fds = [self._fds.popleft() for _ in range(min(getattr(answer, "fds", 0), len(self._fds)))]
+        fds = self._fds_of(answer)
         if isinstance(answer, p.Progress):
             call = self._calls.get(answer.id)
             if call is not None and call.progress is not None:
@@ -289,12 +360,11 @@ class Link:
             self._lose(f"the node closed the connection: {answer.message}", error_of(answer))
         else:
             self._answered(answer, fds)
-        self._condition.notify_all()
 
-    def _answered(self, answer: p.Reply, fds: list[int]) -> None:
+    def _answered(self, answer: p.Reply, fds: list[Descriptor]) -> None:
         call = self._calls.pop(answer.id, None)
         if call is None or call.abandoned:
-            _close_all(fds)
+            close_all(fds)
         elif isinstance(answer, p.Failure):
             call.error, call.refused = error_of(answer), True
         else:
@@ -303,38 +373,62 @@ class Link:
     def _flush(self) -> None:
         try:
             while self._unsent and self.lost is None:
+                self._torn = True
                 del self._unsent[: self._socket.send(self._unsent)]
+                self._torn = False
         except (BlockingIOError, InterruptedError):
-            return
+            self._torn = False
         except OSError:
+            self._torn = False
             self._read()  # its last words may lie there
             self._lose(self._ending or "the node ended")
 
     # ── the end ──
 
+    def _mend(self) -> None:
+        """Before anything else with the lock held: end the connection that an exception has left
+        in the middle of something. So does a signal handler that calls this while its own thread
+        is in there.
+        """
+        if self._torn and self.lost is None:
+            self._lose(INTERRUPTED)
+        elif self.lost is not None and not self._ended:
+            self._end(self.lost)
+
     def _check(self) -> None:
+        self._mend()
         if self.lost is not None:
             raise self.lost
 
     def _lose(self, reason: str, error: AtollError | None = None) -> None:
         if self.lost is None:
             self.lost = error if isinstance(error, SwarmClosedError) else closed(reason)
-            for call in self._calls.values():
-                call.error = error or self.lost
-            self._calls.clear()
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(
-                    socket.SHUT_RDWR
-                )  # closing alone would not wake a thread that waits on it
-            self._socket.close()
-            while self._fds:
-                os.close(self._fds.popleft())
-            self._condition.notify_all()
+        if not self._ended:
+            self._end(error or self.lost)
+
+    def _end(self, error: AtollError) -> None:
+        """What follows from the loss. May be done again where an exception ended it."""
+        for call in list(self._calls.values()):
+            call.error = call.error or error
+        self._calls.clear()
+        with contextlib.suppress(OSError):
+            # closing alone would not wake a thread that waits on it
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        arrived, self._arrived = self._arrived, []  # never twice: rather one is left open
+        owned = [*self._fds]
+        for _, ancillary, *_ in arrived:
+            owned += [Descriptor(fd) for fd in numbers(ancillary) if fd not in owned]
+        close_all(owned)
+        self._fds.clear()
+        self._wake()
+        self._ended = True
 
     def close(self, reason: str = "closed") -> None:
         """Close the connection; waiting threads get SwarmClosedError. Idempotent."""
         if self._owner == os.getpid():
-            with self._condition:
+            with self._lock:
+                self._mend()
                 self._lose(reason)
 
     def in_child(self) -> None:
@@ -343,13 +437,12 @@ class Link:
             f"this swarm belongs to process {self._owner}, not to its forked child {os.getpid()}",
             hint="Use the swarm in the process that joined; data loader workers need no swarm.",
         )
-        self._condition = threading.Condition(
-            threading.RLock()
-        )  # another thread of the parent may hold the old one
+        self._lock = threading.RLock()  # another thread of the parent may hold the old one
+        self._ended = True
         with contextlib.suppress(OSError):
             self._socket.close()
-        while self._fds:
-            os.close(self._fds.popleft())
+        close_all(self._fds)
+        self._fds.clear()
 
 
 def _connect(
@@ -378,11 +471,6 @@ def _wait(sock: socket.socket, event: int, timeout_s: float | None) -> bool:
     poll = select.poll()
     poll.register(sock, event)
     return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
-
-
-def _close_all(fds: list[int]) -> None:
-    for fd in fds:
-        os.close(fd)
 
 
 def closed(reason: str) -> SwarmClosedError:

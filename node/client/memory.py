@@ -4,7 +4,6 @@ reads what it had leased.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from blake3 import blake3
 
 from ...collectives.errors import LocalProtocolError
+from ..control.descriptors import let_go, received
 from ..control.protocol import opened_fds
 from ..control.shared_memory import (
     SLOTS,
@@ -21,7 +21,6 @@ from ..control.shared_memory import (
     ReadOnlyFloats,
     WritableFloats,
     map_bytes,
-    received,
 )
 from .eager import eager
 from .reclaiming import Reclaiming
@@ -42,7 +41,7 @@ class RunMemory:
     ``numels``: length of each fragment.
     """
 
-    def __init__(self, fds: list[int], numels: Sequence[int]) -> None:
+    def __init__(self, fds: Sequence[int], numels: Sequence[int]) -> None:
         contribution, *slots = received(fds, opened_fds(len(numels)))
         self.contribution = WritableFloats(contribution, sum(numels))
         self.bounds = [
@@ -87,7 +86,7 @@ class ReductionMemory:
         with self._lock:
             known = self._mapped.pop(number, None)
             if known is not None and known[0] == (grid, writable):
-                os.close(fd)
+                let_go(fd)
                 vector = known[1]
             else:
                 chunks = codec.Grid(*grid) if writable else codec.Grid(*grid).results

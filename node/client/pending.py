@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...collectives.errors import AtollError, LocalProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Outcome
-from ..control.shared_memory import received
+from ..control.descriptors import received
 from .eager import eager
 from .link import PendingAnswer
 from .memory import copy_range
@@ -83,6 +83,8 @@ class ReduceTicket:
     survive a node.
     """
 
+    _open = False  # what an exception kept from being made has nothing to close
+
     def __init__(
         self,
         swarm: RunSwarm,
@@ -99,9 +101,11 @@ class ReduceTicket:
             None  # number and descriptor of the result's memory, until it is mapped
         )
         self._result: EncodedVector | None = None
-        self._open, self._settled = True, False
+        self._settled = False
+        self._settling = threading.RLock()  # each thread of the script may wait
+        self._open = True
 
-    def resolve(self, outcome: Outcome, number: int, fds: list[int]) -> None:
+    def resolve(self, outcome: Outcome, number: int, fds: Sequence[int]) -> None:
         """The node's last word."""
         if fds:
             self._fd = (number, received(fds, 1)[0])
@@ -122,9 +126,10 @@ class ReduceTicket:
         return self.resolved() and self._settle()
 
     def _settle(self) -> bool:
-        if not self._settled:
-            self._settled = True
-            self._hooks.settled(self.outcome is not None and self.outcome.status == "committed")
+        with self._settling:
+            if not self._settled:  # again, if an exception ends it
+                self._hooks.settled(self.outcome is not None and self.outcome.status == "committed")
+                self._settled = True
         return True
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
@@ -149,8 +154,8 @@ class ReduceTicket:
 
     def _copy_into(self, destination: Tensor, start: int) -> None:
         if self._fd is not None:
-            (number, fd), self._fd = self._fd, None
-            self._result = self._memory.result(number, fd, self._grid)
+            self._result = self._memory.result(*self._fd, self._grid)
+            self._fd = None
         if self._result is None or start < 0 or start + destination.numel() > self.numel:
             raise LocalProtocolError(
                 f"no elements [{start}, {start + destination.numel()}) of a result"
@@ -159,13 +164,11 @@ class ReduceTicket:
 
     def release(self) -> None:
         """See Operating."""
-        if self._fd is not None:
-            os.close(self._fd[1])
         self._fd = self._result = None
         self._settle()
         if self._open:
+            self._hooks.close()  # again, if an exception ends it
             self._open = False
-            self._hooks.close()
 
     def cancel(self) -> None:
         """See Operating."""
@@ -173,7 +176,5 @@ class ReduceTicket:
             self._hooks.cancel()
 
     def __del__(self) -> None:
-        if self._fd is not None:  # nobody waited for it
-            os.close(self._fd[1])
         if self._open:
             self._hooks.dropped()

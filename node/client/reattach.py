@@ -96,6 +96,11 @@ class Reattach:
         self._thread = threading.Thread(target=self._run, name="atoll-reattach", daemon=True)
         self._thread.start()
 
+    @property
+    def running(self) -> bool:
+        """Whether it tries still."""
+        return self._thread.is_alive()
+
     def stop(self) -> None:
         """End it and wait for its end (it looks several times a second)."""
         self._stop.set()

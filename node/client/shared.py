@@ -21,6 +21,7 @@ from ...collectives.errors import LocalProtocolError, StorageError
 from ...collectives.plain import plainly, whole
 from ...collectives.swarm import Call
 from ...security.rule_names import parse_reducer
+from ..control.descriptors import let_go
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,7 +79,7 @@ class SharedFloats:
         try:
             self._move(mmap.MAP_SHARED | _POPULATE, fd)
         finally:
-            os.close(fd)
+            let_go(fd)
         self.home, self.number = home, number
 
     def detach(self) -> None:
@@ -134,8 +135,16 @@ class Buffers:
         if shared is not None and shared.home is not None:
             self._ended.append((shared.home, shared.number))
 
+    def retire(self, shared: SharedFloats) -> None:
+        """Put memory of the script's own behind a buffer. The node's is in `ended`. Raises
+        StorageError.
+        """
+        if shared.home is not None:  # told first: an exception after it has it told twice
+            self._ended.append((shared.home, shared.number))
+            shared.detach()
+
     def ended(self) -> Iterator[tuple[object, int]]:
-        """Homes and numbers of buffers whose tensors have gone since the last call."""
+        """Homes and numbers of memory that no buffer lies in any more, since the last call."""
         while self._ended:
             yield self._ended.popleft()
 

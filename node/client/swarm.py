@@ -48,7 +48,8 @@ from ...collectives.metrics import Warned
 from ...collectives.plain import DEVICES, flat_of, placed
 from ...collectives.swarm import MAX_SAMPLES, Call, Outcome, PeerView, Tally, sample_count
 from ..control import protocol as p
-from ..control.shared_memory import AnchorSlot, received
+from ..control.descriptors import close_all, received
+from ..control.shared_memory import AnchorSlot
 from .eager import eager
 from .link import Link, closed
 from .memory import Attached, SlotView, VectorEncoding, WholeView
@@ -141,6 +142,7 @@ class RunSwarm(SeededWork):
         self._reported_s = 0.0
         self._reattach: Reattach | None = None
         self._paused = ""  # why this script is not to train, as last heard
+        self._writing = False  # whether a contribution is being written
         self._closed = False
         self._owner = os.getpid()
         self._lock = threading.RLock()
@@ -367,7 +369,11 @@ class RunSwarm(SeededWork):
                 )
             self._flush_report(at)
             vector = at.reclaiming.lend(fragment)
-            write(vector)
+            self._writing = True
+            try:
+                write(vector)
+            finally:
+                self._writing = False
             assert self._layout is not None
             reading = reading_of(
                 vector,
@@ -415,17 +421,21 @@ class RunSwarm(SeededWork):
                 self._end_reduction(at, at.dropped.popleft())
             shared = self._shared(at, call, values)
             number = shared.number if shared is not None else 0
-            asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
-            opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
-            grid = VectorEncoding(opened.codec, opened.numel, opened.chunk_elements)
-            hooks = Hooks(
-                lambda: at.link.lost is not None,
-                lambda: self._end_reduction(at, call.op_id),
-                lambda: self._tell(at, lambda id_: p.ReduceCancel(id_, call.op_id)),
-                lambda committed: self._settled(at, shared, committed),
-                lambda: at.dropped.append(call.op_id),
-            )
-            ticket = ReduceTicket(self, at.reductions, grid, opened.members, hooks)
+            try:
+                asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
+                opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
+                grid = VectorEncoding(opened.codec, opened.numel, opened.chunk_elements)
+                hooks = Hooks(
+                    lambda: at.link.lost is not None,
+                    lambda: self._end_reduction(at, call.op_id),
+                    lambda: self._tell(at, lambda id_: p.ReduceCancel(id_, call.op_id)),
+                    lambda committed: self._settled(at, shared, committed),
+                    lambda: at.dropped.append(call.op_id),
+                )
+                ticket = ReduceTicket(self, at.reductions, grid, opened.members, hooks)
+            except BaseException:
+                at.dropped.append(call.op_id)  # the node may have opened it meanwhile
+                raise
             try:
                 if shared is not None:
                     shared.ticket = ticket
@@ -462,10 +472,11 @@ class RunSwarm(SeededWork):
         what it was given.
         """
         if shared is not None:
-            number, shared.ticket = shared.number, None
             if not committed:
-                shared.detach()
-                self._close_buffer(at, number)
+                self._buffers.retire(shared)
+            shared.ticket = None
+            for home, number in self._buffers.ended():
+                self._close_buffer(home, number)
 
     def _close_buffer(self, home: object, number: int) -> None:
         at = self._at
@@ -602,7 +613,9 @@ class RunSwarm(SeededWork):
     def take_in(self) -> None:
         """Process what has come from the node, without waiting; notice when it is lost."""
         at = self._at
-        if at is not None:
+        if at is None:
+            self._seek()  # an exception may have come before it was begun
+        else:
             at.link.poll()
             if at.link.lost is not None:
                 self._lose(at, at.link.lost)
@@ -610,14 +623,13 @@ class RunSwarm(SeededWork):
                 self._reclaim(at)
 
     def _reclaim(self, at: Attached) -> None:
-        """Give memory of decided contributions back, unless another thread writes one now."""
-        if self._lock.acquire(blocking=False):
-            try:
+        """Give memory of decided contributions back, unless another thread writes one now, which
+        may take long.
+        """
+        if not self._writing:
+            # lost just now: the memory goes with the connection
+            with self._lock, contextlib.suppress(SwarmClosedError):
                 at.reclaiming.step(time.monotonic(), at.link, self._has_outcome)
-            except SwarmClosedError:
-                pass  # lost just now: the memory goes with the connection
-            finally:
-                self._lock.release()
 
     def _has_outcome(self, fragment: int) -> bool:
         ticket = self._tickets.get(fragment)
@@ -635,7 +647,7 @@ class RunSwarm(SeededWork):
         """An "open" outcome that says why."""
         return Outcome("open", self._round + 1, reason=self.trouble or "not decided yet")
 
-    def _pushed(self, push: p.Push, fds: list[int]) -> None:
+    def _pushed(self, push: p.Push, fds: Sequence[int]) -> None:
         if isinstance(push, p.Decided):
             for ticket in self._tickets.values():
                 if ticket.cid == push.cid:
@@ -650,8 +662,7 @@ class RunSwarm(SeededWork):
         ):
             reduction.resolve(push.outcome, push.number, fds)
             return
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -693,8 +704,19 @@ class RunSwarm(SeededWork):
                 self._at, self._gone = None, error
                 self._reductions.clear()
                 self._entry.dial.lost()
-                self._reattach = Reattach(self._try_again, self._failed_again)
+                self._seek()
         return error
+
+    def _seek(self) -> None:
+        """Have a thread look for a node, if there is none and no such thread."""
+        with self._lock:
+            if (
+                self._at is None
+                and self._gone is not None
+                and not self._closed
+                and (self._reattach is None or not self._reattach.running)
+            ):
+                self._reattach = Reattach(self._try_again, self._failed_again)
 
     def _try_again(self, give_up: Callable[[], bool]) -> None:
         """One attempt of the reattaching thread."""

@@ -13,11 +13,13 @@ import socket
 from collections.abc import Callable, Sequence
 
 import trio
+from msgspec.structs import replace
 
 from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from ..home.failures import failure
 from . import protocol as p
 from .address import check_peer, peer_pid
+from .descriptors import close_all, files_of
 from .requests import ConnectionRequests
 from .service import NodeService
 
@@ -148,6 +150,8 @@ class Connection:
 
     def _post(self, answer: p.Answer, fds: Sequence[int]) -> None:
         try:
+            if fds:  # every message that has descriptors has the field
+                answer = replace(answer, files=files_of(fds))
             data = p.frame(answer)
         except LocalProtocolError as error:
             data, fds = p.frame(failure(getattr(answer, "id", 0), error)), ()
@@ -155,10 +159,10 @@ class Connection:
         try:
             self._outbox.send_nowait((data, copies))
         except trio.WouldBlock:  # the client does not read
-            _close_all(copies)
+            close_all(copies)
             self._scope.cancel()
         except (trio.ClosedResourceError, trio.BrokenResourceError):  # the connection is ending
-            _close_all(copies)
+            close_all(copies)
 
     async def _write(self) -> None:
         try:
@@ -166,7 +170,7 @@ class Connection:
                 try:
                     await self._send(data, fds)
                 finally:
-                    _close_all(fds)
+                    close_all(fds)
             self._written.set()
             if self._failed:
                 self._scope.cancel()
@@ -189,9 +193,4 @@ class Connection:
                 _, fds = self._to_write.receive_nowait()
             except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
                 return
-            _close_all(fds)
-
-
-def _close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+            close_all(fds)

@@ -6,7 +6,8 @@ below. The client speaks first (`Hello`); every request but `Release`, `Report` 
 answered once, by its ``id``, with a reply or a `Failure`. The node handles one connection's
 requests in order, and sends pushes (`Progress`, `Decided`, `Asked`, `ReductionOutcome`,
 `EventPush`, `Ending`) at any time. Tensors never cross: descriptors of shared memory travel beside
-the first byte of the frame that announces them (SCM_RIGHTS).
+the first byte of the frame that announces them (SCM_RIGHTS), and the frame names the files that
+they are of.
 
 Script:  Hello → Welcome · JoinRun | FindRun → Joined
          · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
@@ -46,6 +47,9 @@ Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
 Fragment = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FRAGMENTS)]
+Files = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FDS)]
+"""Which files the descriptors beside an answer are of (`descriptors.files_of`); () from an earlier
+node."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
@@ -490,6 +494,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
     numel: int
     founding: bool
     fds: int
+    files: Files = ()
 
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):
@@ -544,6 +549,7 @@ class BufferOpened(msgspec.Struct, frozen=True, tag="buffer_opened"):
     id: Id
     number: int
     fds: int = REDUCE_FDS
+    files: Files = ()
 
 
 class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
@@ -558,6 +564,7 @@ class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
     numel: int
     members: tuple[PeerId, ...]
     fds: int = REDUCE_FDS
+    files: Files = ()
 
 
 # ── pushes
@@ -611,6 +618,7 @@ class ReductionOutcome(msgspec.Struct, frozen=True, tag="reduced"):
     outcome: Outcome
     number: int = 0
     fds: int = 0
+    files: Files = ()
 
 
 class EventPush(msgspec.Struct, frozen=True, tag="event"):

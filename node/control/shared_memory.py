@@ -34,6 +34,7 @@ import msgspec
 from blake3 import blake3
 
 from ...collectives.errors import LocalProtocolError, OutOfDateError, StorageError
+from .descriptors import let_go
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -365,7 +366,7 @@ def map_bytes(fd: int, nbytes: int, *, writable: bool, copy: bool = False) -> mm
         shared = mmap.MAP_PRIVATE if copy else mmap.MAP_SHARED
         return mmap.mmap(fd, nbytes, shared, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
     finally:
-        os.close(fd)
+        let_go(fd)
 
 
 class AnchorSlots:
@@ -552,14 +553,3 @@ class AnchorSlots:
         return SharedBuffer(
             self.numel * FLOAT_BYTES, folder=self._folder, use_memfd=self._use_memfd
         )
-
-
-def received(fds: list[int], expected: int) -> list[int]:
-    """Check the number of descriptors that came with a message; closes them and raises
-    LocalProtocolError when it is wrong.
-    """
-    if len(fds) == expected:
-        return fds
-    for fd in fds:
-        os.close(fd)
-    raise LocalProtocolError(f"{len(fds)} descriptors came with a message that carries {expected}")

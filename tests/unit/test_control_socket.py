@@ -776,8 +776,6 @@ def test_out_of_place_requests_are_refused_one_by_one(node: Node) -> None:
             p.Opened,
             timeout_s=60,
         )
-    for fd in opened.fds:
-        os.close(fd)
     other.close()
     link.close()
 

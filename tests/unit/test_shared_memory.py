@@ -18,6 +18,7 @@ from blake3 import blake3
 
 from atoll.collectives.errors import LocalProtocolError, OutOfDateError, StorageError
 from atoll.node.control import shared_memory
+from atoll.node.control.descriptors import received
 from atoll.node.control.shared_memory import (
     MAX_LEASES,
     SLOTS,
@@ -27,7 +28,6 @@ from atoll.node.control.shared_memory import (
     SharedBuffer,
     WritableFloats,
     alive,
-    received,
 )
 
 MEMFD = hasattr(os, "memfd_create")

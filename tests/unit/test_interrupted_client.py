@@ -1,0 +1,240 @@
+"""An exception between any two lines of the client: what is called afterwards gets the right values
+or an error, and no descriptor is left open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import linecache
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_ulong, py_object, pythonapi
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+from reference_node import INVITE, Node
+
+from atoll.collectives.api import all_reduce, enter
+from atoll.collectives.errors import AtollError, SwarmClosedError
+from atoll.node.client import RunSwarm, join, link, pending, reattach
+from atoll.node.client import memory as client_memory
+from atoll.node.client import swarm as client_swarm
+from atoll.node.control import descriptors, frames
+
+FILES = {
+    module.__file__ for module in (link, pending, client_memory, client_swarm, descriptors, frames)
+}
+
+
+# An exception that comes in a finaliser goes no further than that: the interpreter's own way.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+FINALISERS = {descriptors.Descriptor.close.__code__, pending.ReduceTicket.__del__.__code__}
+"""Nobody runs one again that an exception has ended."""
+
+
+class Stop(BaseException):
+    """What interrupts; nothing in the product catches it by name."""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    started = Node(tmp_path)
+    yield started
+    started.stop()
+    assert started.defects == []
+
+
+@pytest.fixture(autouse=True)
+def soon_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost connection is made anew at once."""
+    monkeypatch.setattr(reattach, "FIRST_DELAY_S", 0.002)
+
+
+def none_left(node: Node, home: Path, play: Callable[[RunSwarm], None]) -> None:
+    """``play`` leaves no descriptor open that the same connections do not leave without it."""
+
+    def after(script: Callable[[RunSwarm], None]) -> int:
+        with contextlib.closing(
+            join(INVITE, home=home, private=False, progress=lambda *_: None)
+        ) as swarm:
+            enter(swarm)
+            script(swarm)
+        node.until(lambda: node.service.run.session is None)
+        return open_fds()
+
+    before = after(lambda swarm: settled(swarm, "first", 1.0))
+    assert after(play) <= before
+
+
+def reduced(swarm: RunSwarm, name: str, value: float, numel: int = 5) -> str:
+    """One operation. Its status; the values of a committed one are right."""
+    flat = torch.full((numel,), value)
+    outcome = all_reduce(swarm, flat, op_id=name, op="sum", deadline_s=20).wait(20)
+    assert flat.tolist() == [value] * numel, (name, outcome)
+    return outcome.status
+
+
+def settled(swarm: RunSwarm, name: str, value: float) -> None:
+    """An operation after an interrupt: right once there is a connection again. Errors until then
+    say that the connection is lost.
+    """
+    until = time.monotonic() + 60
+    for attempt in range(1000):
+        try:
+            if reduced(swarm, f"{name}/{attempt}", value) == "committed":
+                return
+        except SwarmClosedError:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    raise AssertionError("there is no connection any more")
+
+
+def open_fds() -> int:
+    gc.collect()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def interrupted_at(call: Callable[[], Any], line: int) -> bool:
+    """Run ``call`` with an exception before the ``line``-th line of the client that it runs.
+    Whether it got so far.
+    """
+    seen, entered = 0, set[tuple[FrameType, int]]()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen
+        if frame.f_code.co_filename not in FILES or frame.f_code in FINALISERS:
+            return None
+        place = frame, frame.f_lineno
+        leaves = place in entered
+        if linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()[:5] == "with ":
+            entered.add(place)
+        # Between the end of a block and the release of its lock, the interpreter raises nothing:
+        # only a trace function can.
+        if event in ("line", "return") and not leaves:
+            seen += 1
+            if seen == line:
+                raise Stop
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except Stop:
+        pass
+    except (RuntimeError, AtollError):
+        assert seen >= line, "an error without an interrupt"
+    finally:
+        sys.settrace(before)
+    return seen >= line
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+def test_an_exception_before_each_line_of_the_client(node: Node, tmp_path: Path) -> None:
+
+    def play(swarm: RunSwarm) -> None:
+        """In a thread of its own: an exception that a trace function raises at the end of a handler
+        leaves the handled one behind, and what that holds, as long as its thread lives.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(every_line, swarm).result()
+
+    none_left(node, tmp_path, play)
+
+
+def every_line(swarm: RunSwarm) -> None:
+    """An operation with an exception before its first line, one before its second, and so on."""
+    line = 0
+    while True:
+        line += 1
+        value = float(2 + line % 89)
+        ended = not interrupted_at(lambda: reduced(swarm, f"cut {line}", value), line)  # noqa: B023
+        for number in range(2):
+            settled(swarm, f"after {line}/{number}", value + 100 + number)
+        if ended:
+            break
+    assert line > 300
+
+
+@contextlib.contextmanager
+def alarms(seed: int) -> Generator[None]:
+    """SIGALRM at random instants, whose handler raises."""
+    rng = random.Random(seed)
+
+    def ring(*_: Any) -> None:
+        raise Stop
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, rng.uniform(1e-4, 4e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_alarms_at_random_instants(node: Node, tmp_path: Path) -> None:
+    none_left(node, tmp_path, alarming)
+
+
+def alarming(swarm: RunSwarm) -> None:
+    """Operations until the alarm rings, again and again."""
+    rang = 0
+    for turn in range(300):
+        try:
+            with alarms(turn):
+                for number in range(20):
+                    reduced(swarm, f"alarm {turn}/{number}", float(turn % 50 + number))
+        except Stop:
+            rang += 1
+        except (AtollError, RuntimeError):
+            pass
+        settled(swarm, f"after alarm {turn}", float(1000 + turn))
+    assert rang > 100
+
+
+def test_exceptions_set_by_another_thread(node: Node, tmp_path: Path) -> None:
+    """As debuggers and time-outs of notebooks do: into a thread that is not the main one."""
+    none_left(node, tmp_path, hitting)
+
+
+def hitting(swarm: RunSwarm) -> None:
+    """Operations in a thread until an exception hits it, again and again."""
+    hit = 0
+    for turn in range(150):
+        wrong: list[BaseException] = []
+
+        def work() -> None:
+            nonlocal hit
+            try:
+                try:
+                    for number in range(1000):
+                        reduced(swarm, f"set {turn}/{number}", float(turn % 50 + number))  # noqa: B023
+                except Stop:
+                    hit += 1
+            except AssertionError as error:
+                wrong.append(error)  # noqa: B023
+            except (Stop, AtollError, RuntimeError):
+                pass
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        time.sleep(random.Random(turn).uniform(0, 4e-3))
+        while thread.is_alive():
+            pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread.ident or 0), py_object(Stop))
+            thread.join(0.2)
+        assert not wrong
+        settled(swarm, f"after set {turn}", float(1000 + turn))
+    assert hit > 50
