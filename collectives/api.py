@@ -16,6 +16,7 @@ contributors by name, or "open". Calls return at once with a handle: `wait` bloc
 from __future__ import annotations
 
 import dataclasses
+import logging
 import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -50,6 +51,13 @@ WIDTHS = (8, 16, 32, 64)
 Reduction = Literal["mean", "sum", "max"]
 Rule = Literal[CoordinateRule, GramRule]
 RULES: tuple[str, ...] = get_args(Rule)
+EXACT = ("", "fp32", "bits")
+USUALLY_LOST = {"bf16": 0.0, "int8": 0.05, "int4": 0.3}
+"""The share of values that a codec makes 0 of a gradient, about (of normal values int8 loses 0.9 %,
+int4 14 %). The codecs of fewer bits lose most values of any vector.
+"""
+log = logging.getLogger("atoll")
+_told = set[str]()  # codecs of which this process has been told that they lose too much
 
 
 class Handle(Generic[T]):
@@ -171,7 +179,7 @@ def all_reduce(
     result is "open" with fewer than 2 f + 1 (Krum's rules: 2 f + 3). ``before``: steps before the
     rule, as in a manifest: ``nnm``, ``arc``, ``bucketing2``, ``clipping10``.
 
-    ``codec``: how values travel; "" is the run's. A tensor with NaN or infinity ends as "open".
+    ``codec``: how values travel; "" is fp32, which keeps every bit. Maxima take no other. A tensor with NaN or infinity ends as "open".
     Raises what `Swarm.operate` raises.
     """
     flat = _floats(tensor, op, weight, f)
@@ -183,7 +191,11 @@ def all_reduce(
         call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec),
         flat,
     )
-    return Handle(operating, lambda outcome: _into(operating, outcome, flat))
+    vanished = lost_by(op_id, flat, codec)
+    return Handle(
+        operating,
+        lambda outcome: dataclasses.replace(_into(operating, outcome, flat), vanished=vanished),
+    )
 
 
 def modular_sum(
@@ -260,7 +272,10 @@ def reduce_scatter(
         flat,
     )
 
+    vanished = lost_by(op_id, flat, codec)
+
     def finish(outcome: Outcome) -> Scattered:
+        outcome = dataclasses.replace(outcome, vanished=vanished)
         if outcome.status != "committed":
             return Scattered(outcome, 0, None)
         peers = [share.peer for share in outcome.contributors]
@@ -459,6 +474,29 @@ def _into(operating: Operating, outcome: Outcome, flat: Tensor) -> Outcome:
     if outcome.status == "committed":
         operating.copy_into(flat)
     return outcome
+
+
+def lost_by(op_id: str, flat: Tensor, codec: str) -> float:
+    """Which share of the values of ``flat`` that are not 0 a codec that was asked for makes 0; a
+    log line, once a codec, where they are more than a gradient has.
+    """
+    if codec in EXACT:
+        return 0.0
+    from .codecs.vanished import vanished_share
+
+    with plainly():
+        share = vanished_share(flat, codec)
+    if share > USUALLY_LOST.get(codec, 1.0) and codec not in _told:
+        _told.add(codec)
+        log.warning(
+            "operation %r: codec %s makes %.0f %% of this member's values 0, which are small beside "
+            "others of their block. Outcomes have the share (`vanished`); without codec= nothing is "
+            "lost.",
+            op_id,
+            codec,
+            100 * share,
+        )
+    return share
 
 
 def _floats(tensor: Tensor, op: str, weight: int, f: int | None = None) -> Tensor:

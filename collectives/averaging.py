@@ -31,11 +31,11 @@ average: a group's mean over M values drawn without replacement has the variance
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log2, prod, sqrt
 from typing import TYPE_CHECKING, Literal
 
-from .api import call_of
+from .api import call_of, lost_by
 from .errors import AtollError, LocalProtocolError
 from .group import MAX_MEMBERS
 from .groups import MAX_DIMENSIONS, grid_dims, is_cube
@@ -140,7 +140,8 @@ def average(
         )
         for step, group in enumerate(groups)
     ]
-    return Averaging(swarm, flat, calls, plan, own, weight is None)
+    vanished = lost_by(op_id, flat, codec)
+    return Averaging(swarm, flat, calls, plan, own, weight is None, vanished)
 
 
 def _lines(dims: int | Sequence[int] | None, members: int) -> list[str]:
@@ -179,6 +180,7 @@ class Averaging:
         plan: str,
         weight: int,
         plain: bool,
+        vanished: float = 0.0,
     ) -> None:
         self._swarm, self._target, self._value = (
             swarm,
@@ -186,6 +188,7 @@ class Averaging:
             flat_of(target.clone(), devices=DEVICES),
         )
         self._calls, self._plan, self._weight, self._plain = calls, plan, weight, plain
+        self._vanished = vanished  # in the first step; the others are of what came of it
         self._steps: list[Outcome] = []
         self._cancelled = self._missed = False
         self._operating: Operating | None = self._begin()
@@ -250,6 +253,8 @@ class Averaging:
                 else total // len(outcome.contributors)
             )
         operating.release()
+        if not self._steps:
+            outcome = replace(outcome, vanished=self._vanished)
         self._steps.append(outcome)
         self._operating = None
         while self._operating is None and len(self._steps) < len(self._calls):

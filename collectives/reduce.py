@@ -261,6 +261,22 @@ def works_on_bits(reducer: str) -> bool:
     return reducer in REDUCERS and (reducer.startswith("wrap") or REDUCERS[reducer].form == "own")
 
 
+def operation_codec(reducer: str, codec: str) -> str:
+    """The codec of a free-standing operation that asks for ``codec``: "" is the one that keeps every
+    bit, whatever the codec of the run's rounds.
+    """
+    return codec or ("bits" if works_on_bits(reducer) else "fp32")
+
+
+def codec_fault(reducer: str, codec: str) -> str | None:
+    """Why a reducer cannot work on values of a codec, or None."""
+    if works_on_bits(reducer) != (codec == "bits"):
+        return f"{reducer} does not work with codec {codec}"
+    if reducer == "max" and codec != "fp32":
+        return f"a max is exact: it takes no codec but fp32, not {codec}"
+    return None
+
+
 def least_of(reducer: Reducer) -> int:
     """How many contributors it needs."""
     return reducer.least if reducer.form == "rows" or reducer.form == "two-phase" else 1

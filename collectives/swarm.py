@@ -408,6 +408,9 @@ class Outcome:
 
     ``unfit``: the contribution was refused for what it holds (NaN, infinity, a value too large for
     its codec), and always would be.
+
+    ``vanished``: of a free-standing operation with a codec, the share of this member's values that
+    are not 0 and that its codec turned into 0 on the way (`codecs.vanished`).
     """
 
     status: Status
@@ -424,6 +427,7 @@ class Outcome:
     )
     members: int = 0
     unfit: bool = False
+    vanished: float = 0.0
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -431,7 +435,7 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``weight`` and ``deadline_s``.
 
     ``op_id``: serves once in the life of a run. ``reducer``: one of `collectives.reduce.REDUCERS`,
-    or a robust rule. ``codec``: "" is the run's (and "bits" for reducers of bits). ``weight`` 0:
+    or a robust rule. ``codec``: "" is "fp32" (and "bits" for reducers of bits). ``weight`` 0:
     gives nothing, receives the result. ``everyone``: wait for every live member whose script has
     not ended, instead of a few seconds. ``tag``: callers with another tag have called something
     else. ``group``: among this member's group of that name only (`collectives.groups`); "" is

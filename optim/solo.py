@@ -19,8 +19,10 @@ from blake3 import blake3
 from torch import Tensor
 
 from ..collectives.api import Handle, all_reduce
-from ..collectives.codecs.encoded import why_refused
+from ..collectives.codecs.codec import Grid, chunk_elements
+from ..collectives.codecs.encoded import EncodedVector, why_refused
 from ..collectives.errors import (
+    ConfigError,
     LocalProtocolError,
     ModelMismatchError,
     OutOfDateError,
@@ -30,7 +32,7 @@ from ..collectives.group import Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
-from ..collectives.reduce import works_on_bits
+from ..collectives.reduce import codec_fault, operation_codec
 from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally, sample_count
 from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid, has_feedback
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from .data.shard import Shard
 
 TALLIES = 256  # told at a time
+UNFIT = "the tensor holds NaN or infinity, or a value too large for its codec"
 T = TypeVar("T")
 
 
@@ -233,6 +236,22 @@ class Alone:
         """See `Operating`; it is over."""
 
 
+def _reduced_alone(flat: Tensor, codec: str) -> Tensor | None:
+    """The result of an operation whose only member gives ``flat``: encoded as a contribution and
+    once more as a result, as a run does it. None where it cannot be encoded. Raises ConfigError for
+    an unknown codec.
+    """
+    grid = Grid(codec, flat.numel(), chunk_elements(codec, flat.numel()))
+    values = flat.to("cpu", copy=True)
+    for step in (grid, grid.results):
+        encoded = EncodedVector(step, memoryview(bytearray(step.nbytes)))
+        if not encoded.encode(values):
+            return None
+        for _ in step.decode(encoded.data, values):
+            pass
+    return values
+
+
 class SoloSwarm:
     """A run whose only member is this script: no node, no network, the same outer steps. Use it to
     try settings, or to keep one script for both cases. Implements `Swarm`; obeys torch's Stateful.
@@ -371,8 +390,12 @@ class SoloSwarm:
             raise LocalProtocolError(
                 f"{call.name} was called already", hint="give every operation its own op_id"
             )
+        codec = operation_codec(call.reducer, call.codec)
+        if fault := codec_fault(call.reducer, codec):
+            raise ConfigError(f"{call.name}: {fault}", key="codec")
+        result = _reduced_alone(source.detach().view(-1), codec)
         self._operations.add(call.op_id)
-        finite = works_on_bits(call.reducer) or bool(torch.isfinite(source).all())
+        finite = result is not None
         rule = parse_reducer(call.reducer)
         if call.weight and finite and (rule is None or (rule.by_coordinate and not rule.f)):
             outcome = Outcome(
@@ -389,10 +412,9 @@ class SoloSwarm:
                 if not call.weight
                 else "a robust rule needs more members than one"
             )
-            outcome = Outcome(
-                "open", 0, reason=why if finite else "the tensor holds NaN or infinity"
-            )
-        return Alone((self.peer,), source.detach().view(-1).clone(), outcome)
+            outcome = Outcome("open", 0, reason=why if finite else UNFIT)
+        given = source.detach().view(-1).clone() if result is None else result
+        return Alone((self.peer,), given, outcome)
 
     def all_reduce(
         self,

@@ -13,7 +13,7 @@ from ...collectives.codec_names import DEFAULT_CHUNK_ELEMENTS, chunk_elements, u
 from ...collectives.errors import ConfigError, VersionMismatchError
 from ...collectives.group import MAX_STAR, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
-from ...collectives.reduce import REDUCERS, least_of, works_on_bits
+from ...collectives.reduce import REDUCERS, codec_fault, least_of, operation_codec
 from ...collectives.round import Shape
 from ...collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, Call
 from ...security.rules.reducers import find_reducer
@@ -107,15 +107,15 @@ class Spec(NamedTuple):
         return what + kind + (f", in groups {self.group}" if self.group else "")
 
 
-def spec_of(call: Call, numel: int, codec: str) -> Spec:
-    """The spec of a call in a run with this codec. Raises ConfigError, naming what is wrong."""
+def spec_of(call: Call, numel: int) -> Spec:
+    """The spec of a call. Raises ConfigError, naming what is wrong."""
     if find_reducer(call.reducer) is None:
         raise ConfigError(
             f"unknown reduction {call.reducer!r}",
             key="op",
             hint=f"one of {', '.join(REDUCERS)}, or a robust rule",
         )
-    codec = call.codec or ("bits" if works_on_bits(call.reducer) else codec)
+    codec = operation_codec(call.reducer, call.codec)
     spec = Spec(numel, codec, call.reducer, call.everyone, call.tag, call.group)
     fault = _fault(spec)
     if fault:
@@ -154,8 +154,8 @@ def _fault(spec: Spec) -> str | None:
         return unknown_codec(spec.codec).message
     if find_reducer(spec.reducer) is None or len(spec.tag) > MAX_TAG or "/" in spec.tag:
         return "unknown reduction"
-    if works_on_bits(spec.reducer) != (spec.codec == "bits"):
-        return f"{spec.reducer} does not work with codec {spec.codec}"
+    if fault := codec_fault(spec.reducer, spec.codec):
+        return fault
     limit = MAX_NUMEL // MAX_STAR if spec.reducer == "gather" else MAX_NUMEL
     if not 0 < spec.numel <= limit or (spec.reducer == "wrap64" and spec.numel % 2):
         return f"{spec.numel} elements"

@@ -106,7 +106,7 @@ class Operations:
         self._check_length(call, numel)
         op_id, spec, key = (
             call.op_id,
-            spec_of(call, numel, self.session.settings.codec),
+            spec_of(call, numel),
             operation_key(self.session.run, call.op_id),
         )
         known = self.by_key.get(key)

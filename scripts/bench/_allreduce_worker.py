@@ -202,6 +202,7 @@ class Worker:
                 "f": f,
                 "before": before,
                 "deadline_s": DEADLINE_S,
+                "codec": self.swarm.settings.codec,
             }
             outcome = api.all_reduce(self.swarm, self.flat, op_id=name, **options).wait()
         end = time.monotonic()

@@ -32,7 +32,7 @@ WAIT_S = 20.0
 def test_a_call_that_names_a_removed_codec_is_told_another() -> None:
     call = call_of("sum of it", "sum", 5.0, True, codec="fp16")
     with pytest.raises(ConfigError) as caught:
-        spec_of(call, 8, "fp32")
+        spec_of(call, 8)
     assert caught.value.message == (
         "operation 'sum of it': codec 'fp16' was removed: use bf16 or int8"
     )
