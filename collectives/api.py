@@ -32,12 +32,15 @@ from .layout import make_layout
 from .plain import (
     DEVICES,
     WORD_BYTES,
+    agreed,
     bytes_of,
     flat_of,
     kind_of,
     operate,
     plainly,
+    tag_of,
     texts,
+    tree_kind,
     whole,
     words_of,
 )
@@ -90,7 +93,7 @@ class Handle(Generic[T]):
         final = (
             self._operating.done()
         )  # asked first: what is decided between is not called open for ever
-        result = self._finish(self._operating.wait(0.0))
+        result = self._finish(agreed(self._operating.wait(0.0)))
         if final:
             self._result.append(result)
             self._operating.release()
@@ -162,7 +165,7 @@ def enter(swarm: Swarm) -> None:
 
 def all_reduce(
     swarm: Swarm,
-    tensor: Tensor,
+    tensor: Tensor | Mapping[str, Tensor],
     *,
     op_id: str,
     op: Reduction | Rule = "mean",
@@ -177,25 +180,30 @@ def all_reduce(
     committed: float32, contiguous, on the CPU or a GPU, where it is then encoded and decoded. Or a
     robust rule, of each element or of whole tensors: ``f`` of them may then be anything, and the
     result is "open" with fewer than 2 f + 1 (Krum's rules: 2 f + 3). ``before``: steps before the
-    rule, as in a manifest: ``nnm``, ``arc``, ``bucketing2``, ``clipping10``.
+    rule, as in a manifest: ``nnm``, ``arc``, ``bucketing2``, ``clipping10``. Named tensors are
+    reduced as one, in the order of their names, whatever the order in which they are given.
 
     ``codec``: how values travel; "" is fp32, which keeps every bit. Maxima take no other. A tensor with NaN or infinity ends as "open".
     Raises what `Swarm.operate` raises.
     """
-    flat = _floats(tensor, op, weight, f)
+    flat, kind, put_back = _one_vector(tensor, op, weight, f)
     if before and op not in RULES:
         raise LocalProtocolError(f"{op} with steps before it", why="They are for robust rules.")
     reducer = "+".join([*map(str, before), f"{op}:{f}"]) if op in RULES else op
     operating = operate(
         swarm,
-        call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec),
+        call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec, tag=kind),
         flat,
     )
     vanished = lost_by(op_id, flat, codec)
-    return Handle(
-        operating,
-        lambda outcome: dataclasses.replace(_into(operating, outcome, flat), vanished=vanished),
-    )
+
+    def finish(outcome: Outcome) -> Outcome:
+        if outcome.status == "committed":
+            operating.copy_into(flat)
+            put_back()
+        return dataclasses.replace(outcome, vanished=vanished)
+
+    return Handle(operating, finish)
 
 
 def modular_sum(
@@ -265,10 +273,10 @@ def reduce_scatter(
     It costs what an all-reduce costs: a result is only called committed when a quorum holds all of
     it.
     """
-    flat = _floats(tensor, op, weight)
+    flat, kind = _floats(tensor, op, weight), kind_of(tensor, "scatter:", DEVICES)
     operating = operate(
         swarm,
-        call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag="scatter"),
+        call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag=kind),
         flat,
     )
 
@@ -317,9 +325,8 @@ def copy_from(
 ) -> Handle[Outcome]:
     """A broadcast by several roots that hold the same bytes: each sends its part of them."""
     flat, source = flat_of(tensor), swarm.peer in roots
-    tag = blake3(
-        "\n".join([kind_of(tensor), *texts(roots, "a root is the id of a peer")]).encode()
-    ).hexdigest(8)
+    named = ",".join(texts(roots, "a root is the id of a peer"))
+    tag = tag_of(f"{kind_of(tensor)}<{named}")
     operating = operate(
         swarm,
         call_of(op_id, "copy", deadline_s, everyone, weight=int(source), tag=tag),
@@ -381,9 +388,7 @@ def check_state(
         raise LocalProtocolError("check_state takes at least one tensor")
     names = texts(tensors, "check_state takes tensors by name")
     digests = b"".join(blake3(bytes_of(tensors[name]).numpy().data).digest() for name in names)
-    kind = blake3(
-        "\n".join(f"{name} {kind_of(tensors[name])}" for name in names).encode()
-    ).hexdigest(8)
+    kind = tree_kind(tensors, "state:")
     mine = torch.frombuffer(bytearray(digests), dtype=torch.float32)
     operating = operate(swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind), mine)
     return Handle(
@@ -470,10 +475,28 @@ def _slots(operating: Operating, outcome: Outcome, like: Tensor) -> dict[PeerId,
     }
 
 
-def _into(operating: Operating, outcome: Outcome, flat: Tensor) -> Outcome:
-    if outcome.status == "committed":
-        operating.copy_into(flat)
-    return outcome
+def _one_vector(
+    given: Tensor | Mapping[str, Tensor], op: str, weight: int, f: int
+) -> tuple[Tensor, str, Callable[[], None]]:
+    """What is reduced of a tensor, or of named ones: (flat, kind, how a result that is written to
+    flat gets into what was given).
+    """
+    import torch
+
+    if not isinstance(given, Mapping):
+        return _floats(given, op, weight, f), kind_of(given, devices=DEVICES), lambda: None
+    names = texts(given, "a reduction takes tensors by name")
+    if not names:
+        raise LocalProtocolError("a reduction takes at least one tensor")
+    parts = [_floats(given[name], op, weight, f) for name in names]
+    with plainly():
+        flat = torch.cat(parts)
+
+    def put_back() -> None:
+        for part, values in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
+            part.copy_(values)
+
+    return flat, tree_kind(given), put_back
 
 
 def lost_by(op_id: str, flat: Tensor, codec: str) -> float:

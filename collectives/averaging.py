@@ -39,7 +39,7 @@ from .api import call_of, lost_by
 from .errors import AtollError, LocalProtocolError
 from .group import MAX_MEMBERS
 from .groups import MAX_DIMENSIONS, grid_dims, is_cube
-from .plain import DEVICES, flat_of, operate, plainly, whole
+from .plain import DEVICES, agreed, flat_of, kind_of, operate, plainly, whole
 from .swarm import Call, Operating, Outcome, Status, Swarm
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def average(
     members = len(swarm.members())
     groups = _lines(dims, members) if plan == "grid" else _pairs(rounds, members, plan == "gossip")
     tag, own = (
-        ("mean" if weight is None else "weighted"),
+        kind_of(tensor, "mean:" if weight is None else "weighted:", DEVICES),
         (weight or 1) * (1 if plan == "grid" else HALVED),
     )
     calls = [
@@ -240,8 +240,10 @@ class Averaging:
 
     def _take(self, operating: Operating, outcome: Outcome) -> None:
         """One step is over: go on with its mean and what that stands for, or with one's own where
-        it stayed open.
+        it stayed open. Raises LocalProtocolError, now and whenever it is asked again, where others
+        have called something else.
         """
+        agreed(outcome)
         if outcome.status == "committed":
             with plainly():
                 operating.copy_into(self._value)

@@ -7,7 +7,8 @@ Nothing here depends on the caller's default dtype, default device or inference 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from blake3 import blake3
 
 from .errors import LocalProtocolError
 from .identifiers import PeerId
-from .swarm import Call, Operating, Swarm
+from .swarm import MAX_TAG, TAG, Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,10 +76,47 @@ def placed(source: Tensor, numel: int, members: Sequence[PeerId], me: PeerId) ->
     return vector
 
 
-def kind_of(tensor: Tensor) -> str:
-    """What all callers must agree in, beside the length: dtype and shape."""
-    check_plain(tensor)
-    return blake3(f"{tensor.dtype} {tuple(tensor.shape)}".encode()).hexdigest(8)
+def kind_of(tensor: Tensor, prefix: str = "", devices: Collection[str] = CPU) -> str:
+    """What all callers must agree in, in addition to the length, in words: dtype and shape."""
+    check_plain(tensor, devices=devices)
+    return tag_of(f"{prefix}{_kind(tensor)}")
+
+
+def _kind(tensor: Tensor) -> str:
+    dims = ",".join(map(str, tensor.shape))
+    return f"{str(tensor.dtype).removeprefix('torch.')}[{dims}]"
+
+
+def tag_of(text: str, otherwise: str = "") -> str:
+    """``text`` as a tag of a Call. Where it is too long for one, or has other characters, its end
+    is a hash of all of it, after as much of ``otherwise``, or of itself, as has room.
+    """
+    if len(text) <= MAX_TAG and re.match(TAG, text):
+        return text
+    shown = re.sub(r"[^!-.0-?A-~]+", "_", otherwise or text)
+    return f"{shown[: MAX_TAG - 20]}...{blake3(text.encode(errors='replace')).hexdigest(8)}"
+
+
+def tree_kind(tensors: Mapping[str, Tensor], prefix: str = "") -> str:
+    """The same of named tensors, in the order of their names."""
+    text = ",".join(f"{name}:{_kind(tensors[name])}" for name in sorted(tensors))
+    return tag_of(f"{prefix}{text}", f"{prefix}{len(tensors)}:{text}")
+
+
+def agreed(outcome: Outcome) -> Outcome:
+    """The outcome of an operation, unless others have called something else by its name. Raises
+    LocalProtocolError, in words: who gave what.
+    """
+    if outcome.differs:
+        raise LocalProtocolError(
+            outcome.reason,
+            why="Its callers must agree in what is reduced; nothing was decided.",
+            hint=(
+                "call it with the same op, shape, dtype, names, codec and kind of weights at all "
+                "members, under another op_id"
+            ),
+        )
+    return outcome
 
 
 def whole(value: Any, name: str) -> int:

@@ -40,7 +40,10 @@ if TYPE_CHECKING:
 
 Status = Literal["committed", "open", "lost"]
 MAX_OP_ID = 64  # characters
-MAX_TAG = 16
+MAX_TAG = 48
+TAG = r"\A[!-.0-?A-~]*\Z"
+"""Of tags: visible ASCII but for "/" and "@", which stand around them in the name of a log."""
+MAX_UNDER = 16
 MAX_REDUCER = 64  # characters of its name
 T = TypeVar("T", covariant=True)
 OuterRule = Literal[
@@ -409,6 +412,9 @@ class Outcome:
     ``unfit``: the contribution was refused for what it holds (NaN, infinity, a value too large for
     its codec), and always would be.
 
+    ``differs``: others have called something else under this name, as ``reason`` tells; what an
+    operation's caller waits for raises it as LocalProtocolError.
+
     ``vanished``: of a free-standing operation with a codec, the share of this member's values that
     are not 0 and that its codec turned into 0 on the way (`codecs.vanished`).
     """
@@ -428,6 +434,7 @@ class Outcome:
     members: int = 0
     unfit: bool = False
     vanished: float = 0.0
+    differs: bool = False
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -437,8 +444,9 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``op_id``: serves once in the life of a run. ``reducer``: one of `collectives.reduce.REDUCERS`,
     or a robust rule. ``codec``: "" is "fp32" (and "bits" for reducers of bits). ``weight`` 0:
     gives nothing, receives the result. ``everyone``: wait for every live member whose script has
-    not ended, instead of a few seconds. ``tag``: callers with another tag have called something
-    else. ``group``: among this member's group of that name only (`collectives.groups`); "" is
+    not ended, instead of a few seconds. ``tag``: in words, what else callers must agree in, such as
+    a tensor's dtype and shape: callers with another tag have called something else, and with a tag
+    such a difference ends the operation at all of them. ``group``: among this member's group of that name only (`collectives.groups`); "" is
     everybody. ``under``: the `Outcome.config` of an operation before, whose groups these are; "":
     the newest configuration. One that is no longer known is refused.
     """
@@ -449,9 +457,9 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight: Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)] = 1
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 60.0
     everyone: bool = False
-    tag: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern=r"\A[0-9a-z]*\Z")] = ""
+    tag: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern=TAG)] = ""
     group: Annotated[str, msgspec.Meta(max_length=MAX_GROUP_NAME, pattern=PLAIN)] = ""
-    under: Annotated[str, msgspec.Meta(max_length=MAX_TAG, pattern=PLAIN)] = ""
+    under: Annotated[str, msgspec.Meta(max_length=MAX_UNDER, pattern=PLAIN)] = ""
 
     @property
     def name(self) -> str:

@@ -16,4 +16,5 @@ codec       a chunk of float32 values and its wire bytes, by the codec's name; t
             vector's chunks
 device      such a vector encoded and decoded where its values lie
 encoded     a whole vector of such chunks
+vanished    which share of a vector's values a codec makes 0
 """

@@ -145,7 +145,7 @@ class Reductions:
             self.run.guard(abandon)
             self._end(op_id, reduction, ": ".join([reason, *filter(None, says)]))
 
-    def _end(self, op_id: str, reduction: _Reduction, reason: str) -> None:
+    def _end(self, op_id: str, reduction: _Reduction, reason: str, differs: bool = False) -> None:
         """Not committed, as far as this script will know."""
         if reduction.running:
             reduction.running = False
@@ -161,6 +161,7 @@ class Reductions:
                     bytes_received=received,
                     elapsed_s=elapsed,
                     reason=reason,
+                    differs=differs,
                 ),
             )
 
@@ -181,7 +182,7 @@ class Reductions:
         """Others have called something else under this id."""
         reduction = self._open.get(event.op_id)
         if reduction is not None:
-            self._end(event.op_id, reduction, event.reason)
+            self._end(event.op_id, reduction, event.reason, event.differs)
 
     def done(self, event: ev.OperationDone) -> None:
         """An operation is decided: the script decodes its result, out of the memory it was received

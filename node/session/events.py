@@ -300,12 +300,13 @@ class PlanTaken:
 
 @dataclass(frozen=True, slots=True)
 class OperationRefused:
-    """A free-standing operation of the script cannot be decided: others have called something else
-    under its id.
+    """A free-standing operation of the script cannot be decided. ``differs``: others have called
+    something else under its id.
     """
 
     op_id: str
     reason: str
+    differs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

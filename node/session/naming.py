@@ -4,6 +4,7 @@ called it.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 import msgspec
@@ -11,13 +12,15 @@ from blake3 import blake3
 
 from ...collectives.codec_names import DEFAULT_CHUNK_ELEMENTS, chunk_elements, unknown_codec
 from ...collectives.errors import ConfigError, VersionMismatchError
+from ...collectives.foreign import quoted
 from ...collectives.group import MAX_STAR, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
 from ...collectives.reduce import REDUCERS, codec_fault, least_of, operation_codec
 from ...collectives.round import Shape
-from ...collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, Call
+from ...collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, TAG, Call
 from ...security.rules.reducers import find_reducer
 
+_TAG = re.compile(TAG)
 MAX_NUMEL = MOST_OPERATION_ELEMENTS
 PREFIX = "op"  # how the name of an operation's log begins
 
@@ -76,7 +79,7 @@ class Spec(NamedTuple):
         return group_of(self.group, config, me, key) if self.group else config
 
     def log_name(self, key: str, config: Config, acceptors: Config) -> str:
-        """Name of the operation's log under a configuration: at most 157 characters. A group's
+        """Name of the operation's log under a configuration: at most 208 characters. A group's
         holds the whole configuration, too: the same group of another grid is another."""
         kind = (
             f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
@@ -102,7 +105,7 @@ class Spec(NamedTuple):
             f"{self.reducer}, {self.codec}"
         )
         kind = (", everyone" if self.everyone else "") + (
-            f", of kind {self.tag}" if self.tag else ""
+            f", of kind {quoted(self.tag, MAX_TAG)}" if self.tag else ""
         )
         return what + kind + (f", in groups {self.group}" if self.group else "")
 
@@ -152,7 +155,7 @@ def _fault(spec: Spec) -> str | None:
     """Why nobody can carry this out."""
     if spec.codec not in DEFAULT_CHUNK_ELEMENTS:
         return unknown_codec(spec.codec).message
-    if find_reducer(spec.reducer) is None or len(spec.tag) > MAX_TAG or "/" in spec.tag:
+    if find_reducer(spec.reducer) is None or len(spec.tag) > MAX_TAG or not _TAG.match(spec.tag):
         return "unknown reduction"
     if fault := codec_fault(spec.reducer, spec.codec):
         return fault

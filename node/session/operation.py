@@ -18,6 +18,7 @@ from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Config, Entry, Plan
 from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
 from ...collectives.round import RoundMachine, Shape
+from ...security.rule_names import parse_reducer
 from . import events as ev
 from .beside import BesideRun
 from .naming import Spec, config_key, describe, parse
@@ -130,13 +131,13 @@ class Operation(BesideRun):
         at once. Weight 0: it only listens.
         """
         self.op_id, self.touched_at, self.given = op_id, now, (cid, weight, vector)
+        self.offered = m.Ready(self.machine.base, cid, weight, False)
         self._take_up_plan()
         if not weight:
             self.machine.set_idle(now, True)
             return
         self.session.ports.exchange.freeze(self.log, 1, cid, vector)
         self.machine.set_idle(now, False)
-        self.offered = m.Ready(self.machine.base, cid, weight, False)
         self.machine.contribute(now, cid, weight)
 
     def _take_up_plan(self) -> None:
@@ -196,6 +197,21 @@ class Operation(BesideRun):
             [who for who in machine.config if who.peer not in others or who == machine.me]
         )
 
+    @property
+    def different(self) -> dict[PeerId, Spec]:
+        """Who called something else under this id, and which."""
+        found = {peer: parse(log) for peer, log in self.others.items()}
+        return {peer: one[0] for peer, one in found.items() if one and one[0] != self.spec}
+
+    @property
+    def strict(self) -> bool:
+        """Whether a call that differs ends this operation at all its callers, though there may be a
+        quorum without it: where it has a tag, unless its rule is there for members that may do
+        anything.
+        """
+        rule = parse_reducer(self.spec.reducer)
+        return bool(self.spec.tag) and not (rule and rule.f)
+
     def alike(self, log: str) -> bool:
         """Whether a log is of the same operation, under another configuration."""
         found = parse(log)
@@ -211,6 +227,11 @@ class Operation(BesideRun):
     def standing(self) -> str:
         """Why it is not decided, as far as this member knows."""
         machine = self.machine
+        if different := self.different:
+            calls = "; ".join(
+                f"{peer} calls it with {spec}" for peer, spec in sorted(different.items())
+            )
+            return f"{calls}; this peer with {self.spec}"
         if self.others:
             calls = "; ".join(
                 f"{peer} calls it with {describe(log)}" for peer, log in sorted(self.others.items())

@@ -109,10 +109,10 @@ class Operations:
             spec_of(call, numel),
             operation_key(self.session.run, call.op_id),
         )
-        known = self.by_key.get(key)
+        known, before = self.by_key.get(key), None
         if known is not None and known.spec != spec and not known.bound:
             self._forget(known)  # what others call under this id need not be what we call
-            known = None
+            known, before = None, known
         if known is None and key not in self.spent:
             config = self._recent(call.under) if call.under else main.config
             if config is None:
@@ -126,6 +126,9 @@ class Operations:
                     f"{self.limits.operations} operations are under way",
                     hint="wait() for some of them first",
                 )
+            if before is not None and known.strict:
+                calls = {**before.others, **dict.fromkeys(before.callers, before.log)}
+                known.others.update((who, log) for who, log in calls.items() if log != known.log)
         if known is None:
             raise LocalProtocolError(
                 f"operation {op_id!r} was called already, or long ago without this peer",
@@ -195,6 +198,9 @@ class Operations:
         else:
             operation.pinned = bool(call.under)
             operation.call(now, call.op_id, cid, call.weight, vector)
+            if operation.offered is not None:
+                for peer in operation.different:  # which called before us and wait
+                    self.session.actions.send(peer, operation.log, 1, operation.offered)
             self._give_up(now, operation)
 
     def abandon(self, now: float, op_id: str) -> str:
@@ -221,14 +227,16 @@ class Operations:
         if (
             operation.op_id is not None
             and (operation.spec.group or operation.machine.open.plan is None)
-            and operation.hopeless
+            and (operation.hopeless or (operation.strict and operation.different))
         ):
-            op_id, says = operation.op_id, operation.standing()
+            op_id, says, differs = operation.op_id, operation.standing(), bool(operation.different)
+            says = f"operation {op_id!r}: {says}" if differs else says
             operation.withdraw(now)
+            operation.others.clear()  # those who call again are heard again
             self._refused[operation.key] = None
             while len(self._refused) > MAX_REFUSED:
                 del self._refused[next(iter(self._refused))]
-            self.session.tell(ev.OperationRefused(op_id, says))
+            self.session.tell(ev.OperationRefused(op_id, says, differs))
 
     def refuse(self, now: float, cid: bytes) -> None:
         """The own contribution cannot be sent (NaN, infinity)."""
@@ -269,6 +277,8 @@ class Operations:
             operation.holders.add(peer)
             if operation.done:
                 self.trim()
+        if calls and not body.weight:
+            return  # it only listens, and says so to those who have called something else
         operation.timeline.heard(now, peer, body)
         operation.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)
 
@@ -364,11 +374,12 @@ class Operations:
             self.session.actions.send(caller, known.log, 1, known.offered)
         if known.alike(log):
             return self._follow(now, known)
+        self._give_up(now, known)  # before anybody is left out of it, which may begin it
         known.leave_out(now, caller)
         self._give_up(now, known)
-        if not known.bound and sum(other == log for other in known.others.values()) > len(
-            known.callers
-        ):
+        ours = known.strict and known.offered is not None  # so others hear what our script called
+        followers = sum(other == log for other in known.others.values())
+        if not known.bound and not ours and followers > len(known.callers):
             self._forget(known)
 
     def _make(

@@ -5,6 +5,7 @@ virtual time goes on.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any, Literal, cast
 
@@ -423,7 +424,8 @@ class LocalMember:
         """An operation is over."""
         self._operations.pop(running.call.op_id, None)
         if not isinstance(event, ev.OperationDone):
-            running.outcome = self.still_open(event.reason if event else reason)
+            outcome = self.still_open(event.reason if event else reason)
+            running.outcome = replace(outcome, differs=event is not None and event.differs)
             return
         running.result = torch.empty(running.numel, dtype=torch.float32, device="cpu")
         for _ in Grid(event.codec, running.numel, event.chunk_elements).results.decode(

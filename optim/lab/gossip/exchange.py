@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ....collectives.api import call_of
 from ....collectives.averaging import average
-from ....collectives.plain import operate
+from ....collectives.plain import DEVICES, agreed, kind_of, operate
 from ....collectives.swarm import Swarm
 
 Exchange = Callable[[Tensor], None]
@@ -64,10 +64,11 @@ def over_group(
     def exchange(tensor: Tensor) -> None:
         nonlocal number
         op_id, number = f"{name}/{number}", number + 1
-        call = call_of(op_id, "mean", deadline_s, False, codec=codec, group=group)
+        kind = kind_of(tensor, devices=DEVICES)
+        call = call_of(op_id, "mean", deadline_s, False, codec=codec, tag=kind, group=group)
         flat = tensor.view(-1)
         operating = operate(swarm, call, flat)
-        if operating.wait(None).status == "committed":
+        if agreed(operating.wait(None)).status == "committed":
             operating.copy_into(flat)
         operating.release()
 
