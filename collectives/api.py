@@ -90,9 +90,8 @@ class Handle(Generic[T]):
         return self._result[0]
 
     def _conclude(self) -> T:
-        final = (
-            self._operating.done()
-        )  # asked first: what is decided between is not called open for ever
+        # Asked first: what is decided between is not called open for ever.
+        final = self._operating.done()
         result = self._finish(agreed(self._operating.wait(0.0)))
         if final:
             self._result.append(result)
@@ -131,9 +130,7 @@ class Scattered:
 
 @dataclass(frozen=True, slots=True)
 class StateCheck:
-    """Digests of everybody's tensors. All fields but the outcome are empty unless it is
-    committed.
-    """
+    """Digests of everybody's tensors. Unless committed, only the outcome is set."""
 
     outcome: Outcome
     roots: dict[PeerId, str]
@@ -183,8 +180,8 @@ def all_reduce(
     rule, as in a manifest: ``nnm``, ``arc``, ``bucketing2``, ``clipping10``. Named tensors are
     reduced as one, in the order of their names, whatever the order in which they are given.
 
-    ``codec``: how values travel; "" is fp32, which keeps every bit. Maxima take no other. A tensor with NaN or infinity ends as "open".
-    Raises what `Swarm.operate` raises.
+    ``codec``: how values travel; "" is fp32, which keeps every bit. Maxima take no other. A tensor
+    with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
     """
     flat, kind, put_back = _one_vector(tensor, op, weight, f)
     if before and op not in RULES:
@@ -247,9 +244,7 @@ def modular_sum(
 def all_gather(
     swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False
 ) -> Handle[Gathered]:
-    """Everybody's tensor, bit for bit, by peer: any dtype and shape, the same at all members, on
-    the CPU.
-    """
+    """Everybody's tensor, bit for bit, by peer: any dtype and shape, equal at all, on the CPU."""
     operating = operate(
         swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind_of(tensor)), words_of(tensor)
     )
@@ -512,9 +507,9 @@ def lost_by(op_id: str, flat: Tensor, codec: str) -> float:
     if share > USUALLY_LOST.get(codec, 1.0) and codec not in _told:
         _told.add(codec)
         log.warning(
-            "operation %r: codec %s makes %.0f %% of this member's values 0, which are small beside "
-            "others of their block. Outcomes have the share (`vanished`); without codec= nothing is "
-            "lost.",
+            "operation %r: codec %s makes %.0f %% of this member's values 0, which are small "
+            "beside others of their block. Outcomes have the share (`vanished`); without codec= "
+            "nothing is lost.",
             op_id,
             codec,
             100 * share,

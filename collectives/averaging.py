@@ -47,9 +47,8 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 16
 MAX_WEIGHT = 1 << 24
-HALVED = (
-    1 << MAX_STEPS
-)  # weights of pairs are multiples of it at first, and may be halved in every step
+# Weights of pairs are multiples of it at first, and may be halved in every step.
+HALVED = 1 << MAX_STEPS
 LARGEST = (1 << 48) - 1
 
 
@@ -267,9 +266,7 @@ class Averaging:
                 self._steps.append(Outcome("open", 0, reason=error.message))
 
     def _disjoint(self, members: int, step: int) -> bool:
-        """Whether what meets in a step holds different members' values: what it stands for adds
-        up.
-        """
+        """Whether what meets in a step is of different members: what it stands for adds up."""
         return self._plan == "grid" or (
             self._plan == "pairwise" and is_cube(members) and 1 << step < members
         )

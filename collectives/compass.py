@@ -24,9 +24,7 @@ Work = TypeVar("Work")
 
 @dataclass(frozen=True, slots=True)
 class MergedContribution(Generic[Work]):
-    """One contribution of a merge. ``staleness``: outer steps since the anchor that it was made
-    on.
-    """
+    """One contribution of a merge. ``staleness``: outer steps since its base anchor."""
 
     peer: PeerId
     staleness: int
@@ -58,9 +56,8 @@ class _Group(Generic[Work]):
     expected: float
     latest: float
     pending: set[PeerId] = field(default_factory=set)
-    arrived: list[tuple[PeerId, int, Work]] = field(
-        default_factory=list
-    )  # with the version each was made on
+    # With the version each was made on.
+    arrived: list[tuple[PeerId, int, Work]] = field(default_factory=list)
 
 
 class Compass(Generic[Work]):

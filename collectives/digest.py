@@ -17,7 +17,6 @@ from .group import Entry, Part, Plan
 
 
 def chunk_hash(data: bytes | bytearray | memoryview) -> bytes:
-    """Hash of one chunk of bytes."""
     return blake3(data).digest()
 
 

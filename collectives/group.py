@@ -38,9 +38,7 @@ LogName = Annotated[str, msgspec.Meta(max_length=MAX_LOG_NAME, pattern=WORDS)]
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A peer in one of its lives. A peer that lost its journal comes back under a larger
-    incarnation.
-    """
+    """A peer in one life. One that lost its journal comes back under a larger incarnation."""
 
     peer: Peer
     incarnation: Count
@@ -180,7 +178,6 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, dict=True):
 
     @property
     def chunks(self) -> int:
-        """Number of chunks of the vector."""
         return -(-self.numel // self.chunk_elements)
 
 

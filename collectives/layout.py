@@ -60,9 +60,7 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
         return blake3(b"atoll/layout/1" + vector + self.base).digest()
 
     def check(self) -> str | None:
-        """Why the layout is not well formed, or None. Run on every layout that comes from
-        outside.
-        """
+        """Why the layout is not well formed, or None. Run on every foreign layout."""
         offset = 0
         for spec in self.tensors:
             if spec.offset != offset:

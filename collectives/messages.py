@@ -74,9 +74,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
-    """From the convener of ballot > 0: promise to ignore smaller ballots, and say what you
-    accepted.
-    """
+    """The convener of ballot > 0: promise to ignore smaller ballots; what have you accepted?"""
 
     ballot: Count
 

@@ -157,9 +157,7 @@ def _shares(rates: list[float]) -> list[float]:
 
 
 def _round(exact: list[float]) -> list[int]:
-    """Integers near these that have their sum: largest remainders first, ties to the earlier. Zeros
-    stay.
-    """
+    """Integers near these with their sum: largest remainders first, then earliest. Zeros stay."""
     counts = [int(value) for value in exact]
     order = sorted(
         (i for i, value in enumerate(exact) if value > 0), key=lambda i: (counts[i] - exact[i], i)

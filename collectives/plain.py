@@ -29,9 +29,7 @@ DISPATCH = "__torch_dispatch__"
 
 
 def flat_of(tensor: Tensor, dtype: Any = None, *, devices: Collection[str] = CPU) -> Tensor:
-    """A tensor's elements in its own memory, without its history and whatever mode it was made
-    in.
-    """
+    """A tensor's elements in its own memory, without history, whatever mode made it."""
     import torch
 
     check_plain(tensor, dtype, devices)
@@ -39,9 +37,8 @@ def flat_of(tensor: Tensor, dtype: Any = None, *, devices: Collection[str] = CPU
         flat = tensor.detach().view(-1)
         if not flat.is_inference():
             return flat
-        return torch.from_numpy(flat.view(torch.uint8).numpy()).view(
-            tensor.dtype
-        )  # which takes from a storage that it can be resized
+        # Which takes from a storage that it can be resized.
+        return torch.from_numpy(flat.view(torch.uint8).numpy()).view(tensor.dtype)
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -174,9 +171,8 @@ def _plain(tensor: Tensor, devices: Collection[str]) -> bool:
         and tensor.layout == torch.strided
         and tensor.device.type in devices
     )
-    dense = dense and not (
-        tensor.is_inference() and tensor.device.type != "cpu"
-    )  # nobody outside of its mode could write to it
+    # Nobody outside of its mode could write to it.
+    dense = dense and not (tensor.is_inference() and tensor.device.type != "cpu")
     return bool(
         dense
         and not tensor.is_conj()

@@ -215,14 +215,11 @@ class Max:
     least = 1
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
-        """See RowsReducer."""
         torch.amax(rows, dim=0, out=out)
 
 
 class WrappingSum:
-    """Sum of integers modulo 2^bits, two's complement, packed into words: for the codec of bits
-    only.
-    """
+    """Sum of integers modulo 2^bits, two's complement, packed into words: for codec bits only."""
 
     form: Literal["rows"] = "rows"
     least = 1
@@ -232,7 +229,7 @@ class WrappingSum:
         self._dtype = np.dtype(f"<u{bits // 8}")
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
-        """See RowsReducer; numpy's unsigned integers wrap by definition."""
+        """Numpy's unsigned integers wrap by definition."""
         total = out.numpy().view(self._dtype)
         total[:] = rows[0].numpy().view(self._dtype)
         for row in rows[1:]:
@@ -262,8 +259,8 @@ def works_on_bits(reducer: str) -> bool:
 
 
 def operation_codec(reducer: str, codec: str) -> str:
-    """The codec of a free-standing operation that asks for ``codec``: "" is the one that keeps every
-    bit, whatever the codec of the run's rounds.
+    """The codec of a free-standing operation that asks for ``codec``: "" is the one that keeps
+    every bit, whatever the codec of the run's rounds.
     """
     return codec or ("bits" if works_on_bits(reducer) else "fp32")
 
@@ -283,9 +280,7 @@ def least_of(reducer: Reducer) -> int:
 
 
 def _scaled(weights: Sequence[int]) -> tuple[tuple[float, ...], float, int]:
-    """(multipliers, power of two in them, common divisor taken out of them); at most about 2^20
-    together.
-    """
+    """(multipliers, their power of two, common divisor taken out); about 2^20 at most together."""
     divisor = math.gcd(*weights)
     small = [weight // divisor for weight in weights]
     shift = 2.0 ** -max(0, sum(small).bit_length() - 20)

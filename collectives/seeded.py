@@ -24,9 +24,7 @@ SEED_BYTES = 32
 
 
 class BtardSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who takes part, and numbers of the protocol (`security.btard.AttemptSettings`). Times are
-    seconds.
-    """
+    """Who takes part, and the protocol's numbers (`security.btard.AttemptSettings`), in seconds."""
 
     peers: Annotated[
         tuple[Annotated[PeerId, msgspec.Meta(max_length=128, pattern=PLAIN)], ...],

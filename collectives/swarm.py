@@ -101,18 +101,15 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal[OuterRule, "momentum"]
     lr: float
     momentum: float = 0.0
-    beta2: float = (
-        0.99  # of adam, yogi and adamw; this and the next are published values (arXiv 2003.00295)
-    )
+    # Of adam, yogi and adamw; this and the next are published values (arXiv 2003.00295).
+    beta2: float = 0.99
     epsilon: float = 1e-3  # of adam, yogi, adagrad and adamw
     weight_decay: float = 0.0  # of adamw
     clip: float = 3.0  # of co2: times the mean norm of the momentum
-    governor: bool = (
-        False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
-    )
-    stretch: bool = (
-        False  # make the mean as long as its contributions are on average, however many they are
-    )
+    # Restart momentum and halve lr for a while when the update's norm or the loss jumps.
+    governor: bool = False
+    # Make the mean as long as its contributions are on average, however many they are.
+    stretch: bool = False
     clip_norm: float | None = None  # the longest mean; a longer one is scaled down to it
     every: int = 4  # of delayed_nesterov: steps between two of momentum
     spread: float = 0.0  # of delayed_nesterov: the share of momentum that the steps between take
@@ -137,9 +134,8 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     means.
     """
 
-    threshold: Annotated[int, msgspec.Meta(ge=3, le=1024)] = (
-        3  # of two, each would know the other's
-    )
+    # Of two, each would know the other's.
+    threshold: Annotated[int, msgspec.Meta(ge=3, le=1024)] = 3
     reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
     max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     metrics: Annotated[
@@ -263,86 +259,61 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round_s: float | None = None  # seconds a round, when sync_every is None
     target_samples: int | None = None  # samples of all members a round, when both are None
     local_after: int = 0  # rounds of one inner step before those of sync_every (post-local SGD)
-    overlap: Literal["none", "late", "eager"] = (
-        "none"  # what is trained on while a round is under way (`optim.rounds.replica`)
-    )
-    delay: int | None = (
-        # inner steps from a contribution to its result, with overlap; None: to the end of the next
-        # round
-        None
-    )
-    share: float | None = (
-        # of the time to be spent on training: sync_every and delay are planned again as rounds go
-        # on; None: never
-        None
-    )
-    max_steps: int | None = (
-        None  # the longest round that is planned; None: by the size of the model
-    )
-    mixing: float | None = (
-        # share of live parameters kept on an anchor without all of one's own progress; None: all of
-        # that
-        None
-    )
+    # What is trained on while a round is under way (`optim.rounds.replica`).
+    overlap: Literal["none", "late", "eager"] = "none"
+    # Inner steps from a contribution to its result, with overlap; None: to the end of the next
+    # round.
+    delay: int | None = None
+    # Of the time to be spent on training: sync_every and delay are planned again as rounds go on;
+    # None: never.
+    share: float | None = None
+    # The longest round that is planned; None: by the size of the model.
+    max_steps: int | None = None
+    # Share of live parameters kept on an anchor without all of one's own progress; None: all of
+    # that.
+    mixing: float | None = None
     # carry what the codec loses into the next contribution; those of a bit or two a value always do
     feedback: bool = False
-    feedback_kept: float = (
-        1.0  # share of that which is still carried a round later (SparseLoCo's β)
-    )
-    worker_momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = (
-        0.0  # share of the last in a contribution, which is then a running mean
-    )
-    outliers: Annotated[float, msgspec.Meta(gt=0, le=1e3)] | None = (
-        None  # deviations above its usual norm from which a member does not contribute its progress
-    )
+    # Share of that which is still carried a round later (SparseLoCo's β).
+    feedback_kept: float = 1.0
+    # Share of the last in a contribution, which is then a running mean.
+    worker_momentum: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
+    # Deviations above its usual norm from which a member does not contribute its progress.
+    outliers: Annotated[float, msgspec.Meta(gt=0, le=1e3)] | None = None
     outer: OuterSettings = PLAIN_MEAN
     codec: str = "int8"
-    codecs: dict[
-        str, str
-        # shell pattern of tensor names -> their codec, where it is another; the longest that
-        # matches
-        # decides
-    ] = {}
-    error: Annotated[float, msgspec.Meta(gt=0, le=LARGEST_ERROR)] | None = (
-        None  # of a round, that picks the codec of each tensor that ``codecs`` does not name
-    )
+    # Shell pattern of tensor names -> their codec, where it is another; the longest that matches
+    # decides.
+    codecs: dict[str, str] = {}
+    # Of a round, that picks the codec of each tensor that ``codecs`` does not name.
+    error: Annotated[float, msgspec.Meta(gt=0, le=LARGEST_ERROR)] | None = None
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
     # what becomes of them: the weighted mean, or a robust rule (`atoll.security.rule_names`)
     reducer: str = "mean"
-    fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = (
-        1  # how many logs the model is cut into
-    )
+    # How many logs the model is cut into.
+    fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
     lying: int = 0  # members of a configuration that may do anything, and the log stays one
     rounds: int | None = None  # committed rounds after which the run is done; None: no end
-    deadline_s: float | None = (
-        None  # how long a script waits for a round before it trains on; None: from measured rates
-    )
-    coordinator: bool = (
-        False  # one member adds up all of a round: the organiser's, or another while that is away
-    )
-    secure: SecureSettings | None = (
-        None  # contributions are masked: ``reducer`` is then "copy", and ``codec`` "bits"
-    )
+    # How long a script waits for a round before it trains on; None: from measured rates.
+    deadline_s: float | None = None
+    # One member adds up all of a round: the organiser's, or another while that is away.
+    coordinator: bool = False
+    # Contributions are masked: ``reducer`` is then "copy", and ``codec`` "bits".
+    secure: SecureSettings | None = None
     privacy: PrivacySettings | None = None  # with ``secure``: they are bounded, and get noise
-    site: SiteSettings | None = (
-        None  # of a federated run: what members do beside plain inner steps; None: nothing
-    )
-    sample: SampleSettings | None = (
-        None  # who takes part in a round, with ``site``; None: all that can
-    )
-    arrivals: ArrivalSettings | None = (
-        None  # a round is of whoever has come, on whichever anchor; None: of all, on the newest
-    )
-    btard: BtardSettings | None = (
-        None  # contributions follow from public seeds, and who gives another is found and removed
-    )
+    # Of a federated run: what members do beside plain inner steps; None: nothing.
+    site: SiteSettings | None = None
+    # Who takes part in a round, with ``site``; None: all that can.
+    sample: SampleSettings | None = None
+    # A round is of whoever has come, on whichever anchor; None: of all, on the newest.
+    arrivals: ArrivalSettings | None = None
+    # Contributions follow from public seeds, and who gives another is found and removed.
+    btard: BtardSettings | None = None
     limits: LimitSettings = LimitSettings()  # of free-standing operations
     adapters: AdapterSettings = AdapterSettings()
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a length of rounds that is none, and for a codec that does not
-        exist.
-        """
+        """Raises ConfigError for an impossible length of rounds or an unknown codec."""
         positive = {
             "sync_every": self.sync_every,
             "round_s": self.round_s,
@@ -428,9 +399,8 @@ class Outcome:
     bytes_received: int = 0
     elapsed_s: float = 0.0
     reason: str = ""
-    config: str = (
-        ""  # of an operation: name and size of the configuration that it was decided under
-    )
+    # Of an operation: name and size of the configuration that it was decided under.
+    config: str = ""
     members: int = 0
     unfit: bool = False
     vanished: float = 0.0
@@ -446,9 +416,10 @@ class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gives nothing, receives the result. ``everyone``: wait for every live member whose script has
     not ended, instead of a few seconds. ``tag``: in words, what else callers must agree in, such as
     a tensor's dtype and shape: callers with another tag have called something else, and with a tag
-    such a difference ends the operation at all of them. ``group``: among this member's group of that name only (`collectives.groups`); "" is
-    everybody. ``under``: the `Outcome.config` of an operation before, whose groups these are; "":
-    the newest configuration. One that is no longer known is refused.
+    such a difference ends the operation at all of them. ``group``: among this member's group of
+    that name only (`collectives.groups`); "" is everybody. ``under``: the `Outcome.config` of an
+    operation before, whose groups these are; "": the newest configuration. One that is no longer
+    known is refused.
     """
 
     op_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_OP_ID, pattern=WORDS)]
@@ -489,9 +460,7 @@ class Shelf(Protocol):
         ...
 
     def save(self, data: bytes) -> None:
-        """Replace it; it is durable when this returns. Raises StorageError: then the old value is
-        there.
-        """
+        """Replace it, durably. Raises StorageError: then the old value is there."""
         ...
 
 
@@ -505,9 +474,7 @@ class Shelved(Protocol):
 
 
 class AnchorView(Protocol):
-    """One committed generation of the anchor: float32, shape (numel,), read-only. Valid until
-    `release`.
-    """
+    """A committed generation of the anchor: float32 (numel,), read-only. Valid until `release`."""
 
     @property
     def round(self) -> int:
@@ -556,9 +523,7 @@ class AnchorView(Protocol):
 
 
 class Pending(Protocol, Generic[T]):
-    """A result that will come. `wait` with a timeout never raises for lateness: it returns what is
-    known.
-    """
+    """A result to come. `wait` with a timeout never raises for lateness: it returns the state."""
 
     def done(self) -> bool:
         """Whether `wait` would return the final result at once."""
@@ -584,9 +549,7 @@ class Operating(Protocol):
         """Length of the result."""
         ...
 
-    def done(self) -> bool:
-        """See Pending."""
-        ...
+    def done(self) -> bool: ...
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
         """See Pending. Raises what the node refused the call with."""
@@ -599,9 +562,7 @@ class Operating(Protocol):
         ...
 
     def release(self) -> None:
-        """The result is not needed any more. Idempotent; an operation under way is not
-        disturbed.
-        """
+        """The result is no longer needed. Idempotent; an operation under way is not disturbed."""
         ...
 
     def cancel(self) -> None:
@@ -736,9 +697,7 @@ class Swarm(Protocol):
         ...
 
     def leave(self) -> None:
-        """Leave the run: finish or hand over the round, then stop contributing. The node keeps
-        seeding.
-        """
+        """Leave the run: finish or hand over the round, then only seed."""
         ...
 
     def close(self) -> None:

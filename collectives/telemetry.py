@@ -20,7 +20,6 @@ class Event:
 
     @property
     def name(self) -> str:
-        """The event's name: that of its class."""
         return type(self).__name__
 
 
@@ -63,9 +62,8 @@ class ReductionTimed(Event):
 Sink = Callable[[Event], None]
 
 _lock = threading.Lock()
-_sinks: tuple[
-    tuple[object, Sink], ...
-] = ()  # replaced as a whole, so that emit reads it without the lock
+# Replaced as a whole, so that emit reads it without the lock.
+_sinks: tuple[tuple[object, Sink], ...] = ()
 
 
 def emit(event: Event) -> None:

@@ -64,9 +64,7 @@ class PartialSum:
 
 @dataclass(frozen=True, slots=True)
 class CheckedSum:
-    """A partial sum that is used if two accounts of it are the same: its maker's and a
-    witness's.
-    """
+    """A partial sum, used if two accounts of it are equal: its maker's and a witness's."""
 
     partial: Term
     of: PartialSum
@@ -161,9 +159,7 @@ class Tree:
         )
 
     def wants(self, peer: PeerId) -> tuple[Term, ...]:
-        """All that others send to a member for this part, and its own contribution where it adds
-        that up.
-        """
+        """All that others send a member for this part, and its own if it adds that up."""
         total, check = self.sum(peer), self.check_by(peer)
         if peer == self.owner:
             accounts = chain.from_iterable(check.accounts for check in self.checks())

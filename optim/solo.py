@@ -98,8 +98,8 @@ class AnchorLease:
         return self._digest
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See `AnchorView`. Raises LocalProtocolError after `release`, or when the range or the
-        destination does not fit.
+        """Raises LocalProtocolError after `release`, or when the range or the destination does not
+        fit.
         """
         flat, count = self._held(), destination.numel()
         if not _plain(destination):
@@ -113,7 +113,6 @@ class AnchorLease:
         destination.detach().view(-1).copy_(flat[start : start + count])
 
     def release(self) -> None:
-        """See `AnchorView`."""
         if self._flat is not None:
             self._flat = None
             self._give_back()
@@ -125,9 +124,7 @@ class AnchorLease:
 
 
 class AnchorStore:
-    """Anchor generations and momentum of one run in memory. A leased generation is never
-    overwritten.
-    """
+    """Anchor generations and momentum of a run in memory. Leased ones are never overwritten."""
 
     def __init__(
         self, layout: Layout, settings: RunSettings, initial: Callable[[Tensor], None]
@@ -172,9 +169,7 @@ class AnchorStore:
         self._turn(new, self.round + 1)
 
     def replace(self, anchor: Tensor, momentum: Tensor, round_: int, samples: int) -> None:
-        """Make copies of these the newest state. An empty ``momentum`` is that of a run without
-        any.
-        """
+        """Make copies of these the newest state. Empty ``momentum``: a run without any."""
         self.samples, self.lag = samples, 0.0
         new = self._spare()
         new.copy_(anchor)
@@ -202,11 +197,9 @@ class MemoryShelf:
         self._data: bytes | None = None
 
     def load(self) -> bytes | None:
-        """See `Shelf`."""
         return self._data
 
     def save(self, data: bytes) -> None:
-        """See `Shelf`."""
         self._data = data
 
 
@@ -222,18 +215,16 @@ class Alone:
         return True
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
-        """See `Operating`."""
         return self._outcome
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See `Operating`."""
         destination.view(-1).copy_(self._result[start : start + destination.numel()])
 
     def release(self) -> None:
-        """See `Operating`."""
+        """Nothing is held."""
 
     def cancel(self) -> None:
-        """See `Operating`; it is over."""
+        """It is over."""
 
 
 def _reduced_alone(flat: Tensor, codec: str) -> Tensor | None:
@@ -286,11 +277,11 @@ class SoloSwarm:
         self._closed = self._left = False
 
     def shelf(self) -> MemoryShelf:
-        """See `Shelved`; it ends with this object."""
+        """It ends with this object."""
         return self._shelf
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorLease:
-        """See `Swarm`. The first call founds the run."""
+        """The first call founds the run."""
         self._check_open()
         if self._store is None:
             self._store = AnchorStore(layout, self.settings, initial)
@@ -304,7 +295,6 @@ class SoloSwarm:
         return self._store.lease()
 
     def anchor(self) -> AnchorLease:
-        """See `Swarm`."""
         return self._opened().lease()
 
     def contribute(
@@ -316,9 +306,7 @@ class SoloSwarm:
         loss: float | None = None,
         lag: float | None = None,
     ) -> SettledPending[Outcome]:
-        """See `Swarm`. The round is decided when this returns; when ``write`` raises nothing has
-        happened.
-        """
+        """The round is decided when this returns; when ``write`` raises nothing has happened."""
         store = self._opened()
         if self._left:
             raise SwarmClosedError(
@@ -365,24 +353,24 @@ class SoloSwarm:
 
     @property
     def closing(self) -> int:
-        """See `Swarm`. Nobody else is here."""
+        """Nobody else is here."""
         return 0
 
     @property
     def model_folder(self) -> None:
-        """See `Swarm`: no node has it."""
+        """No node has it."""
 
     @property
     def paused(self) -> str:
-        """See `Swarm`: never."""
+        """Never."""
         return ""
 
     def buffer(self, numel: int) -> Tensor:
-        """See `Swarm`: an ordinary tensor."""
+        """An ordinary tensor."""
         return torch.zeros(numel, dtype=torch.float32, device="cpu")
 
     def operate(self, call: Call, source: Tensor) -> Alone:
-        """See `Swarm`: whatever the reduction, over one member it is ``source`` itself."""
+        """Whatever the reduction, over one member it is ``source`` itself."""
         self._check_open()
         if source.dtype != torch.float32 or not source.is_contiguous() or not source.numel():
             raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous")
@@ -427,7 +415,6 @@ class SoloSwarm:
         codec: str = "",
         everyone: bool = False,
     ) -> Handle[Outcome]:
-        """See `Swarm`."""
         return all_reduce(
             self,
             flat,
@@ -440,14 +427,13 @@ class SoloSwarm:
         )
 
     def members(self) -> Sequence[PeerView]:
-        """See `Swarm`."""
         self._check_open()
         return (
             PeerView(self.peer, self._store.round if self._store is not None else 0, True, "self"),
         )
 
     def tallies(self, first: int) -> Sequence[Tally]:
-        """See `Swarm`. After `load_state_dict` the rounds before it are one."""
+        """After `load_state_dict` the rounds before it are one."""
         me, counted = Member(self.peer, 0), self._counted
         rounds = range(first, min(first + TALLIES, len(counted)))
         return [
@@ -456,7 +442,6 @@ class SoloSwarm:
         ]
 
     def shard(self, loader: Any) -> Shard:
-        """See `Swarm`."""
         from .data.shard import Shard
 
         return Shard(self, loader)
@@ -467,15 +452,13 @@ class SoloSwarm:
         return self._store.round if self._store is not None else 0
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """See `Swarm`; kept in ``reported``."""
+        """Kept in ``reported``."""
         self.reported.update(self._refused.taken(metrics))
 
     def leave(self) -> None:
-        """See `Swarm`."""
         self._left = True
 
     def close(self) -> None:
-        """See `Swarm`."""
         self._closed = True
 
     def state_dict(self) -> dict[str, Any]:

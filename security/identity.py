@@ -44,9 +44,7 @@ def encode_base58(data: bytes) -> str:
 
 
 def decode_base58(text: str, most: int = 128) -> bytes:
-    """Bytes of base58 ``text`` of at most ``most`` characters. Raises ValueError when it is not
-    base58.
-    """
+    """Bytes of base58 ``text`` of at most ``most`` characters. Raises ValueError otherwise."""
     if len(text) > most:
         raise ValueError("base58 text too long")
     number = 0
@@ -160,9 +158,8 @@ def load(path: Path) -> Identity:
     """
     _check_directory(path.parent)
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # non-blocking: a FIFO in its place must not hang us
+        # non-blocking: a FIFO in its place must not hang us.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except PermissionError:
         raise _refused(
             path, "may not be read by you", f"sudo chown {os.geteuid()} {path}; chmod 600 {path}"

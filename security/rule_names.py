@@ -67,9 +67,7 @@ class RuleName(NamedTuple):
 
     @property
     def by_coordinate(self) -> bool:
-        """Whether each element's result follows from that element alone: then no Gram matrix is
-        needed.
-        """
+        """Whether each element's result follows from it alone: then no Gram matrix is needed."""
         return self.rule in BY_COORDINATE and not self.before
 
 

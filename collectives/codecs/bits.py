@@ -14,9 +14,7 @@ from .wire import Codec, EncodedChunk, check_length, view
 
 
 class BitsCodec:
-    """Words carried in float32 tensors that nobody calculates with: every pattern is allowed, NaN
-    or not.
-    """
+    """Words in float32 tensors that nobody calculates with: every bit pattern is allowed."""
 
     name = "bits"
     zero_copy = True

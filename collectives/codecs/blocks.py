@@ -44,17 +44,17 @@ class BlockCodec:
         self._block = block = BLOCKS[bits]
         self._packed = packed = bits == 4
         self._share = 1 / 7 if packed else 1 / 127
-        self._limit = kernels.FLOAT_MAX / (
-            8 if packed else 128
-        )  # a scale beyond it could decode to infinity
+        # A scale beyond it could decode to infinity.
+        self._limit = kernels.FLOAT_MAX / (8 if packed else 128)
         self._compiled = None if packed else compiled
         self._scratch = Scratch(
             lambda elements, device: _BlockSpace(elements, block, packed, device)
         )
+        # The length asked for last, and its bytes: nearly all chunks are equally long.
         self._last = (
             0,
             0,
-        )  # the length asked for last, and its bytes: nearly all chunks are equally long
+        )
 
     @property
     def results(self) -> Codec:
@@ -92,9 +92,7 @@ class BlockCodec:
         )
 
     def encode(self, x: Tensor, out: EncodedChunk) -> bool:
-        """Quantise; False when a value is infinite, NaN, or within 1 % (int4: 13 %) of float32's
-        limit.
-        """
+        """Quantise; False if a value is not finite or within 1 % (int4: 13 %) of fp32's limit."""
         if self._compiled is not None and isinstance(out, LazyWire):
             return self._compiled.encode(x.contiguous(), self._share, self._limit, out)
         return self._encode(x.contiguous(), out, 1.0)
@@ -226,9 +224,8 @@ class _BlockSpace:
 
     def __init__(self, elements: int, block: int, packed: bool, device: torch.device) -> None:
         blocks = -(-elements // block)
-        self.padded = torch.zeros(
-            elements + elements % 2, dtype=torch.float32, device=device
-        )  # an unpaired last value has a zero beside it
+        # An unpaired last value has a zero beside it.
+        self.padded = torch.zeros(elements + elements % 2, dtype=torch.float32, device=device)
         self.codes = self.padded[:elements]
         self.rows = _rows(self.codes, block)
         self.total = torch.empty(elements, dtype=torch.float32, device=device)

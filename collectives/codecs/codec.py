@@ -121,9 +121,8 @@ class Grid:
             at, nbytes = at + count * elements, nbytes + count * run.nbytes
         self._first = [run.chunk for run in self._runs]
         self._stride = self._runs[0].nbytes
-        self._whole = (
-            self._first[1] if len(self._first) > 1 else self.chunks
-        )  # chunks of the first run: nearly always nearly all
+        # Chunks of the first run: nearly always nearly all.
+        self._whole = self._first[1] if len(self._first) > 1 else self.chunks
         self.nbytes = nbytes
         """Length of the encoded vector."""
 
@@ -147,7 +146,6 @@ class Grid:
         return (*(self.span(chunk)[0] for chunk in range(self.chunks)), self.nbytes)
 
     def codec(self, chunk: int) -> Codec:
-        """The codec of a chunk."""
         return self._run(chunk).codec
 
     def elements(self, chunk: int) -> int:
@@ -168,9 +166,7 @@ class Grid:
         return start, start + run.nbytes
 
     def runs(self) -> Iterator[tuple[Codec, int, int, int]]:
-        """(codec, elements a chunk, first chunk, last chunk + 1) of neighbouring chunks that are
-        alike.
-        """
+        """(codec, elements a chunk, first chunk, last chunk + 1) of alike neighbouring chunks."""
         for run, stop in zip(self._runs, [*self._first[1:], self.chunks], strict=True):
             yield run.codec, run.elements, run.chunk, stop
 

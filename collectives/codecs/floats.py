@@ -114,9 +114,8 @@ class FloatCodec:
         acc = out.values if self.zero_copy else space.total
         start = 1
         if len(wires) > 1 and weights[0] == weights[1] == 1.0 and self.zero_copy:
-            torch.add(
-                wires[0].values, wires[1].values, out=acc
-            )  # saves the pass that copies the first
+            # Saves the pass that copies the first.
+            torch.add(wires[0].values, wires[1].values, out=acc)
             start = 2
         else:
             self.accumulate(wires[0], weights[0], acc, first=True)

@@ -75,9 +75,8 @@ class RecordCodec(ABC):
         if self._compiled is not None and isinstance(out, LazyWire):
             return self._compiled.records_encode(x.contiguous(), self._keep, out)
         for part, rows, records in self._rows(out):
-            self._encode(
-                x[part].reshape(rows, -1), records.zero_()
-            )  # padding is hashed like the rest
+            # Padding is hashed like the rest.
+            self._encode(x[part].reshape(rows, -1), records.zero_())
         return self.finite(out)
 
     def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
@@ -105,9 +104,7 @@ class RecordCodec(ABC):
         divisor: float,
         out: EncodedChunk,
     ) -> bool:
-        """Sum in float32, then one encoding by ``results``. False also where a wire is not
-        `finite`.
-        """
+        """Sum in float32, then encode once by ``results``. False also if a wire is not `finite`."""
         if not all(self.finite(wire) for wire in wires):
             return False
         space = self._scratch.get(
@@ -129,9 +126,7 @@ class RecordCodec(ABC):
         )
 
     def _rows(self, wire: EncodedChunk) -> Iterator[tuple[slice, int, Tensor]]:
-        """(which values, number of blocks, their records as rows): whole blocks, and what is
-        left.
-        """
+        """(which values, number of blocks, their records as rows): whole blocks, then the rest."""
         blocks, rest = divmod(wire.elements, self._block)
         edge, at = blocks * self._block, blocks * self._record(self._block)
         if blocks:

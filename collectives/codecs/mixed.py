@@ -46,18 +46,15 @@ class MixedCodec:
         return EncodedChunk(data, elements, parts[0].values, parts=tuple(parts))
 
     def encode(self, x: Tensor, out: EncodedChunk) -> bool:
-        """Each piece by its codec."""
         return all(codec.encode(piece, part) for codec, piece, part in self._of(x, out))
 
     def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
-        """Each piece by its codec."""
         for codec, piece, part in self._of(out, wire):
             codec.decode(part, piece, cold=cold)
 
     def accumulate(
         self, wire: EncodedChunk, weight: float, acc: Tensor, *, first: bool = False
     ) -> None:
-        """Each piece by its codec."""
         for codec, piece, part in self._of(acc, wire):
             codec.accumulate(part, weight, piece, first=first)
 
@@ -68,7 +65,6 @@ class MixedCodec:
         divisor: float,
         out: EncodedChunk,
     ) -> bool:
-        """Each piece by its codec."""
         return all(
             codec.weighted_mean(
                 [wire.parts[index] for wire in wires], weights, divisor, out.parts[index]
@@ -77,7 +73,6 @@ class MixedCodec:
         )
 
     def finite(self, wire: EncodedChunk) -> bool:
-        """Whether all pieces are."""
         return all(
             codec.finite(part) for (codec, _), part in zip(self._pieces, wire.parts, strict=True)
         )

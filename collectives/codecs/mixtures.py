@@ -145,8 +145,9 @@ def arranged(
     error: float | None = None,
 ) -> list[TensorSpec]:
     """Tensors in an order in which those of one role and codec are neighbours, offsets to match;
-    otherwise as they came. Small ones that are sent in fp32 are the last parameters. With a wished ``error``, those to be encoded coarsely first: matrices before vectors,
-    small ones before large ones. Raises ConfigError for a codec that is none.
+    otherwise as they came. Small ones that are sent in fp32 are the last parameters. With a wished
+    ``error``, those to be encoded coarsely first: matrices before vectors, small ones before large
+    ones. Raises ConfigError for a codec that is none.
     """
     known = (*CODECS, MASKED_CODEC)
     if unknown := [codec for codec in (default, *patterns.values()) if codec not in known]:

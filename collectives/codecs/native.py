@@ -25,9 +25,8 @@ class Kernels:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self._within = ctypes.PyDLL(
-            str(path)
-        ).atoll_within  # too short to be worth giving up the lock
+        # Too short to be worth giving up the lock.
+        self._within = ctypes.PyDLL(str(path)).atoll_within
         self._encode, self._decode, self._mean = (
             library.atoll_encode,
             library.atoll_decode,
@@ -116,9 +115,7 @@ class Kernels:
         limit: float,
         out: LazyWire,
     ) -> bool:
-        """Encode (sum of weights[i] * decoded i) / divisor; whether the result is `within` the
-        limit.
-        """
+        """Encode (sum of weights[i] * decoded i) / divisor; whether it is `within` the limit."""
         count, factors = len(wires), (_FLOAT * len(weights))(*weights)
         return bool(
             self._mean(
@@ -128,13 +125,10 @@ class Kernels:
 
     # ---- fp32
     def finite(self, wire: LazyWire) -> bool:
-        """Whether all values are finite."""
         return bool(self._finite(wire.address, wire.elements))
 
     def copy_in(self, x: Tensor, elements: int, first: LazyWire) -> bool:
-        """Copy values to the wires that begin with ``first``, past the caches; whether all are
-        finite.
-        """
+        """Copy values to the wires from ``first`` on, past the caches; whether all are finite."""
         return bool(self._copy(address(x, elements), elements, first.address))
 
     def copy_out(self, first: LazyWire, elements: int, out: Tensor) -> None:

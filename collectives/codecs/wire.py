@@ -86,9 +86,7 @@ class Codec(Protocol):
 
     @property
     def results(self) -> Codec:
-        """The codec of a mean over encoded values: this one, but where means lie on no grid of its
-        kind.
-        """
+        """The codec of a mean over encoded values: this one, unless means lie off its grid."""
         ...
 
     def wire_bytes(self, elements: int) -> int:

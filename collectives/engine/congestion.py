@@ -26,21 +26,18 @@ from collections import deque
 from .meter import LaneCounters
 
 STRETCH = 400  # segments that are judged together
-LOSSY, STRETCHES = (
-    0.005,
-    2,
-    # so large a share sent again, in so many stretches in a row: more than a queue that was full
-    # once
-)
+# So large a share sent again, in so many stretches in a row: more than a queue that was full once.
+LOSSY, STRETCHES = 0.005, 2
 HEAVY, SLOW_S, LEAST = 0.03, 1.0, 3
 """Where so large a share of the segments is sent again, and at least so many, cubic sends a few a
 second and would take a minute for a stretch: there a stretch is over after so many seconds with
 bytes under way."""
 SPARSE, OFTEN, WINDOW = 0.0004, 3, 8  # ... or a share like this in so many of the last stretches
+# Round trips longer by this, and by this share of the shortest, had a queue on the way.
 QUEUE_S, QUEUE = (
     0.01,
     1 / 3,
-)  # round trips longer by this, and by this share of the shortest, had a queue on the way
+)
 DEEP_S = 0.25  # a queue as long as this
 FALLING = 0.15  # with so large a share sent again, what bbr takes for the rate falls
 ANEW_S, ANEW_RTTS = 1.0, 25  # so long, busy, until it begins anew: its beginning takes ten or so

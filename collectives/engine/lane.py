@@ -30,9 +30,7 @@ REPLACED = "replaced by a new lane"
 
 
 class PeerFaultError(RemoteProtocolError):
-    """A record that authenticates but breaks a rule: the peer itself did it, not somebody on the
-    path.
-    """
+    """A record that authenticates but breaks a rule: the peer did it, nobody on the path."""
 
 
 class Lane:
@@ -179,9 +177,8 @@ class Lane:
         behind = count - len(self._pending)
         self._pending = self._pending[count:]
         if behind > 0:
-            self._borrowed = (
-                self._borrowed[behind:] or EMPTY
-            )  # an empty view would keep the memory from being used again
+            # An empty view would keep the memory from being used again.
+            self._borrowed = self._borrowed[behind:] or EMPTY
         return True
 
     def _write(self, room: int) -> int:
@@ -365,9 +362,8 @@ class Lane:
                 target = source.destination(self.peer, header, self.number)
         except RemoteProtocolError as error:
             if not packed:
-                self._opener.open(
-                    header, sealed, plain, self.peer
-                )  # a forged header is nobody's fault but the path's
+                # A forged header is nobody's fault but the path's.
+                self._opener.open(header, sealed, plain, self.peer)
             raise PeerFaultError(error.message, peer=self.peer) from None
         if not packed:
             self._opener.open(

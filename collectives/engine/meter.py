@@ -19,9 +19,8 @@ from typing import NamedTuple
 from ..pace import Lead, Pace
 
 WINDOW_S = 0.15
-AHEAD_S = (
-    0.08  # of an uplink, besides the round trips: how long a part may take to come back as a result
-)
+# Of an uplink, besides the round trips: how long a part may take to come back as a result.
+AHEAD_S = 0.08
 # of them make an estimate of an uplink: acknowledgements come in bunches where the way back has a
 # queue
 STRETCH_S = 0.4
@@ -34,9 +33,8 @@ SAME = 1.25  # what is announced stays while the estimate is within this factor 
 LEAST_BYTES = 65_536  # a window with fewer says nothing
 OUTDONE = 4  # a window that carried so many times the estimate shows that it is of another time
 
-_INFO = struct.Struct(
-    "=8x24I4Q6I4Q"
-)  # struct tcp_info up to tcpi_sndbuf_limited, Linux 4.10 and newer
+# Struct tcp_info up to tcpi_sndbuf_limited, Linux 4.10 and newer.
+_INFO = struct.Struct("=8x24I4Q6I4Q")
 
 
 class LaneCounters(NamedTuple):
@@ -80,19 +78,18 @@ def read_socket(sock: socket.socket) -> LaneCounters | None:
 
 
 class Meter:
-    """The estimate of one node. ``max_up``, ``max_down``: bytes/s it was told not to exceed, 0 for
-    none.
-    """
+    """The estimate of one node. ``max_up``, ``max_down``: its limits in bytes/s, 0 for none."""
 
     def __init__(self, max_up: int = 0, max_down: int = 0) -> None:
         self._max_up, self._max_down = max_up, max_down
         self._up = Peak()  # while the network was the limit
         self._brief = Peak()  # the same in single windows: known sooner, and rather too much
         self._sent, self._received = Peak(), Peak()
+        # Bytes and seconds of windows in a row in which the network was the limit.
         self._stretch = (
             0,
             0.0,
-        )  # bytes and seconds of windows in a row in which the network was the limit
+        )
         self._rtt_s = self._least_rtt_s = 0.0
         self._before: Mapping[int, LaneCounters] = {}
         self._since = 0.0
@@ -115,10 +112,11 @@ class Meter:
         self._sent.sample(acked, elapsed)
         self._received.sample(received, elapsed)
         if acked >= LEAST_BYTES and acked / elapsed > OUTDONE * self._up.reported > 0:
+            # The link was slow for a while, and may now be too fast to be the limit.
             self._up, self._brief = (
                 Peak(),
                 Peak(),
-            )  # the link was slow for a while, and may now be too fast to be the limit
+            )
         if any(
             new.busy_s - old.busy_s >= BUSY * elapsed
             and new.held_up_s - old.held_up_s <= HELD_UP * elapsed

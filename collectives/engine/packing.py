@@ -29,9 +29,7 @@ WINDOW_S, WINDOW_BYTES = 0.2, 262_144  # of uninterrupted sending that give a ra
 
 
 class Packer:
-    """When to pack the payloads of one lane. ``clock``: seconds, for the time that packing
-    takes.
-    """
+    """When to pack payloads of a lane. ``clock``: seconds, for the time that packing takes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.rate: float | None = None

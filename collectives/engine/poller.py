@@ -37,7 +37,6 @@ class PollPoller:
         self._interest: dict[int, int] = {}
 
     def watch(self, fd: int, interest: int) -> None:
-        """See `Poller.watch`."""
         if self._interest.get(fd) == interest:
             return
         self._interest[fd] = interest
@@ -47,12 +46,10 @@ class PollPoller:
         )
 
     def forget(self, fd: int) -> None:
-        """See `Poller.forget`."""
         if self._interest.pop(fd, None) is not None:
             self._poll.unregister(fd)
 
     def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        """See `Poller.wait`."""
         found: list[tuple[int, int]] = []
         for fd, mask in self._poll.poll(
             None if timeout_s is None else max(0, round(1000 * timeout_s + 0.5))
@@ -80,7 +77,6 @@ class SelectorPoller:
         self._interest: dict[int, int] = {}
 
     def watch(self, fd: int, interest: int) -> None:
-        """See `Poller.watch`."""
         old = self._interest.get(fd, 0)
         if old == interest:
             return
@@ -97,12 +93,10 @@ class SelectorPoller:
             self._interest[fd] = interest
 
     def forget(self, fd: int) -> None:
-        """See `Poller.forget`."""
         if self._interest.pop(fd, 0):
             self._selector.unregister(fd)
 
     def wait(self, timeout_s: float | None) -> list[tuple[int, int]]:
-        """See `Poller.wait`."""
         found: list[tuple[int, int]] = []
         for key, events in self._selector.select(timeout_s):
             found.append(
@@ -115,7 +109,6 @@ class SelectorPoller:
         return found
 
     def close(self) -> None:
-        """Close the selector."""
         self._selector.close()
 
 

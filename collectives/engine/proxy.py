@@ -37,52 +37,42 @@ class EngineExchange:
         early: int | None = None,
         most: int = MAX_STAR,
     ) -> None:
-        """See `Exchange.open_round`."""
         opened = (log, round_, tuple(members), numel, chunk_elements, codec, early, most)
         self._submit("open_round", *opened)
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
-        """See `Exchange.freeze`."""
         self._submit("freeze", log, round_, cid, vector)
 
     def release(self, cid: bytes) -> None:
-        """See `Exchange.release`."""
         self._submit("release", cid)
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
-        """See `Exchange.execute`."""
         self._submit("execute", plan, tuple(audience))
 
     def close_round(self, log: str, round_: int, *, linger: bool = True) -> None:
-        """See `Exchange.close_round`."""
         self._submit("close_round", log, round_, linger=linger)
 
     def resend_parts(
         self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Iterable[tuple[int, int]]
     ) -> None:
-        """See `Exchange.resend_parts`."""
         self._submit("resend_parts", peer, plan_id, cid, tuple(spans))
 
     def resend_results(
         self, peer: PeerId, plan_id: bytes, spans: Iterable[tuple[int, int]]
     ) -> None:
-        """See `Exchange.resend_results`."""
         self._submit("resend_results", peer, plan_id, tuple(spans))
 
     def report(self, plan_id: bytes) -> None:
-        """See `Exchange.report`; also takes the name of a wanted blob."""
+        """Also takes the name of a wanted blob."""
         self._submit("report", plan_id)
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
-        """See `Exchange.provide`."""
         self._submit("provide", name, data, bounds)
 
     def withdraw(self, name: bytes) -> None:
-        """See `Exchange.withdraw`."""
         self._submit("withdraw", name)
 
     def send_blob(self, peer: PeerId, name: bytes, spans: Iterable[tuple[int, int]]) -> None:
-        """See `Exchange.send_blob`."""
         self._submit("send_blob", peer, name, tuple(spans))
 
     def want(
@@ -93,9 +83,7 @@ class EngineExchange:
         hashes: Sequence[bytes],
         sources: Sequence[PeerId],
     ) -> None:
-        """See `Exchange.want`."""
         self._submit("want", name, destination, bounds, tuple(hashes), tuple(sources))
 
     def unwant(self, name: bytes) -> None:
-        """See `Exchange.unwant`."""
         self._submit("unwant", name)

@@ -26,22 +26,16 @@ class EngineSettings:
     # of the interpreter while an engine lives; 5 ms would cost an all-reduce tenfold beside busy
     # Python
     switch_interval_s: float = 0.0005
-    congestion: str | None = (
-        # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where
-        # unavailable
-        None
-    )
-    bbr: bool = field(
-        default_factory=lambda: offers("bbr")
-    )  # whether a lane can be given bbr; without it several share the work
-    notsent_lowat_bytes: int | None = (
-        131_072  # unsent bytes the kernel keeps: a heartbeat is never late behind megabytes
-    )
+    # TCP congestion control by name, such as "bbr"; None: the system's. Ignored where unavailable.
+    congestion: str | None = None
+    # Whether a lane can be given bbr; without it several share the work.
+    bbr: bool = field(default_factory=lambda: offers("bbr"))
+    # Unsent bytes the kernel keeps: a heartbeat is never late behind megabytes.
+    notsent_lowat_bytes: int | None = 131_072
     max_up: int = 0  # bytes/s over all lanes; 0: no limit
     max_down: int = 0
-    resend_after_s: float = (
-        0.4  # what a lane took is under way for this long: not sent again, whoever asks
-    )
+    # What a lane took is under way for this long: not sent again, whoever asks.
+    resend_after_s: float = 0.4
     # the kernel's own verdict on unacknowledged data; a safety net, longer than any pause of a
     # reader
     user_timeout_s: float = 20.0
@@ -116,9 +110,7 @@ def begin_bbr(sock: socket.socket) -> None:
 
 
 def on_this_machine(sock: socket.socket) -> bool:
-    """Whether the other end's address is one of loopback: no link that could be slow, whatever the
-    rate.
-    """
+    """Whether the other end is on loopback: no link that could be slow, whatever the rate."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     try:

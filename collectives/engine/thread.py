@@ -136,7 +136,6 @@ class EngineThread:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def add_lane(
@@ -162,9 +161,7 @@ class EngineThread:
 
     @property
     def first_lanes(self) -> int:
-        """How many lanes to a peer to begin with; `LanesWanted` says when another number is
-        better.
-        """
+        """How many lanes to a peer to begin with; `LanesWanted` says when to change that."""
         return first(bbr=self.settings.bbr)
 
     def drop_plain_lanes(self) -> None:
@@ -199,9 +196,7 @@ class EngineThread:
         return found
 
     def totals(self) -> tuple[int, int]:
-        """Bytes (sent, received) over all lanes there ever were, record layer included. Never
-        falls.
-        """
+        """Bytes (sent, received) over all lanes ever, record layer included. Never falls."""
         counts = self.totals_by_path().values()
         return sum(sent for sent, _ in counts), sum(received for _, received in counts)
 

@@ -40,12 +40,10 @@ class Width:
         self._since = 0.0
         self._settling_s = 0.0
         self._bytes, self._seconds, self._sent, self._again = 0, 0.0, 0, 0
-        self._narrower = (
-            0.0  # the rate that the lanes had before there were more of them; 0: nothing was tried
-        )
-        self._failed: tuple[float, float] | None = (
-            None  # when more lanes were of no use, and how much was lost then
-        )
+        # The rate that the lanes had before there were more of them; 0: nothing was tried.
+        self._narrower = 0.0
+        # When more lanes were of no use, and how much was lost then.
+        self._failed: tuple[float, float] | None = None
 
     def read(self, now: float, lanes: Mapping[int, LaneCounters]) -> bool:
         """Counters of the lanes that are up, by lane number. True when ``wanted`` has changed."""

@@ -60,7 +60,7 @@ class Arrivals:
         self._lent: dict[tuple[PeerId, int], Arrival] = {}
 
     def destination(self, peer: PeerId, lane: int, record: Header) -> memoryview | None:
-        """See `Exchange.destination`."""
+        """Where a record's payload goes (`Exchange.destination`)."""
         self.drop(peer, lane)
         if record.kind in (wire_header.PART, wire_header.PARTIAL):
             arrival = self._of_part(peer, record)
@@ -80,7 +80,6 @@ class Arrivals:
         return arrival.view
 
     def place(self, peer: PeerId, lane: int) -> memoryview | None:
-        """See `Exchange.place`."""
         arrival = self._lent.get((peer, lane))
         return None if arrival is None else arrival.view
 

@@ -39,18 +39,14 @@ class ProvidedBlob:
 
     @property
     def chunks(self) -> int:
-        """Number of chunks."""
         return len(self.cuts) - 1
 
     def chunk(self, index: int) -> memoryview:
-        """Bytes of one chunk."""
         return self.data[self.cuts[index] : self.cuts[index + 1]]
 
 
 class Wanted:
-    """A blob being fetched. Chunks go straight to their place and count only once their hash is
-    right.
-    """
+    """A blob being fetched. Chunks go straight to their place and count once hashed right."""
 
     def __init__(
         self,
@@ -89,9 +85,7 @@ class Wanted:
         return mine == theirs
 
     def view(self, peer: PeerId, chunk: int, length: int) -> memoryview | None:
-        """Where a chunk from a peer goes, or None. Raises RemoteProtocolError when it does not
-        fit.
-        """
+        """Where a chunk from a peer goes, or None. Raises RemoteProtocolError if it is unfit."""
         if chunk >= self.chunks:
             raise RemoteProtocolError(f"blob chunk {chunk} of {self.chunks}", peer=peer)
         place = self._place(chunk)
@@ -172,17 +166,14 @@ class Blobs:
         self._plans, self._post = plans, post
         self._provided: dict[bytes, ProvidedBlob] = {}
         self._wanted: dict[bytes, Wanted] = {}  # by key
-        self._complete: dict[
-            bytes, Wanted
-        ] = {}  # by key: all is here, with the right hashes, and whoever wants it may not know yet
+        # By key: all is here, with the right hashes, and whoever wants it may not know yet.
+        self._complete: dict[bytes, Wanted] = {}
         self._filling: deque[tuple[bytes, Wanted, Iterator[None]]] = deque()  # by key
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
-        """See `Exchange.provide`."""
         self._provided[name] = ProvidedBlob(name, blob_key(name), data, cut(data, bounds))
 
     def withdraw(self, name: bytes) -> None:
-        """See `Exchange.withdraw`."""
         self._provided.pop(name, None)
 
     def chunks(self, name: bytes) -> int:
@@ -206,7 +197,7 @@ class Blobs:
         hashes: Sequence[bytes],
         sources: Sequence[PeerId],
     ) -> Wanted | None:
-        """See `Exchange.want`. Returns the wish that this one replaces."""
+        """Returns the wish that this one replaces."""
         blob = Wanted(name, destination, bounds, hashes, sources)
         key = blob_key(name)
         done = self._complete.get(key)
@@ -261,7 +252,7 @@ class Blobs:
                 self._advanced(key, blob)
 
     def unwant(self, name: bytes) -> Wanted | None:
-        """See `Exchange.unwant`. Returns what was wanted."""
+        """Returns what was wanted."""
         self._complete.pop(blob_key(name), None)
         return self._wanted.pop(blob_key(name), None)
 

@@ -46,7 +46,6 @@ class Dispute:
 
     @property
     def report(self) -> Disputed:
-        """As it is reported."""
         return Disputed(
             self.plan_id, self.chunk, self.check.partial.peer, self.check.witness, self.wrong
         )

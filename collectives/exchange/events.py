@@ -138,9 +138,7 @@ class LaneDown:
 
 @dataclass(frozen=True, slots=True)
 class LanesWanted:
-    """So many lanes to ``peer`` would carry the most, as its lanes have done so far
-    (`engine.width`).
-    """
+    """The number of lanes to ``peer`` that would carry the most (`engine.width`)."""
 
     peer: PeerId
     count: int

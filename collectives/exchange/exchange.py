@@ -317,9 +317,7 @@ class Exchange:
     # ---- blobs
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
-        """Have these bytes ready for `send_blob`, until `withdraw`. They must not change until
-        then.
-        """
+        """Keep these bytes for `send_blob` until `withdraw`. They must not change until then."""
         self._blobs.provide(name, data, bounds)
 
     def withdraw(self, name: bytes) -> None:
@@ -383,9 +381,7 @@ class Exchange:
             self._forget_if_served(slot)
 
     def next_record(self, peer: PeerId, lane: int = 0) -> Outgoing | None:
-        """The next thing worth sending to ``peer`` over a lane that has room, encoded now, or
-        None.
-        """
+        """The next thing to send to ``peer`` over a lane with room, encoded now, or None."""
         found = self._sender.next_record(peer, lane)
         if self._events:
             self._settle()

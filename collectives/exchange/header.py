@@ -54,7 +54,6 @@ class Header(NamedTuple):
 
 
 def pack(kind: int, length: int, chunk: int, key: bytes, sub: bytes) -> bytes:
-    """Header bytes."""
     return _layout.pack(VERSION, kind, 0, length, chunk, key, sub)
 
 

@@ -32,9 +32,7 @@ class Outgoing(NamedTuple):
 
 
 class Flow:
-    """One round towards one peer: its parts of my contribution and of my partial sums, and
-    results.
-    """
+    """One round towards one peer: its parts of my contribution and partial sums, and results."""
 
     __slots__ = ("slot", "parts", "results", "sent", "given", "carried", "result_turn", "queued")
 
@@ -42,12 +40,10 @@ class Flow:
         self.slot = slot
         self.parts: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (cid, chunk)
         self.results: OrderedDict[int, None] = OrderedDict()
-        self.sent: dict[
-            bytes, dict[int, float]
-        ] = {}  # by cid: what this peer was sent already, under whichever plan, and when
-        self.given: dict[
-            int, float
-        ] = {}  # results of the present plan this peer was sent, and when
+        # By cid: what this peer was sent already, under whichever plan, and when.
+        self.sent: dict[bytes, dict[int, float]] = {}
+        # Results of the present plan this peer was sent, and when.
+        self.given: dict[int, float] = {}
         self.carried: dict[int, list[Handed]] = {}  # by lane: what went over it
         self.result_turn = False
         self.queued = False
@@ -73,13 +69,11 @@ class Outbox:
         self.ring: deque[Flow] = deque()
         self.flows: dict[bytes, Flow] = {}  # by slot id
         self.blobs: OrderedDict[tuple[bytes, int], None] = OrderedDict()  # (name, chunk)
-        self.workspaces: dict[
-            int, Workspace
-        ] = {}  # by lane: where parts are encoded on their way out
+        # By lane: where parts are encoded on their way out.
+        self.workspaces: dict[int, Workspace] = {}
         self.lanes: set[int] = set()
-        self.in_hand: dict[
-            int, Handed
-        ] = {}  # by lane: the chunk handed out last; the lane has not asked for more since
+        # By lane: the chunk handed out last; the lane has not asked for more since.
+        self.in_hand: dict[int, Handed] = {}
 
     def flow(self, slot: RoundSlot) -> Flow:
         """The flow of a round, made on first use."""
@@ -181,7 +175,6 @@ class Sender:
         return self._clock() - handed.get(chunk, LONG_AGO) >= self._patience_s()
 
     def has_more(self, peer: PeerId) -> bool:
-        """See `Exchange.has_more`."""
         box = self.boxes.get(peer)
         return box is not None and bool(box.ring or box.blobs)
 
@@ -248,9 +241,7 @@ class Sender:
             return Outgoing(head, payload)
 
     def _next_part(self, flow: Flow, state: PlanState, peer: PeerId) -> tuple[bytes, int] | None:
-        """The first part that its owner has room for: see `PlanState.within`, and
-        `PlanState.even`.
-        """
+        """The first part that its owner has room for (`PlanState.within`, `PlanState.even`)."""
         if not flow.parts:
             return None
         lead = self._lead()
@@ -260,10 +251,8 @@ class Sender:
                 if not lead.near or state.even(peer, len(flow.parts))
                 else None
             )
-        refused: dict[
-            int, int
-            # by part of the plan: its first chunk that is too far ahead; those behind it are, too
-        ] = {}
+        # By part of the plan: its first chunk that is too far ahead; those behind it are, too.
+        refused: dict[int, int] = {}
         for part in flow.parts:
             chunk, index = part[1], state.part_of[part[1]]
             if chunk < refused.get(index, NEVER):

@@ -73,9 +73,7 @@ class Pools:
 
 
 class Workspace:
-    """Room for one encoded chunk at a time: the same memory for every length, so it stays in
-    cache.
-    """
+    """Room for one encoded chunk: the same memory for every length, so it stays in cache."""
 
     def __init__(self) -> None:
         self._data = memoryview(b"")

@@ -60,9 +60,7 @@ class ChunkReducer:
     def measure_own(
         self, state: PlanState, chunk: int, own: FrozenVector | None
     ) -> Statistics | Source:
-        """The statistics of my own contribution to a chunk of another's part, or that it is not
-        finite.
-        """
+        """The statistics of my contribution to a chunk of another's part, or not finite."""
         assert state.reducer.form == "two-phase"
         assert own is not None
         wire, finite = own.wire(state.slot, chunk, self._workspace)

@@ -60,9 +60,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What I send for a part: my contribution, or (``made``) what I have for it when I have added
-    up.
-    """
+    """What I send for a part: my contribution, or (``made``) my sum for it."""
 
     cid: bytes
     made: bool

@@ -83,9 +83,8 @@ class RoundSlot:
         self._refused: set[tuple[PeerId, bytes]] = set()
         self._early: dict[bytes, dict[int, tuple[PeerId, EncodedChunk]]] = {}
         self._early_count = 0
-        self.early_statements: dict[
-            PeerId, tuple[bytes, int, bytes]
-        ] = {}  # the last statement on a part before its plan: (plan id, part, bytes)
+        # The last statement on a part before its plan: (plan id, part, bytes).
+        self.early_statements: dict[PeerId, tuple[bytes, int, bytes]] = {}
 
     def pool(self, chunk: int, grid: Grid | None = None) -> WirePool:
         """Where buffers for this chunk come from; ``grid``: that of results."""
@@ -199,9 +198,8 @@ class RoundSlot:
         """Whether what an owner says of a part of a plan that is not known yet is kept: one
         statement a peer, the last.
         """
-        most = 8 * (
-            len(self.members) * (len(self.members) + 1) // 2
-        )  # a number for each pair of contributors
+        # A number for each pair of contributors.
+        most = 8 * (len(self.members) * (len(self.members) + 1) // 2)
         return (
             peer in self.members
             and not self.closed
@@ -359,15 +357,13 @@ class PlanState:
         self.partial_key = wire_header.partial_key(slot.id, self.plan_id)
         self.sums = plan.topology.kind != "butterfly"  # whether partial sums travel
         self.routes = routes_of(plan, slot, me, reducer)
-        self.below = [
-            route.below(me, self.audience) for route in self.routes
-        ]  # by part: to whom I send its result
+        # By part: to whom I send its result.
+        self.below = [route.below(me, self.audience) for route in self.routes]
         self.part_of = [
             index for index, part in enumerate(plan.parts) for _ in range(part.first, part.stop)
         ]  # by chunk
-        self.givers: list[PeerId] = [
-            self.routes[index].above for index in self.part_of
-        ]  # by chunk: who sends me the result
+        # By chunk: who sends me the result.
+        self.givers: list[PeerId] = [self.routes[index].above for index in self.part_of]
         self.measuring = PlanStatements(plan, me, reducer) if reducer.form == "two-phase" else None
         if self.measuring is not None:
             self.part_of += range(len(plan.parts))
@@ -386,9 +382,8 @@ class PlanState:
         self.resumed: set[PeerId] = set()  # whose lanes came up since the last report
         # a contribution turned out to be unusable: nothing more can be reduced under this plan
         self.blocked = False
-        self.waiting: dict[
-            int, int
-        ] = {}  # chunks I add up and have not: how many contributions of others they lack
+        # Chunks I add up and have not: how many contributions of others they lack.
+        self.waiting: dict[int, int] = {}
         self._left: dict[int, int] = {}  # my parts: chunks still to reduce
         self._wires: dict[int, EncodedChunk] = {}
         self.me = me
@@ -405,9 +400,8 @@ class PlanState:
         for giver in self.givers:
             if giver != me:
                 self._due["result", giver] = self._due.get(("result", giver), 0) + 1
-        simple = (
-            not self.sums and self.measuring is None
-        )  # contributions alone go between two members, but for results
+        # Contributions alone go between two members, but for results.
+        simple = not self.sums and self.measuring is None
         self._incoming = {
             peer: due for (kind, peer), due in self._due.items() if kind == "part" and simple
         }
@@ -464,13 +458,11 @@ class PlanState:
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """See ResultComplete."""
         weighing = self.measuring.weighing if self.measuring is not None else None
         return weighing.weights if weighing is not None else ()
 
     @property
     def spread(self) -> float | None:
-        """See ResultComplete."""
         weighing = self.measuring.weighing if self.measuring is not None else None
         return weighing.spread if weighing is not None else None
 
@@ -638,7 +630,6 @@ class PlanState:
             self._finished[kind, peer] = self._clock()
 
     def since(self) -> tuple[tuple[Literal["part", "result"], PeerId, float], ...]:
-        """See ResultComplete."""
         now = self._clock()
         return tuple((kind, peer, now - at) for (kind, peer), at in self._finished.items())
 

@@ -31,9 +31,8 @@ class PlanStatements:
         )
         self._length = reducer.length(self._count)
         self._stated: list[bytes | None] = [None] * len(plan.parts)
-        self._chunks: dict[
-            int, Statistics
-        ] = {}  # by chunk: of all contributions where the part is mine, else of my own
+        # By chunk: of all contributions where the part is mine, else of my own.
+        self._chunks: dict[int, Statistics] = {}
         self._left = [part.stop - part.first for part in plan.parts]
 
     @property
@@ -46,9 +45,7 @@ class PlanStatements:
         return self._plan.parts[part].owner == self._me
 
     def wants(self, chunk: int, part: int) -> bool:
-        """Whether a chunk is to be measured here: all contributions to it, or the own one for
-        comparison.
-        """
+        """Whether to measure a chunk here: all contributions, or the own one to compare."""
         return chunk not in self._chunks and (self.mine(part) or self._index is not None)
 
     def measured(self, chunk: int, part: int, statistics: Statistics) -> bool:

@@ -45,14 +45,12 @@ class ByzantineAcceptor(Acceptor):
         self.judge = Judge(view)
         self.convener: ByzantineConvener | None = None  # set by `byzantine_roles`
         self.claims: dict[Member, m.Claim] = {}  # the newest of each member
-        self.offered: dict[
-            Cid, tuple[Member, m.Claim]
-        ] = {}  # by contribution: also earlier ones, which plans may name
+        # By contribution: also earlier ones, which plans may name.
+        self.offered: dict[Cid, tuple[Member, m.Claim]] = {}
         self.turns: dict[Member, int] = {}
         self.echoes: dict[tuple[int, bytes], dict[Member, bytes]] = {}
-        self.proposed: dict[
-            int, tuple[bytes, bytes]
-        ] = {}  # by ballot: what its convener has signed
+        # By ballot: what its convener has signed.
+        self.proposed: dict[int, tuple[bytes, bytes]] = {}
         self._first_signed: dict[tuple[Kind, Member, int], tuple[bytes, bytes]] = {}
         self._mine: m.Claim | None = None
         self._reduced: tuple[bytes, dict[int, bytes]] = b"", {}  # my parts of the newest plan
@@ -61,9 +59,8 @@ class ByzantineAcceptor(Acceptor):
         """What owners have signed: by owner, meaning and parts, its signature. Of each owner the
         newest few.
         """
-        self._adopted = set[
-            bytes
-        ]()  # hashes of entries proposed here because an earlier ballot has proof of them
+        # Hashes of entries proposed here because an earlier ballot has proof of them.
+        self._adopted = set[bytes]()
         self._refused = list[tuple[Member, int, Entry]]()  # proposals, by whom, in which ballot
         self._faults = Counter[Member]()
         self._announced_at = self._turned_at = -1e9
@@ -160,9 +157,7 @@ class ByzantineAcceptor(Acceptor):
 
     # ---- what is reduced
     def part_reduced(self, now: float, plan: Plan, index: int, digest: bytes) -> None:
-        """Once all of this member's parts are there, it signs them, and what they are the result
-        of.
-        """
+        """Once all of this member's parts are there, it signs them and their origin."""
         view, of = self.view, meaning(plan)
         if self._reduced[0] != plan.plan_id:
             self._reduced = plan.plan_id, {}
@@ -444,9 +439,7 @@ class ByzantineAcceptor(Acceptor):
 
     # ---- echoes and votes
     def step(self, now: float) -> None:
-        """Echo what is pending, and vote for what a quorum has echoed, once bytes and state are
-        here.
-        """
+        """Echo what is pending; vote for what a quorum echoed, once bytes and state are here."""
         journal, view = self.view.journal, self.view
         if self._refused:
             self._prove()
@@ -465,9 +458,8 @@ class ByzantineAcceptor(Acceptor):
             ):
                 continue
             if self.view.holds(now, entry, [who.peer for who in echoes if who != view.me]):
-                view.actions.keep(
-                    entry
-                )  # first the bytes, then the vote with its proof, then the answer
+                # First the bytes, then the vote with its proof, then the answer.
+                view.actions.keep(entry)
                 journal.accept(
                     ballot,
                     entry,

@@ -193,9 +193,7 @@ class ByzantineConvener(Convener):
         return {part.owner for part in plan.parts} - set(self.voter.stated(plan, digests))
 
     def _consider_revision(self, now: float) -> None:
-        """All bytes are here, and an owner does not stand by them: it owns nothing in the next
-        plan.
-        """
+        """All bytes are here, but an owner denies them: it owns nothing in the next plan."""
         reduced, plan, view = self.view.open.reduced, self.plan, self.view
         if plan is not None and (reduced is None or reduced[0] != plan):
             kept, withheld = self._withheld(now, plan)

@@ -71,12 +71,10 @@ class Convener:
         self.repeated_at = 0.0  # when the plan was last sent to all
         self.trees: tuple[Tree, ...] = ()  # of the plan, where it has partial sums
         self.star = False  # a tree was held up and nobody was to blame: the next plan has none
-        self.silent: set[bytes] = (
-            set()
-        )  # cids of the plan whose members were silent at the last look
-        self.missing: dict[
-            PeerId, set[bytes]
-        ] = {}  # owner (or who else adds up) -> cids it reports missing under the present plan
+        # Cids of the plan whose members were silent at the last look.
+        self.silent: set[bytes] = set()
+        # Owner (or who else adds up) -> cids it reports missing under the present plan.
+        self.missing: dict[PeerId, set[bytes]] = {}
         self.reported_at: dict[PeerId, float] = {}
 
     @property
@@ -274,9 +272,8 @@ class Convener:
     def _consider_plan(self, now: float) -> None:
         view = self.view
         if self.ballot > 0 and view.open.reduced:
-            return self._propose_reduced(
-                now, *view.open.reduced
-            )  # an earlier plan's bytes are all here: as honest as new ones
+            # An earlier plan's bytes are all here: as honest as new ones.
+            return self._propose_reduced(now, *view.open.reduced)
         awaited = [
             member
             for member in view.draw.members
@@ -398,9 +395,8 @@ class Convener:
             return
         self.silent = silent = {c.cid for c in plan.contributors if view.lost(c.member)}
         own = {view.contribution[0]} if view.contribution else set[bytes]()
-        refused = {
-            c.cid for c in plan.contributors if c.member == view.me
-        } - own  # it held NaN, say: it will never come
+        # It held NaN, say: it will never come.
+        refused = {c.cid for c in plan.contributors if c.member == view.me} - own
         gone = {
             cid for cids in held_up_by(plan, self.trees, self._waiting()).values() for cid in cids
         } & silent
@@ -570,9 +566,8 @@ class Convener:
         if (self.phase is Phase.ADOPT or view.may_end(self.ballot, entry)) and view.may_vote(
             self.ballot, entry
         ):
-            self.acceptor.cast(
-                now, self.ballot, entry
-            )  # the convener votes first, but for another draw that is not adopted
+            # The convener votes first, but for another draw that is not adopted.
+            self.acceptor.cast(now, self.ballot, entry)
         self.phase, self.entry, self.repeated_at = Phase.ACCEPT, entry, now
         self._broadcast(m.Accept(self.ballot, entry))
         return None
@@ -583,9 +578,7 @@ class Convener:
         return self.view.joiners_to_admit(now)
 
     def wants_entry(self, now: float) -> bool:
-        """Whether an entry that only changes the configuration is wanted, as far as this member
-        knows.
-        """
+        """Whether an entry only to change the configuration is wanted, as far as is known."""
         view, ready = self.view, self.view.open.ready
         leaves = len(view.config) > 1 and any(offer.leave for offer in ready.values())
         settle = (view.draw.whole or view.hopeless) and any(

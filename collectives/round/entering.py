@@ -112,18 +112,14 @@ class InviteTally:
         return sum(len(spent.peers) for spent in self.spent.values())
 
     def bars(self, invite: bytes, peer: PeerId) -> bool:
-        """Whether an invite has no use left for ``peer``: it has let in others, as many as it
-        may.
-        """
+        """Whether an invite has no use left for ``peer``: others have taken all of them."""
         spent = self.spent.get(invite)
         return (
             spent is not None and len(spent.peers) >= spent.uses and _short(peer) not in spent.peers
         )
 
     def after(self, admitted: Iterable[Admitted]) -> InviteTally | None:
-        """With these counted, too; None where an invite has no use left, or nothing more can be
-        counted.
-        """
+        """With these counted, too; None if an invite has no use left or the count is full."""
         limited = [each for each in admitted if each.uses]
         if not limited:
             return self

@@ -98,16 +98,13 @@ class MemoryJournal:
         self.sealed: SealRecord | None = None
 
     def promise(self, ballot: int) -> None:
-        """Record a promise."""
         self.promised = ballot
 
     def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
-        """Record a vote."""
         self.promised = ballot
         self.accepted, self.proof = (ballot, entry), proof
 
     def echo(self, ballot: int, entry: Entry) -> None:
-        """Record an echo."""
         self.promised = ballot
         self.echoed = (ballot, entry)
 
@@ -121,9 +118,7 @@ class MemoryJournal:
         self.restarted = False
 
     def renew(self, incarnation: int) -> None:
-        """Record a new life."""
         self.incarnation = incarnation
 
     def seal(self, record: SealRecord) -> None:
-        """Record a seal."""
         self.sealed = record

@@ -54,9 +54,7 @@ class Judge:
         return claim.base == view.base and view.actions.verify(who.peer, payload, claim.signature)
 
     def pledged(self, ballot: int, pledge: m.Pledged) -> bool:
-        """Whether a pledge for this ballot is its sender's; what it names was accepted in an
-        earlier one.
-        """
+        """Whether a pledge for this ballot is its sender's and names an earlier acceptance."""
         payload = pledge_payload(*self.view.slot, ballot, pledge.ballot, pledge.entry_hash)
         return pledge.ballot < ballot and self.view.actions.verify(
             pledge.member.peer, payload, pledge.signature

@@ -147,9 +147,8 @@ class RoundMachine:
         self.caught = set[PeerId]()  # peers that are proved to be Byzantine
         self.blamed = Blame()  # who held up reductions, where members may lie
         self.disputes = Disputes()  # peers that disagreed on a partial sum
-        self.joiners: dict[
-            Member, tuple[int, float]
-        ] = {}  # who asks to enter: at which round, when
+        # Who asks to enter: at which round, when.
+        self.joiners: dict[Member, tuple[int, float]] = {}
         self.leavers = set[Member]()  # who has announced that it leaves: it is not lost
         # the newest incarnation that a peer was heard under since it was suspected
         self._spoke: dict[PeerId, int] = {}
@@ -225,7 +224,6 @@ class RoundMachine:
 
     @property
     def others(self) -> list[PeerId]:
-        """The other acceptors."""
         return [member.peer for member in self.config if member != self.me]
 
     @property
@@ -341,9 +339,7 @@ class RoundMachine:
         return round_ >= self.round - self.timing.keep_rounds // 2
 
     def has_bytes(self, entry: Entry) -> bool:
-        """Whether all result bytes of the entry are stored here, and are those of its
-        contributors.
-        """
+        """Whether all result bytes of the entry are here, and of its contributors."""
         return not entry.contributors or self.open.holds(entry)
 
     # ---- what members are known for
@@ -366,9 +362,7 @@ class RoundMachine:
         return self._spoke.get(member.peer, 0) > member.incarnation
 
     def heard(self, member: Member) -> bool:
-        """Whether it spoke as this member. Life of the peer is not enough: it may have lost its
-        journal.
-        """
+        """Whether it spoke as this member. A living peer may yet have lost its journal."""
         return member == self.me or (
             self._spoke.get(member.peer) == member.incarnation
             and not self.actions.suspected(member.peer)
@@ -716,9 +710,7 @@ class RoundMachine:
         return not self.draw.whole and self.me in self.draw.members and self.contribution is None
 
     def my_ready(self) -> m.Ready | None:
-        """The own contribution, or that none will come; None where there is nothing to announce
-        yet.
-        """
+        """The own contribution, or that none will come; None if there is no news yet."""
         aside = self.open.aside == self.ballot
         # a contribution that is not offered is kept: a later draw may want it
         if self.contribution and not aside and self.takes_part:
@@ -955,9 +947,7 @@ class RoundMachine:
         ]
 
     def elapsed_s(self, now: float) -> float | None:
-        """Seconds since the entry before, for the one that is proposed; None where the log needs no
-        time.
-        """
+        """Seconds since the last entry, for the proposed one; None if the log needs no time."""
         return None if self.grouping is None else self.grouping.elapsed_s(now)
 
     # ---- the draw
@@ -1459,9 +1449,7 @@ class RoundMachine:
             raise RemoteProtocolError(f"a vote that {who.peer} has not signed", peer=sender)
 
     def _tell_decision(self, now: float, peer: PeerId) -> None:
-        """Its vote is repeated for longer than the decision takes over a relay: it has not heard of
-        it.
-        """
+        """It repeats its vote longer than a relay takes: it has not heard of the decision."""
         decided, key = self.open.decided, (peer, self.round)
         if (
             decided is None

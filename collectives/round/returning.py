@@ -28,9 +28,7 @@ class LastSaid:
     """
 
     def __init__(self, entries: Iterable[Certified], *, at_once: bool) -> None:
-        """``at_once``: a contribution is given to the round that counts it, not to an earlier
-        one.
-        """
+        """``at_once``: a contribution goes to the round that counts it, not an earlier one."""
         self._at_once = at_once
         self._newest: dict[PeerId, m.Said] = {}
         for certified in entries:

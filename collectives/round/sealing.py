@@ -74,9 +74,8 @@ class Sealing:
     def _nodes(self) -> set[PeerId]:
         """Every known node outside the removed, this one included."""
         me = self.view.me.peer
-        without = {member.peer for member in self.record.removed} - {
-            me
-        }  # an earlier life of this node may be among them
+        # An earlier life of this node may be among them.
+        without = {member.peer for member in self.record.removed} - {me}
         return {
             peer
             for peer in (*self.view.others, me, *self.view.actions.nodes())
@@ -88,9 +87,8 @@ class Sealing:
         """The organiser's word: these will never vote again. Raises StorageError."""
         record = self.record
         everybody = tuple(sorted({*removed, *(record.removed if record.asked else ())}))
-        stands = (
-            self.active and record.signed is not None
-        )  # it is signed: what is asked for now begins with the next entry
+        # It is signed: what is asked for now begins with the next entry.
+        stands = self.active and record.signed is not None
         at, signed = (record.round, record.signed) if stands else (-1, None)
         self.view.journal.seal(SealRecord(at, record.base, everybody, True, signed))
         self.answers = {}
@@ -108,12 +106,9 @@ class Sealing:
         if self.active and self.record.signed is not None:
             return self._learn(now, self.record.signed)
         if ended := {who for who in view.config if view.ended(who)} - set(self.record.removed):
-            self.ask(
-                ended
-                # an entry may have let in a life of a lost peer that nobody here knew of when it
-                # was
-                # given up
-            )
+            # An entry may have let in a life of a lost peer that nobody here knew of when it was
+            # given up.
+            self.ask(ended)
         record = self.record
         if view.quorum([member for member in view.config if member not in record.removed]):
             if not set(record.removed) & set(view.config):
@@ -197,9 +192,8 @@ class Sealing:
             recertified_payload(view.run, view.log, view.round, entry.hash(), record.removed)
         )
         certified = Certified(entry, (Vote(view.me, 0, signature),), record.removed)
-        view.journal.seal(
-            msgspec.structs.replace(record, signed=certified)
-        )  # one signature an entry: before anybody sees it
+        # One signature an entry: before anybody sees it.
+        view.journal.seal(msgspec.structs.replace(record, signed=certified))
         return self._learn(now, certified)
 
     def _holders(self, entry: Entry) -> list[PeerId]:

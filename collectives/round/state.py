@@ -179,9 +179,7 @@ class RoundActions(Protocol):
         ...
 
     def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
-        """A member has signed two payloads (each with its signature) for one slot, where members
-        may lie.
-        """
+        """A member signed two payloads (each with its signature) for one slot; members may lie."""
         ...
 
     def relabelled(
@@ -212,31 +210,24 @@ class OpenRound:
     progress_at: float
     ready: dict[Member, m.Ready] = field(default_factory=dict[Member, m.Ready])
     first_ready_at: float | None = None
-    ripe_at: float | None = (
-        # since when the contributions are there that the round waits for, where it waits for some
-        # only
-        None
-    )
+    # Since when the contributions are there that the round waits for, where it waits for some only.
+    ripe_at: float | None = None
     enough_at: float | None = None  # since when there are so many, where it waits for some more
     due: Set[PeerId] = frozenset()  # whose contributions those are, where members come in groups
     plan: Plan | None = None
     plan_sender: PeerId | None = None
     announced_dispute: m.Disputed | None = None  # what was last told to all of a partial sum
-    senders: dict[bytes, frozenset[PeerId]] = field(
-        default_factory=dict[bytes, frozenset[PeerId]]
-    )  # of what is added up here, by its cid
+    # Of what is added up here, by its cid.
+    senders: dict[bytes, frozenset[PeerId]] = field(default_factory=dict[bytes, frozenset[PeerId]])
     planned_at: float = 0.0
-    reduced: tuple[Plan, tuple[bytes, ...]] | None = (
-        None  # the newest plan whose result is complete here, and its part digests
-    )
+    # The newest plan whose result is complete here, and its part digests.
+    reduced: tuple[Plan, tuple[bytes, ...]] | None = None
     lacking: int | None = None  # chunks not yet here, for progress; None before the first report
     bulk_at: float = 0.0  # when `lacking` last shrank
-    lacking_owners: frozenset[PeerId] = (
-        frozenset()
-    )  # from whom result chunks have not come: owners, or who hands their results on
-    cut: set[PeerId] = field(
-        default_factory=set[PeerId]
-    )  # whose lane was lost while the plan was carried out
+    # From whom result chunks have not come: owners, or who hands their results on.
+    lacking_owners: frozenset[PeerId] = frozenset()
+    # Whose lane was lost while the plan was carried out.
+    cut: set[PeerId] = field(default_factory=set[PeerId])
     waiting: dict[tuple[bytes, bytes], tuple[int, float]] = field(
         default_factory=dict[tuple[bytes, bytes], tuple[int, float]]
     )
@@ -257,14 +248,12 @@ class OpenRound:
     applying: bool = False
     decided_at: float = 0.0
     vote_sent_at: float | None = None  # where the decision comes over relays
-    slowest: int | None = (
-        None  # the rate of the slowest contributor, by the plan of a relayed round
-    )
+    # The rate of the slowest contributor, by the plan of a relayed round.
+    slowest: int | None = None
     closing_told: bool = False  # the own column knows that a contribution is there
     passed_on: bool = False  # the own row knows the decision
-    announced_at: float = (
-        -1e9
-    )  # when all others were last told of the own contribution, since too few were known
+    # When all others were last told of the own contribution, since too few were known.
+    announced_at: float = -1e9
     # the ballot in which the own contribution is not offered: it held up the others in the one
     # before
     aside: int = -1

@@ -14,17 +14,14 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     heartbeat_s: float = 0.2
     detect_s: float = 1.0  # silence after which a peer is suspected: max(1 s, 8 x p99 RTT)
     revise_s: float = 1.0  # no progress of a reduction for this long: the convener revises the plan
-    takeover_s: float = (
-        1.4  # detect_s + 4 RTT: no progress of a ballot for this long: the next convener takes over
-    )
+    # detect_s + 4 RTT: no progress of a ballot for this long: the next convener takes over.
+    takeover_s: float = 1.4
     ready_grace_min_s: float = 1.0  # a straggler of one scheduling hiccup is waited for
-    ready_grace_s: float = (
-        5.0  # upper bound of the wait after the first Ready; a quarter of a round below it
-    )
+    # Upper bound of the wait after the first Ready; a quarter of a round below it.
+    ready_grace_s: float = 5.0
     fetch_s: float = 0.25  # how often a lagging or joining member asks for what was decided
-    quiet_s: float = (
-        2.0  # how often a member to which nothing happens asks whether it missed a decision
-    )
+    # How often a member to which nothing happens asks whether it missed a decision.
+    quiet_s: float = 2.0
     # a draw is not over sooner, though nobody that was drawn has contributed: scripts start, models
     # compile
     redraw_s: float = 120.0

@@ -15,9 +15,7 @@ Action = Callable[[], None]
 
 
 class Timer:
-    """One event to come. `cancel` makes it a no-op; cancelling twice, or after it fired, is
-    harmless.
-    """
+    """One event to come. `cancel` makes it a no-op; cancelling twice or too late is harmless."""
 
     __slots__ = ("action", "when")
 
@@ -46,9 +44,7 @@ class World:
         self._trace = blake2b(digest_size=16)
 
     def stream(self, name: str) -> random.Random:
-        """A generator of its own for ``name``: drawing from one stream does not disturb the
-        others.
-        """
+        """A generator of its own for ``name``: drawing from one does not disturb the others."""
         return random.Random(f"{self.seed}/{name}")
 
     def at(self, when: float, action: Action) -> Timer:

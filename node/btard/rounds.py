@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 
 BEGUN = "btard/begun"  # in what storage remembers: this member has spoken in the run's steps
 AGAIN = "this node began again in the midst of the run: it cannot know what it has said before"
-MOST_INPUTS = (
-    1 << 22
-)  # bytes of one peer's messages that wait for the peer's work, beside two vectors
+# Bytes of one peer's messages that wait for the peer's work, beside two vectors.
+MOST_INPUTS = 1 << 22
 
 MOST_REPEATED = 256  # messages of a step that are said again
 LOOKS = 6  # ticks in `timeout_s`
@@ -54,9 +53,7 @@ Output = Callable[[float], None]
 
 
 class StepOutcome(NamedTuple):
-    """What a step came to: the aggregate, float32 (numel,), and whether this member's vector is in
-    it.
-    """
+    """A step's result: the aggregate, float32 (numel,), and whether our vector is in it."""
 
     step: int
     vector: Tensor
@@ -96,24 +93,20 @@ class BtardRounds(PreRound):
         self._inputs: list[Callable[[BtardPeer], None]] = []
         self._queued = Counter[PeerId]()
         self._outputs: list[Output] = []
-        self._removals: list[
-            Output
-        ] = []  # after those: who is removed is told on what evidence before it is banned
+        # After those: who is removed is told on what evidence before it is banned.
+        self._removals: list[Output] = []
         self._busy = False
         self._tasks: dict[int, GradientTask] = {}
-        self._states: list[
-            Vector
-        ] = []  # of the own work, from the anchor on, where it is in intervals
-        self._number = 1 + random.SystemRandom().getrandbits(
-            40
-        )  # no answer to an earlier life is one to this
+        # Of the own work, from the anchor on, where it is in intervals.
+        self._states: list[Vector] = []
+        # No answer to an earlier life is one to this.
+        self._number = 1 + random.SystemRandom().getrandbits(40)
         self._ticked_at = -1e9
         self._to_repeat: list[tuple[list[PeerId], bytes]] = []  # in the step, and to whom
         self._quiet = True  # nothing was said since the last tick
 
     @property
     def active(self) -> bool:
-        """See PreRound."""
         return self.given is not None
 
     def view(self) -> dict[str, Any]:
@@ -135,7 +128,7 @@ class BtardRounds(PreRound):
 
     # ---- the script
     def offer(self, now: float) -> None:
-        """See PreRound: begin the step, or give the log what it came to."""
+        """Begin the step, or give the log what it came to."""
         session, machine = self.session, self.session.machine
         if machine is None or machine.stateless or machine.open.applying:
             return
@@ -249,7 +242,6 @@ class BtardRounds(PreRound):
         return self._peer
 
     def computed(self, now: float, number: int, vector: Tensor, part: int = 0) -> None:
-        """See PreRound."""
         task = self._tasks.get(number)
         if task is None:
             return
@@ -268,7 +260,6 @@ class BtardRounds(PreRound):
         self._input(lambda peer: peer.computed(now, task, values, trail))
 
     def starts(self, number: int) -> Tensor | None:
-        """See PreRound."""
         task = self._tasks.get(number)
         return None if task is None or task.start is None else torch.from_numpy(task.start)
 
@@ -311,15 +302,12 @@ class BtardRounds(PreRound):
 
     # ---- Host: called in a job
     def tell(self, to: PeerId | None, frame: Frame) -> None:
-        """See Host."""
         self._outputs.append(lambda now: self._tell(to, frame))
 
     def compute(self, task: GradientTask) -> None:
-        """See Host."""
         self._outputs.append(lambda now: self._ask(task))
 
     def finished(self, now: float, step: Finished) -> None:
-        """See Host."""
         found = StepOutcome(
             step.context.step, torch.from_numpy(step.vector), self.session.me in step.residuals
         )
@@ -327,13 +315,11 @@ class BtardRounds(PreRound):
         self._outputs.append(lambda now: self._end(now, found, kin))
 
     def removed(self, now: float, bundle: Bundle, gone: PeerId) -> None:
-        """See Host."""
         assert self._peer is not None
         evidence = removal(self._peer.evidence, bundle)
         self._removals.append(lambda now: self._remove(gone, evidence))
 
     def offended(self, sender: PeerId, what: str) -> None:
-        """See Host."""
         self._outputs.append(lambda now: self.session.misbehaved(now, sender, what))
 
     # ---- what comes of them
@@ -358,9 +344,8 @@ class BtardRounds(PreRound):
 
     def _ask(self, task: GradientTask) -> None:
         if task.start is not None and not np.isfinite(task.start).all():
-            nothing = np.full_like(
-                task.start, np.nan
-            )  # no script is given what another peer says is a state and cannot be one
+            # No script is given what another peer says is a state and cannot be one.
+            nothing = np.full_like(task.start, np.nan)
             return self._input(lambda peer: peer.computed(self.session.clock(), task, nothing))
         self._number += 1
         self._tasks[self._number] = task
@@ -395,9 +380,7 @@ class BtardRounds(PreRound):
         machine.contribute(now, self._copies.cid(), 1)
 
     def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
-        """See PreRound. Where the step is not over here yet, this member's vector is taken for
-        counted.
-        """
+        """Where the step is not over here yet, this member's vector is taken for counted."""
         if entry.contributors:
             self._copies.forget()
         if not entry.contributors or self.given is None:
@@ -407,12 +390,12 @@ class BtardRounds(PreRound):
         return given[0], found is None or found.step < self.step or found.counted
 
     def execute(self, plan: Plan) -> bool:
-        """See PreRound: what the plan is about is here already."""
+        """What the plan is about is here already."""
         self._copies.look(plan)
         return True
 
     def may_fetch(self, entry: Entry) -> bool:
-        """See PreRound: nobody votes for a result that its own step has not come to."""
+        """Nobody votes for a result that its own step has not come to."""
         machine = self.session.machine
         if (
             machine is not None
@@ -424,12 +407,10 @@ class BtardRounds(PreRound):
         return False
 
     def contradicts(self, entry: Entry) -> bool | None:
-        """See PreRound."""
         return self._copies.contradict(entry)
 
     # ---- messages
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
-        """See PreRound."""
         message = decode(data, peer)
         if peer not in self.terms.peers or self._made() is None or self._vectors is None:
             return
@@ -442,7 +423,6 @@ class BtardRounds(PreRound):
                 self._input(lambda machine: machine.receive(now, peer, message), peer, len(data))
 
     def on_blob(self, now: float, event: BlobProgress) -> bool:
-        """See PreRound."""
         if self._vectors is None or not self._vectors.takes(event.name):
             return False
         arrived = self._vectors.on_blob(now, event)
@@ -454,7 +434,6 @@ class BtardRounds(PreRound):
         return True
 
     def tick(self, now: float) -> None:
-        """See PreRound."""
         self.offer(now)
         if self._vectors is not None:
             self._vectors.tick(now)
@@ -469,6 +448,5 @@ class BtardRounds(PreRound):
             self._quiet = True
 
     def drop_all(self) -> None:
-        """See PreRound."""
         if self._vectors is not None:
             self._vectors.forget(1 << 62)

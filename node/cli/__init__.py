@@ -238,9 +238,8 @@ def cli(ctx: click.Context) -> None:
 def run(argv: Sequence[str]) -> int:
     """Run one command and return its exit status; errors are printed here and nowhere else."""
     terminal = Terminal()
-    terminal.json = "--json" in takewhile(
-        lambda word: word != "--", argv
-    )  # also when the command line itself is wrong
+    # Also when the command line itself is wrong.
+    terminal.json = "--json" in takewhile(lambda word: word != "--", argv)
     try:
         result: Any = cli.main(list(argv), prog_name="atoll", standalone_mode=False, obj=terminal)
         sys.stdout.flush()

@@ -176,9 +176,7 @@ def _two_histories(found: LogFork) -> AtollError:
 
 
 def _state(source: AuditSource, reports: list[Audited]) -> list[dict[str, Any]]:
-    """For each log with a checkpoint: whether that is the state that the log's next entry was
-    decided on.
-    """
+    """For each log with a checkpoint: whether the log's next entry was decided on that state."""
     from ..records.audit import root_before
     from ..records.export import verified_checkpoint
 

@@ -341,9 +341,7 @@ def _change(
 
 
 def tell_node(terminal: Terminal, run: RunId) -> None:
-    """The run's lists on disk have changed: the running node, if there is one, takes them at
-    once.
-    """
+    """The run's lists on disk have changed: a running node takes them at once."""
     client = running(terminal)
     if client is None:
         terminal.say("No node is running here: it counts from the next start on (atoll up).")

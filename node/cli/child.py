@@ -93,9 +93,7 @@ class ChildCommand:
             signal.signal(number, handler)
 
     def wait(self, timeout_s: float | None) -> int | None:
-        """The exit status as a shell would show it once the process has ended, None while it
-        runs.
-        """
+        """The exit status as a shell shows it; None while the process runs."""
         return self.exit_status if self._ended.wait(timeout_s) else None
 
     @property
@@ -109,9 +107,8 @@ class ChildCommand:
         return 128 - code if code < 0 else code
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        again = (
-            self.interrupted != 0 and number != signal.SIGHUP
-        )  # shell and system may both tell that the terminal is closed
+        # Shell and system may both tell that the terminal is closed.
+        again = self.interrupted != 0 and number != signal.SIGHUP
         self.interrupted = self.interrupted or number
         self._kill(signal.SIGKILL if again else signal.SIGINT)
         if number == signal.SIGTERM and self._term_s is not None and not again:

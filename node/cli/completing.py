@@ -53,9 +53,7 @@ def _stored(paths: Paths) -> Iterator[tuple[str, str]]:
 
 
 def peers(paths: Paths, begun: str) -> Iterator[tuple[str, str]]:
-    """Ids of members, and of who is banned, in all runs of the running node; with their two-word
-    names.
-    """
+    """Ids of members and of the banned, in all runs of the node, with two-word names."""
     from ..client.link import Link
     from ..control import protocol as p
     from ..home.names import name_of

@@ -23,9 +23,8 @@ from ..manifest.tables import AdaptersTable
 from ..views.documents import lying_text, rule_text
 from .needs import needs_document, needs_lines, needs_of
 
-_DDP_BYTES = (
-    2  # bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means
-)
+# Bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means.
+_DDP_BYTES = 2
 
 
 def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
@@ -79,9 +78,8 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
             if settings.error is None
             else bytes_per_value(settings.error)
         )
-        value += (
-            round_bytes_per_value("fp32") if SUMS[0] in settings.codecs else 0
-        )  # control variates travel beside the model
+        # Control variates travel beside the model.
+        value += round_bytes_per_value("fp32") if SUMS[0] in settings.codecs else 0
         one_way = round(2 * parameters * value)
         found |= {
             "bytes_up_per_round": one_way,

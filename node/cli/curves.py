@@ -33,9 +33,8 @@ def draw(curves: Mapping[str, Sequence[Mapping[str, Any]]], file: Path) -> bool:
                 linewidth=1.3,
             )
         axes.set_xlabel(label)
-        axes.xaxis.set_major_formatter(
-            EngFormatter(sep="")
-        )  # 500k: whole numbers of bytes would overlap
+        # 500k: whole numbers of bytes would overlap.
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("accuracy on test rows")
     figure.axes[2].legend(fontsize=8)

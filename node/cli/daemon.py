@@ -242,9 +242,7 @@ def _take_over(terminal: Terminal, client: NodeClient) -> None:
 
 
 def _start_behind(terminal: Terminal, command: list[str], environment: dict[str, str]) -> int:
-    """Start the node in a session of its own and wait until it says it is ready, or why it is
-    not.
-    """
+    """Start the node in a session of its own; wait until it is ready or says why not."""
     log = terminal.paths.log_dir / "node.log"
     with (
         tempfile.TemporaryDirectory(prefix="atoll-up-") as folder,
@@ -439,9 +437,7 @@ def _ending_signal(process: int) -> signal.Signals:
 
 
 def _wait_gone(pid: int) -> None:
-    """Wait until a process that closed its connection has ended, so that its port and its home are
-    free.
-    """
+    """Wait until a process that closed its connection has ended: port and home are then free."""
     for _ in range(round(GONE_S / _SLICE_S)):
         try:
             os.kill(pid, 0)

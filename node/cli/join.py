@@ -319,9 +319,8 @@ def _train(
         watched: NodeClient | None = client
         under_way, attached = True, script is None
         while under_way:
-            under_way = (
-                child.wait(STATUS_S) is None
-            )  # once more when it has ended: what its last round came to
+            # Once more when it has ended: what its last round came to.
+            under_way = child.wait(STATUS_S) is None
             watched = watched or _again(terminal, info, view)
             if watched is None:
                 continue
@@ -378,9 +377,7 @@ def _again(terminal: Terminal, info: RunInfo, view: TrainingView) -> NodeClient 
 
 
 def _follow(terminal: Terminal, info: RunInfo, view: TrainingView) -> None:
-    """Feed the view with the node's events, from a thread that ends with the node or with this
-    process.
-    """
+    """Feed the node's events to the view, in a thread that ends with node or process."""
 
     def follow() -> None:
         with contextlib.suppress(AtollError), connect(terminal) as feed:

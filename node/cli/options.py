@@ -18,12 +18,9 @@ _EMPTY = "it is empty. Is a variable of your shell not set?"
 
 
 class _Given(click.types.StringParamType):
-    """Text that is not blank: ``atoll leave "$RUN"`` with RUN unset must not leave whatever run
-    there is.
-    """
+    """Text that is not blank: ``atoll leave "$RUN"`` with RUN unset must not leave any run."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The text."""
         return value if value.strip() else self.fail(_EMPTY, param, ctx)
 
 
@@ -53,7 +50,6 @@ class GivenPath(click.Path):
     """A path that is not blank: an empty one would be the current folder."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path."""
         return (
             super().convert(value, param, ctx)
             if str(value).strip()

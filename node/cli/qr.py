@@ -48,9 +48,7 @@ def half_blocks(rows: Sequence[Sequence[bool]], zone: int, *, inverted: bool) ->
 
 
 def show_qr(terminal: Terminal, text: str) -> None:
-    """Draw ``text`` to stderr, since stdout has the text itself; or say there why it is not
-    drawn.
-    """
+    """Draw ``text`` to stderr (stdout has the text itself), or say why it is not drawn."""
     if terminal.json or terminal.quiet:
         return
     encoding = (sys.stderr.encoding or "").lower().replace("-", "")

@@ -20,16 +20,13 @@ from ..home.output import Terminal, show_error
 
 
 def main() -> int:
-    """Exit status of the script; that of the error when it ends with an AtollError, 130 after
-    Ctrl-C.
-    """
+    """Exit status of the script; of its AtollError, if it ends with one; 130 after Ctrl-C."""
     script = sys.argv[1]
     sys.argv = sys.argv[1:]
     folder = os.path.dirname(os.path.abspath(script))
     sys.path[: 0 if sys.flags.safe_path else 1] = [folder]  # with -P nothing stands in its place
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # it is how we are asked to end; a shell's background jobs ignore it
+    # It is how we are asked to end; a shell's background jobs ignore it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         interrupt_when_stdin_ends()
         runpy.run_path(script, run_name="__main__")

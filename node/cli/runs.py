@@ -432,9 +432,7 @@ def rm_command(run: str) -> int:
 
 
 def _forget(folder: Path) -> list[Path]:
-    """Delete a run's folder but for what counts when it is entered again; what is left. Raises
-    OSError.
-    """
+    """Delete a run's folder but for what counts on re-entry; what is left. Raises OSError."""
     # Without its manifest a run is none: an interruption leaves files, and no half of a run.
     (folder / "manifest").unlink()
     files = [path for path in folder.rglob("*") if not path.is_dir() or path.is_symlink()]

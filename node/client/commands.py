@@ -51,7 +51,6 @@ class NodeClient:
         return self._link.ask(p.Status, p.Document, timeout_s=ANSWER_S).value
 
     def runs(self) -> list[dict[str, Any]]:
-        """The runs of the node."""
         return self._link.ask(p.Runs, p.Document, timeout_s=ANSWER_S).value["runs"]
 
     def peers(self, run: str = "") -> list[dict[str, Any]]:
@@ -73,7 +72,6 @@ class NodeClient:
         ).value
 
     def find_run(self, run: str = "") -> p.RunInfo:
-        """A run of the node."""
         return self._link.ask(lambda id_: p.FindRun(id_, run), p.Joined, timeout_s=ANSWER_S).run
 
     def join(

@@ -20,9 +20,7 @@ _inside, _before = 0, 0.0
 
 @contextmanager
 def eager() -> Generator[None]:
-    """Meanwhile the interpreter's switch interval is at most EAGER_S. In any thread, nested or
-    not.
-    """
+    """Meanwhile the interpreter's switch interval is at most EAGER_S. Any thread; may nest."""
     global _inside, _before
     with _lock:
         _inside += 1

@@ -73,9 +73,8 @@ class PendingAnswer:
         self.error: AtollError | None = None
         self.fds: list[Descriptor] = []
         self.progress = progress
-        self.refused = (
-            False  # ``error`` came from the node, and not from the loss of the connection
-        )
+        # ``error`` came from the node, and not from the loss of the connection.
+        self.refused = False
         self.abandoned = False  # nobody waits any more: descriptors of a late answer are closed
 
     @property
@@ -432,7 +431,7 @@ class Link:
                 self._lose(reason)
 
     def in_child(self) -> None:
-        """See HasFork: the parent's connection is not the child's."""
+        """The parent's connection is not the child's."""
         self.lost = SwarmClosedError(
             f"this swarm belongs to process {self._owner}, not to its forked child {os.getpid()}",
             hint="Use the swarm in the process that joined; data loader workers need no swarm.",

@@ -66,9 +66,8 @@ class ReductionMemory:
     """
 
     def __init__(self) -> None:
-        self._mapped: dict[
-            int, tuple[tuple[VectorEncoding, bool], EncodedVector]
-        ] = {}  # the newest last
+        # The newest last.
+        self._mapped: dict[int, tuple[tuple[VectorEncoding, bool], EncodedVector]] = {}
         self._lock = threading.Lock()  # each thread of the script may call
 
     def contribution(self, number: int, fd: int, grid: VectorEncoding) -> EncodedVector:
@@ -121,9 +120,8 @@ def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
     """
     import torch  # the caller has it
 
-    plain = (
-        destination.dim() == 1 and not destination.requires_grad
-    )  # each step of torch gives up the interpreter's lock
+    # Each step of torch gives up the interpreter's lock.
+    plain = destination.dim() == 1 and not destination.requires_grad
     grid, out = vector.grid, destination if plain else destination.detach().view(-1)
     if start == 0 and out.numel() == grid.numel:
         return vector.decode(out)
@@ -165,17 +163,13 @@ class SlotView:
 
     @property
     def digest(self) -> str:
-        """blake3 of the anchor's bytes, in hex; computed when first asked for, unless the node knew
-        it.
-        """
+        """blake3 of the anchor's bytes in hex; computed when first asked, unless known."""
         if not self._digest:
             self._digest = self._held().digest()
         return self._digest
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See AnchorView. Raises LocalProtocolError after `release`, or when range or destination
-        do not fit.
-        """
+        """Raises LocalProtocolError after `release`, or when range or destination do not fit."""
         with eager():
             self._held().copy_into(destination, start)
 
@@ -189,7 +183,6 @@ class SlotView:
         return self._floats
 
     def release(self) -> None:
-        """See AnchorView."""
         if self._floats is not None:
             self._floats = None
             self._give_back()
@@ -216,7 +209,7 @@ class WholeView:
         return digest.hexdigest()
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See AnchorView. Raises LocalProtocolError as `SlotView` does."""
+        """Raises LocalProtocolError as `SlotView` does."""
         stop = start + destination.numel()
         if start < 0 or stop > self.numel:
             raise LocalProtocolError(f"no elements [{start}, {stop}) of an anchor of {self.numel}")
@@ -227,6 +220,5 @@ class WholeView:
                 view.copy_into(flat[low - start : high - start], low - view.start)
 
     def release(self) -> None:
-        """See AnchorView."""
         for view in self._views:
             view.release()

@@ -58,19 +58,17 @@ class Ticket:
         return self.outcome is not None or self.refusal() is not None
 
     def refusal(self) -> AtollError | None:
-        """The error with which the node refused it, if it did; a lost connection is not a
-        refusal.
-        """
+        """The node's error if it refused; a lost connection is not a refusal."""
         return self.call.error if self.call is not None and self.call.refused else None
 
     def done(self) -> bool:
-        """See Pending. Cheap: one look at the socket."""
+        """Cheap: one look at the socket."""
         if not self.resolved():
             self._swarm.take_in()
         return self.resolved()
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
-        """See Pending. Raises only when the node refused the contribution."""
+        """Raises only when the node refused the contribution."""
         self._swarm.wait_until(self.resolved, timeout_s)
         refusal = self.refusal()
         if refusal is not None and self.outcome is None:
@@ -97,9 +95,8 @@ class ReduceTicket:
         self.call: PendingAnswer | None = None
         self.members, self.numel = members, grid.numel
         self._swarm, self._memory, self._grid, self._hooks = swarm, memory, grid, hooks
-        self._fd: tuple[int, int] | None = (
-            None  # number and descriptor of the result's memory, until it is mapped
-        )
+        # Number and descriptor of the result's memory, until it is mapped.
+        self._fd: tuple[int, int] | None = None
         self._result: EncodedVector | None = None
         self._settled = False
         self._settling = threading.RLock()  # each thread of the script may wait
@@ -120,7 +117,6 @@ class ReduceTicket:
         )
 
     def done(self) -> bool:
-        """See Pending."""
         if not self.resolved():
             self._swarm.take_in()
         return self.resolved() and self._settle()
@@ -133,7 +129,6 @@ class ReduceTicket:
         return True
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
-        """See Operating."""
         self._swarm.wait_until(self.resolved, timeout_s)
         if self.resolved():
             self._settle()
@@ -148,7 +143,7 @@ class ReduceTicket:
         return self.outcome or self._swarm.still_open()
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See Operating. Raises LocalProtocolError when there is no result, or after `release`."""
+        """Raises LocalProtocolError when there is no result, or after `release`."""
         with eager():
             self._copy_into(destination, start)
 
@@ -163,7 +158,6 @@ class ReduceTicket:
         copy_range(self._result, destination, start)
 
     def release(self) -> None:
-        """See Operating."""
         self._fd = self._result = None
         self._settle()
         if self._open:
@@ -171,7 +165,6 @@ class ReduceTicket:
             self._open = False
 
     def cancel(self) -> None:
-        """See Operating."""
         if self._open and not self.resolved():
             self._hooks.cancel()
 

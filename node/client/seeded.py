@@ -27,13 +27,11 @@ class SeededWork:
         self._asked = deque[SeededTask]()
 
     def asked(self, timeout_s: float | None, until: Callable[[], bool]) -> SeededTask | None:
-        """See Seeded."""
         self._ready()
         self.wait_until(lambda: bool(self._asked) or until(), timeout_s)
         return self._asked.popleft() if self._asked else None
 
     def begin(self, work: SeededTask, read: Callable[[Tensor], None]) -> bool:
-        """See Seeded."""
         at = self._ready()
         begun: p.Begun = self._ask(at, lambda id_: p.BeginInterval(id_, work.number), p.Begun)
         if begun.wanted:
@@ -41,7 +39,7 @@ class SeededWork:
         return begun.wanted
 
     def answer(self, work: SeededTask, write: Callable[[Tensor], None], part: int = 0) -> None:
-        """See Seeded. An exception in ``write`` leaves the request unanswered."""
+        """An exception in ``write`` leaves the request unanswered."""
         at = self._ready()
         with eager():
             write(at.memory.contribution.tensor())

@@ -113,9 +113,8 @@ class Buffers:
 
     def __init__(self) -> None:
         self._by_address: dict[int, SharedFloats] = {}
-        self._ended: deque[tuple[object, int]] = (
-            deque()
-        )  # single operations on a deque or a dict are atomic
+        # Single operations on a deque or a dict are atomic.
+        self._ended: deque[tuple[object, int]] = deque()
 
     def make(self, numel: int) -> Tensor:
         """A new one. Raises LocalProtocolError, StorageError."""

@@ -20,7 +20,6 @@ class FileShelf:
         self._path = folder / NAME
 
     def load(self) -> bytes | None:
-        """See Shelf."""
         try:
             return self._path.read_bytes()
         except FileNotFoundError:
@@ -29,5 +28,4 @@ class FileShelf:
             raise storage_error(f"cannot read {self._path}", error) from None
 
     def save(self, data: bytes) -> None:
-        """See Shelf."""
         write_atomic(self._path, data)

@@ -67,9 +67,7 @@ def enter_pressed() -> bool:
 
 
 def owns_terminal() -> bool:
-    """Whether stdin is a terminal and this process in its foreground: others that read it are
-    stopped.
-    """
+    """Whether stdin is a terminal and this process in its foreground: other readers are stopped."""
     try:
         return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (AttributeError, OSError, ValueError):  # closed, or no terminal at all

@@ -68,9 +68,8 @@ if TYPE_CHECKING:
     from ...optim import Attachment
     from ...optim.data.shard import Shard
 
-ANSWER_S = (
-    15.0  # a node that does not answer for so long is taken for lost; a busy one may need seconds
-)
+# A node that does not answer for so long is taken for lost; a busy one may need seconds.
+ANSWER_S = 15.0
 LEAVE_S = 120.0
 REPORT_S = 0.1  # reports between are merged
 MAX_METRICS = 64
@@ -115,9 +114,7 @@ class RunSwarm(SeededWork):
         *,
         begin: bool = False,
     ) -> None:
-        """``begin``: the first `open` does not wait for the members that the run is to begin
-        with.
-        """
+        """``begin``: the first `open` does not wait for the members that the run starts with."""
         SeededWork.__init__(self)
         self._begin = begin
         self.peer = info.peer
@@ -158,16 +155,15 @@ class RunSwarm(SeededWork):
         return attach(model, optimizer, self, **options)
 
     def shard(self, loader: Any) -> Shard:
-        """See Swarm."""
         from ...optim.data.shard import Shard
 
         return Shard(self, loader)
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView | WholeView:
-        """See Swarm. The first time it waits for the run's state as long as that takes, and for the
-        members that the run is to begin with; Ctrl-C may interrupt it. Raises ModelMismatchError,
-        and what `join` raises. Later it is `anchor`: SwarmClosedError at once while there is no
-        node."""
+        """The first time it waits for the run's state as long as that takes, and for the members
+        that the run is to begin with; Ctrl-C may interrupt it. Raises ModelMismatchError, and what
+        `join` raises. Later it is `anchor`: SwarmClosedError at once while there is no node.
+        """
         self._check_open()
         if self._layout is not None:
             if layout != self._layout:
@@ -231,14 +227,14 @@ class RunSwarm(SeededWork):
             raise
 
     def shelf(self) -> FileShelf:
-        """See Shelved: a file in the run's folder."""
+        """A file in the run's folder."""
         return FileShelf(self._entry.dial.paths.run_dir(self.run_id))
 
     # ── rounds ──
 
     @property
     def paused(self) -> str:
-        """See Swarm. Without a node: as last heard."""
+        """Without a node: as last heard."""
         self._check_open()
         self.take_in()
         if self._at is not None:
@@ -249,7 +245,6 @@ class RunSwarm(SeededWork):
 
     @property
     def model_folder(self) -> Path:
-        """See Swarm."""
         from ...optim.model.card import FOLDER
 
         return self._entry.dial.paths.run_dir(self.run_id) / FOLDER
@@ -270,8 +265,8 @@ class RunSwarm(SeededWork):
         return self._at is not None
 
     def anchor(self) -> SlotView | WholeView:
-        """See Swarm. Raises SwarmClosedError without a node, LocalProtocolError before `open` or
-        with too many leases.
+        """Raises SwarmClosedError without a node, LocalProtocolError before `open` or with too many
+        leases.
         """
         if self.fragments == 1:
             return self.fragment_anchor(0)
@@ -287,11 +282,10 @@ class RunSwarm(SeededWork):
 
     @property
     def fragments(self) -> int:
-        """See FragmentSwarm."""
         return self.settings.fragments
 
     def fragment_anchor(self, fragment: int) -> SlotView:
-        """See FragmentSwarm. Raises as `anchor` does."""
+        """Raises as `anchor` does."""
         at = self._ready(fragment)
         leased = self._ask(at, lambda id_: p.Lease(id_, fragment), p.Leased)
         self._round = max(self._round, leased.round)
@@ -325,9 +319,10 @@ class RunSwarm(SeededWork):
         loss: float | None = None,
         lag: float | None = None,
     ) -> Ticket:
-        """See Swarm. Does not wait for the node; an exception in ``write`` leaves nothing frozen.
-        Raises SwarmClosedError without a node (``write`` is then not called), LocalProtocolError
-        while another contribution is undecided."""
+        """Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises
+        SwarmClosedError without a node (``write`` is then not called), LocalProtocolError while
+        another contribution is undecided.
+        """
         if self.fragments > 1:
             raise LocalProtocolError(
                 f"this run is cut into {self.fragments} fragments",
@@ -347,7 +342,7 @@ class RunSwarm(SeededWork):
         loss: float | None = None,
         lag: float | None = None,
     ) -> Ticket:
-        """See FragmentSwarm. Waits and raises as `contribute` does."""
+        """Waits and raises as `contribute` does."""
         if (
             not (1 if self.settings.sample is None else 0)
             <= (samples := sample_count(samples))
@@ -393,21 +388,20 @@ class RunSwarm(SeededWork):
 
     @property
     def closing(self) -> int:
-        """See Swarm. Looks at what has come from the node; never waits."""
+        """Looks at what has come from the node; never waits."""
         return self.fragment_closing(0)
 
     def fragment_closing(self, fragment: int) -> int:
-        """See FragmentSwarm."""
         self.take_in()
         return self._closing.get(fragment, 0)
 
     def buffer(self, numel: int) -> Tensor:
-        """See Swarm. On other systems than Linux an ordinary tensor."""
+        """On other systems than Linux an ordinary tensor."""
         self._check_open()
         return self._buffers.make(numel)
 
     def operate(self, call: Call, source: Tensor) -> ReduceTicket:
-        """See Swarm. Raises SwarmClosedError without a node."""
+        """Raises SwarmClosedError without a node."""
         import torch  # the caller has it
 
         with eager():
@@ -494,7 +488,7 @@ class RunSwarm(SeededWork):
         codec: str = "",
         everyone: bool = False,
     ) -> Handle[Outcome]:
-        """See Swarm. ``flat`` is written by the `wait` that first sees "committed"."""
+        """``flat`` is written by the `wait` that first sees "committed"."""
         with eager():
             return all_reduce(
                 self,
@@ -522,7 +516,7 @@ class RunSwarm(SeededWork):
     # ── the rest of Swarm ──
 
     def members(self) -> Sequence[PeerView]:
-        """See Swarm. Without a node: as last known."""
+        """Without a node: as last known."""
         self._check_open()
         self.take_in()
         if self._at is not None:
@@ -534,11 +528,10 @@ class RunSwarm(SeededWork):
         return self._members
 
     def tallies(self, first: int) -> Sequence[Tally]:
-        """See Swarm."""
         return self._ask(self._ready(), lambda id_: p.Tallies(id_, first), p.TallyList).tallies
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """See Swarm. A tensor on a device is waited for; at most MAX_METRICS names are kept."""
+        """A tensor on a device is waited for; at most MAX_METRICS names are kept."""
         for name, value in self._refused.taken(metrics).items():
             if name in self._metrics or len(self._metrics) < MAX_METRICS:
                 self._metrics[name] = value
@@ -553,8 +546,8 @@ class RunSwarm(SeededWork):
             at.link.post(p.Report(metrics), may_drop=True)
 
     def leave(self) -> None:
-        """See Swarm. Returns when the round is finished or handed over, at most LEAVE_S later; at
-        once without a node.
+        """Returns when the round is finished or handed over, at most LEAVE_S later; at once without
+        a node.
         """
         at = self._at
         if at is None or self._closed:
@@ -566,9 +559,7 @@ class RunSwarm(SeededWork):
             self._lose(at, _as_closed(error))
 
     def close(self) -> None:
-        """See Swarm. Waits for a private node's end (it hands over what is open); Ctrl-C then kills
-        it.
-        """
+        """Waits for a private node's end (it hands over what is open); Ctrl-C then kills it."""
         if self._closed or self._owner != os.getpid():
             return
         with self._lock:  # a loss that was seen before has its thread, one seen later starts none
@@ -695,9 +686,7 @@ class RunSwarm(SeededWork):
         return self._at
 
     def _lose(self, at: Attached, error: SwarmClosedError) -> SwarmClosedError:
-        """The connection is of no more use, for the reason that is also returned: enter the run
-        again.
-        """
+        """The connection is of no use, for the reason returned: enter the run again."""
         at.link.close(error.message)
         with self._lock:
             if self._at is at and not self._closed:

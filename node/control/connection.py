@@ -81,9 +81,7 @@ class Connection:
         self._outbox.close()
 
     async def _converse(self, nursery: trio.Nursery) -> None:
-        """Handshake, then requests until the end of the stream; the last error is sent before
-        returning.
-        """
+        """Handshake, then requests until the stream ends; the last error is sent first."""
         frames = p.request_frames()
         try:
             check_peer(self._sock)
@@ -144,9 +142,8 @@ class Connection:
         async with self._service.subscribe() as events:
             self._post(p.Done(request.id), ())
             async for event in events:
-                await self._outbox.send(
-                    (p.frame(p.EventPush(event)), [])
-                )  # waits for a slow reader: the service's queue is bounded
+                # Waits for a slow reader: the service's queue is bounded.
+                await self._outbox.send((p.frame(p.EventPush(event)), []))
 
     def _post(self, answer: p.Answer, fds: Sequence[int]) -> None:
         try:

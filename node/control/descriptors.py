@@ -26,9 +26,8 @@ class Descriptor(int):
     def close(self) -> None:
         """Close it. Idempotent."""
         if not self._closed:
-            self._closed = (
-                True  # first: a number that is closed twice may be another file's by then
-            )
+            # first: a number that is closed twice may be another file's by then.
+            self._closed = True
             os.close(self)
 
     __del__ = close

@@ -67,9 +67,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True):
-    """A run this node is in. ``round`` is the number of committed rounds, as far as the node
-    knows.
-    """
+    """A run this node is in. ``round``: committed rounds, as far as the node knows."""
 
     run_id: RunId
     name: str
@@ -83,9 +81,7 @@ class RunInfo(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First message. ``versions`` are the protocol versions the client speaks, ``pid`` its
-    process.
-    """
+    """First message. ``versions``: protocol versions the client speaks; ``pid``: its process."""
 
     id: Id
     versions: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=16)]
@@ -239,12 +235,10 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
 
     id: Id
     cid: Cid
-    samples: Annotated[
-        int, msgspec.Meta(ge=0, le=1 << 48)
-    ]  # 0: it waits for the end of a round that it was not drawn for
-    base: int | None = (
-        None  # the round of the anchor it was made on; refused when that is no longer the newest
-    )
+    # 0: it waits for the end of a round that it was not drawn for.
+    samples: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+    # The round of the anchor it was made on; refused when that is no longer the newest.
+    base: int | None = None
     fragment: Fragment = 0
     reading: Reading = NO_READING
 
@@ -300,9 +294,7 @@ class Tallies(msgspec.Struct, frozen=True, tag="tallies"):
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
-    """→ Starting. May the script make its first step? ``now``: it begins with the members that are
-    there.
-    """
+    """→ Starting. May the script make its first step? ``now``: with the members that are here."""
 
     id: Id
     now: bool = False
@@ -339,9 +331,7 @@ class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
 
 
 class BufferOpen(msgspec.Struct, frozen=True, tag="buffer_open"):
-    """→ BufferOpened with a descriptor: memory for float32 (numel,) that operations read as it
-    lies.
-    """
+    """→ BufferOpened with a descriptor: memory, float32 (numel,), that operations read in place."""
 
     id: Id
     numel: Positive
@@ -512,9 +502,7 @@ class Leased(msgspec.Struct, frozen=True, tag="leased"):
 
 
 class MemberList(msgspec.Struct, frozen=True, tag="members"):
-    """The members of the current configuration; of a run with noise, also what this one has
-    ``spent``.
-    """
+    """The current configuration's members; with noise, also what this one has ``spent``."""
 
     id: Id
     members: tuple[PeerView, ...]

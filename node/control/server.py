@@ -76,9 +76,7 @@ class ControlServer:
             self._unlink(inode)
 
     def announce_end(self, reason: str) -> None:
-        """Tell all clients that the node is shutting down: scripts then know why their connection
-        ends.
-        """
+        """Tell all clients that the node shuts down, so that scripts know why they are cut off."""
         for connection in self._connections:
             connection.end(reason)
 

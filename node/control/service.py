@@ -42,9 +42,7 @@ class ReduceMemory(NamedTuple):
 
 
 class ScriptSession(Protocol):
-    """One script, attached to one run. Made by `NodeService.open_script` when the run's state is
-    known.
-    """
+    """One script, attached to one run; `NodeService.open_script` makes it with a known state."""
 
     founding: bool
     """The run has no state and this member may found it: the script writes the initial parameters,
@@ -118,9 +116,7 @@ class ScriptSession(Protocol):
         ...
 
     def unread(self, fragment: int = 0) -> bool:
-        """Whether nothing here reads what the script wrote into a fragment's range of the
-        contribution.
-        """
+        """Whether nothing here still reads a fragment's range of the script's contribution."""
         ...
 
     def resume(self, cid: bytes, fragment: int = 0) -> None:
@@ -173,9 +169,7 @@ class ScriptSession(Protocol):
         ...
 
     def buffer_close(self, number: int) -> None:
-        """The script does not use a buffer any more; an operation under way goes on with it.
-        Idempotent.
-        """
+        """The script no longer uses a buffer; an operation under way still does. Idempotent."""
         ...
 
     def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
@@ -195,9 +189,7 @@ class ScriptSession(Protocol):
         ...
 
     def reduce_close(self, op_id: str) -> None:
-        """The memory is no longer needed by the script; a running reduction is not disturbed.
-        Idempotent.
-        """
+        """The script no longer needs the memory; a running reduction does. Idempotent."""
         ...
 
     def detached(self, farewell: str | None) -> None:

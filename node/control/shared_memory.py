@@ -233,7 +233,6 @@ class WritableFloats:
         return torch.frombuffer(self._memory, dtype=torch.float32)
 
     def lend(self, start: int, stop: int) -> tuple[Tensor, ReferenceType[Any]]:
-        """See `lent`."""
         return lent(self._memory, start, stop)
 
     def clear(self, start: int, stop: int, go_on: Callable[[], bool] = lambda: True) -> None:
@@ -392,9 +391,7 @@ class AnchorSlots:
     def __init__(
         self, numel: int, *, folder: Path | None = None, use_memfd: bool | None = None
     ) -> None:
-        """Raises StorageError. Memory is taken when it is first written (memfd), or at once
-        (fallback).
-        """
+        """Raises StorageError. Memory is taken at the first write (memfd) or at once (fallback)."""
         self.numel = numel
         self._folder, self._use_memfd = folder, use_memfd
         self._buffers: list[SharedBuffer] = []
@@ -540,11 +537,9 @@ class AnchorSlots:
         fresh = self._new()
         if keep:
             fresh.tensor().copy_(self._buffers[slot].tensor())
-        self._buffers[slot] = (
-            # one step: another thread may be asking for the tensor; the old one goes with its last
-            # user
-            fresh
-        )
+        # One step: another thread may be asking for the tensor; the old one goes with its last
+        # user.
+        self._buffers[slot] = fresh
         self._abandoned.discard(slot)
         if not keep:
             self._dirty.discard(slot)

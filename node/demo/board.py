@@ -24,9 +24,8 @@ class PeerRow:
     round: int = 0
     step: int = 0
     loss: float = math.nan  # smoothed training loss
-    losses: list[tuple[float, float]] = field(
-        default_factory=list[tuple[float, float]]
-    )  # (round and a fraction, smoothed loss)
+    # (round and a fraction, smoothed loss).
+    losses: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     round_step: int = 0  # the step at which this peer's current round began
     counted: int = 0  # committed rounds that hold a contribution of this peer
     bytes_sent: int = 0
@@ -76,9 +75,8 @@ class Board:
         self.rounds: list[RoundRow] = []
         self.happenings: list[Happening] = []
         self.evaluations: list[tuple[int, float]] = []  # (round, held-out loss of the anchor)
-        self.solo: list[
-            tuple[float, float]
-        ] = []  # (steps as rounds, held-out loss of one machine alone)
+        # (steps as rounds, held-out loss of one machine alone).
+        self.solo: list[tuple[float, float]] = []
         self.solo_step = 0
         self.phase = "starting"
 
@@ -104,15 +102,12 @@ class Board:
 
     @property
     def identical(self) -> bool:
-        """Whether all peers that are left, and there are several, ended with one anchor, by its
-        bits.
-        """
+        """Whether several peers are left and all ended with one anchor, by its bits."""
         left = [row.final for row in self.rows.values() if row.state != "killed"]
         bits = {(final.get("round"), final.get("anchor_bits")) for final in left}
         return len(bits) == 1 < len(left) and all(final.get("anchor_bits") for final in left)
 
     def name_of(self, peer: str) -> str:
-        """The name on screen of a peer id."""
         return next((row.name for row in self.rows.values() if row.peer == peer), peer[-8:])
 
     def line(self, name: str, record: Mapping[str, Any], at_s: float) -> None:
@@ -184,7 +179,6 @@ class Board:
                 pass
 
     def killed(self, name: str, at_s: float) -> None:
-        """A peer was killed."""
         self.rows[name].state = "killed"
         self.happenings.append(Happening("killed", name, at_s, self.round))
 

@@ -37,7 +37,6 @@ class Cast:
         end(list(self.nodes.values()))
 
     def end(self) -> None:
-        """End all of them."""
         end([*self.scripts.values(), *self.others, *([self.page] if self.page else [])])
         self.end_nodes()
 
@@ -76,9 +75,7 @@ class Director:
 
     # ---- the acts
     def begin(self, *, page: bool = False) -> None:
-        """Start the nodes, found the run on the first, open the ``page`` on it, start the
-        scripts.
-        """
+        """Start the nodes, found the run on the first, open its ``page``, start the scripts."""
         names = [name for name in self.board.rows if name != self._late]
         self.board.phase = "starting a node for each peer"
         for name in names:
@@ -130,9 +127,7 @@ class Director:
                 row.final["anchor_bits"] = self.stage.anchor_bits(name, int(row.final["round"]))
 
     def measure(self, *, alone: bool) -> None:
-        """Evaluate the anchors that the first peer wrote, and train one machine alone beside
-        that.
-        """
+        """Evaluate the anchors that the first peer wrote; meanwhile train one machine alone."""
         self.board.phase = "one machine alone, for comparison" if alone else "measuring"
         tasks = [("anchors", str(self.stage.anchors(next(iter(self.board.rows)))))] + (
             [("alone", str(self.stage.steps))] if alone else []

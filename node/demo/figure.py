@@ -90,9 +90,7 @@ def story(board: Board) -> str:
 
 
 def seen_share(board: Board) -> float:
-    """Of the samples that the swarm's rounds hold, how many one machine alone sees in as many
-    steps.
-    """
+    """Of the samples in the swarm's rounds, how many one machine sees in as many steps."""
     together = sum(row.samples for row in board.rounds)
     # A peer that missed a round contributes two at once: the median is what one round has.
     each = statistics.median([row.samples / len(row.contributors) for row in board.rounds] or [0.0])

@@ -46,9 +46,7 @@ def anchors(manifest_path: Path, folder: Path) -> None:
 
 
 def alone(manifest_path: Path, steps: int) -> None:
-    """Train ``steps`` inner steps from the manifest's own start, with the same recipe and no
-    swarm.
-    """
+    """Train ``steps`` inner steps from the manifest's start with its recipe and no swarm."""
     from ..manifest import gpt_config, load_manifest
     from ..recipes.data import load_corpus, peer_generator
     from ..recipes.gpt import build
@@ -66,9 +64,8 @@ def alone(manifest_path: Path, steps: int) -> None:
         return True
 
     _say(event="alone", step=0, held_out=evaluate(model, corpus.held_out))
-    inner = msgspec.structs.replace(
-        manifest.train.inner, steps=steps
-    )  # its schedule ends with its steps, as the swarm's does
+    # Its schedule ends with its steps, as the swarm's does.
+    inner = msgspec.structs.replace(manifest.train.inner, steps=steps)
     generator = peer_generator(manifest.data.seed, PeerId("alone"))
     train(
         model,

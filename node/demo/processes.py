@@ -71,7 +71,6 @@ class DemoProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self.process.poll() is None
 
     def _read(self) -> None:
@@ -140,9 +139,7 @@ def kill(children: Sequence[DemoProcess]) -> float:
 
 
 def end(children: Sequence[DemoProcess], timeout_s: float = END_S) -> None:
-    """SIGTERM, a while for going in order, then SIGKILL for those that are left. Nothing runs
-    afterwards.
-    """
+    """SIGTERM, a while to end in order, then SIGKILL for the rest. Nothing runs afterwards."""
     for child in children:
         if child.alive:
             child.signal(signal.SIGTERM)

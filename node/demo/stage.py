@@ -70,7 +70,6 @@ class DemoStage:
 
     @property
     def manifest(self) -> Path:
-        """The run's manifest."""
         return self.folder / "run.toml"
 
     def home(self, name: str) -> Path:
@@ -78,7 +77,6 @@ class DemoStage:
         return self.folder / "homes" / name.replace(" ", "-")
 
     def log(self, name: str, role: str) -> Path:
-        """Log file of one process."""
         return self.folder / "logs" / f"{name.replace(' ', '-')}-{role}.log"
 
     def environment(self, name: str) -> dict[str, str]:
@@ -153,7 +151,6 @@ class DemoStage:
             return ""
 
     def measure(self, what: str, argument: str, inbox: Inbox) -> DemoProcess:
-        """Start a measurement (`measure`)."""
         return self._start(
             what, "measure", ["atoll.node.demo.measure", str(self.manifest), what, argument], inbox
         )

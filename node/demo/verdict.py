@@ -12,9 +12,8 @@ from .board import Board, PeerRow
 from .plot import Mark, braille_plot
 from .view import mib
 
-MUST_FALL_TO = (
-    0.75  # of the held-out loss before training; 700 steps reach about 0.45, --quick about 0.6
-)
+# Of the held-out loss before training; 700 steps reach about 0.45, --quick about 0.6.
+MUST_FALL_TO = 0.75
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,11 +139,9 @@ class LiveScreen:
         self._live.stop()
 
     def show(self, board: Board, now_s: float) -> None:
-        """Redraw the block."""
         self._live.update(self.block(board, now_s), refresh=True)
 
     def say(self, text: str) -> None:
-        """Print a line above the block."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def block(self, board: Board, now_s: float) -> Group:
@@ -214,7 +212,6 @@ class PlainScreen:
             self._said, self._said_s = False, now_s
 
     def say(self, text: str) -> None:
-        """Print a line."""
         self._said = True
         if not self._quiet:
             print(text, file=sys.stderr, flush=True)

@@ -37,9 +37,8 @@ class NodeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bootstrap: Addresses = ()  # peers to ask first, beside those of invites and of the peer cache
     # addresses that others should dial, where they differ (a forwarded port)
     announce: Addresses = ()
-    lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = (
-        0  # TCP port for bulk data; 0: any free port
-    )
+    # TCP port for bulk data; 0: any free port.
+    lane_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
     max_up: str = ""  # what bulk data may send, such as 20Mbit/s; empty: no limit
     max_down: str = ""  # and receive
     hours: str = ""  # of the day in which scripts of this machine train, such as 22-06; empty: all
@@ -65,9 +64,8 @@ class NodeNetworkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     port_mapping: bool = True  # behind a router, ask it to lead a port here (NAT-PMP, UPnP)
     # be a node of the DHT: find members of runs there, be found, and keep records for others
     dht: bool = True
-    relay_only: bool = (
-        False  # no member learns this machine's address: only bootstrap nodes and relays do
-    )
+    # No member learns this machine's address: only bootstrap nodes and relays do.
+    relay_only: bool = False
     # behind a symmetric router, or towards one: find a port for a direct lane by guessing, where
     # both ends do
     port_guessing: bool = False
@@ -106,7 +104,6 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def listen_addresses(self) -> tuple[str, ...]:
-        """Multiaddrs to listen on."""
         return self.node.listen or everywhere(self.node.port)
 
     @property
@@ -259,9 +256,7 @@ def _close_key(key: str) -> str:
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """``ATOLL_NODE__PORT=4160`` as ``node.port``; other ``ATOLL_…`` variables have no double
-    underscore.
-    """
+    """``ATOLL_NODE__PORT=4160`` as ``node.port``; other ``ATOLL_…`` names have no ``__``."""
     found = dict[str, Any]()
     for name, text in environ.items():
         if name.startswith(ENV_PREFIX) and "__" in name:

@@ -35,9 +35,7 @@ class Endpoint(NamedTuple):
 
 
 def endpoint_of(text: str, key: str) -> Endpoint | None:
-    """None, nowhere, for an empty text; without a host loopback. Raises ConfigError naming
-    ``key``.
-    """
+    """None for an empty text; without a host loopback. Raises ConfigError naming ``key``."""
     if not text.strip():
         return None
     host, colon, port = text.strip().rpartition(":")

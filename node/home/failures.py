@@ -16,9 +16,7 @@ Id = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Failure(msgspec.Struct, frozen=True, tag="failure"):
-    """An AtollError of class ``kind``. ``id`` 0: not an answer; the node closes the connection
-    after it.
-    """
+    """An AtollError of class ``kind``. ``id`` 0: no answer; the node then closes the connection."""
 
     id: Id
     kind: str

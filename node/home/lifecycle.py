@@ -59,9 +59,7 @@ class NodeLock:
 
     @classmethod
     def acquire(cls, paths: Paths) -> NodeLock:
-        """Raises StateError (E102) when another node holds it, StorageError when the file cannot be
-        made.
-        """
+        """Raises StateError (E102) if another node holds it, StorageError without a file."""
         make_private(paths.runtime_dir)
         name = paths.runtime_dir / "node.lock"
         try:

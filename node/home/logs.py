@@ -31,7 +31,6 @@ class OneLine(logging.Formatter):
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The record's one line."""
         record.message = escaped(record.message, LONGEST_RECORD)
         return super().formatMessage(record)
 
@@ -40,7 +39,6 @@ class OneLine(logging.Formatter):
         ei: tuple[type[BaseException], BaseException, TracebackType | None]
         | tuple[None, None, None],
     ) -> str:
-        """The traceback."""
         lines = super().formatException(ei).splitlines()
         return "\n".join(f"  | {escaped(line, LONGEST_LINE)}" for line in lines)
 
@@ -67,7 +65,6 @@ class BoundedLog(logging.StreamHandler[TextIO]):
         self.files, self.most = files, most
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record."""
         super().emit(record)
         with contextlib.suppress(OSError, ValueError):  # a log that cannot be put aside grows
             self._begin_anew()
@@ -89,9 +86,7 @@ class BoundedLog(logging.StreamHandler[TextIO]):
 
 
 def log_to_stderr(level: int = logging.INFO) -> BoundedLog:
-    """Let the root logger write such lines to standard error. That of a background node is
-    ``node.log``.
-    """
+    """Let the root logger write such lines to stderr (of a background node: ``node.log``)."""
     handler = BoundedLog()
     handler.setFormatter(OneLine("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])

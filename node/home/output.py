@@ -50,7 +50,6 @@ class Terminal:
 
     @cached_property
     def paths(self) -> Paths:
-        """The folders in use."""
         from .paths import find_paths
 
         return find_paths(self.home, self.environ)
@@ -97,9 +96,7 @@ class Terminal:
         return click.style(shown(text), **style).replace("\x1b", _COLOUR)
 
     def say(self, text: str = "", *, level: int = 0) -> None:
-        """Talk, to stderr. Level 0 is silenced by ``--quiet``; levels 1 and 2 need ``-v`` and
-        ``-vv``.
-        """
+        """Write to stderr. ``--quiet`` silences level 0; levels 1 and 2 need ``-v`` and ``-vv``."""
         if level > self.verbose or (self.quiet and level >= 0):
             return
         print(painted(text), file=sys.stderr, flush=True)
@@ -136,9 +133,7 @@ class Terminal:
         return "\n".join(lines)
 
     def confirm(self, question: str) -> bool:
-        """Ask yes or no on stderr; ``--yes`` answers. Raises ConfigError where nobody can be
-        asked.
-        """
+        """Ask yes or no on stderr; ``--yes`` answers. Raises ConfigError if nobody can be asked."""
         if self.yes:
             return True
         if not self.interactive:

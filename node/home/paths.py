@@ -79,7 +79,6 @@ class Paths:
 
     @property
     def log_dir(self) -> Path:
-        """Log files of the node."""
         return self.state_dir / "log"
 
     @property
@@ -88,9 +87,7 @@ class Paths:
         return self.state_dir / "runs"
 
     def run_dir(self, run_id: str) -> Path:
-        """Everything this node keeps about a run: the signed manifest, the journal, the
-        checkpoint.
-        """
+        """All that this node keeps of a run: signed manifest, journal, checkpoint."""
         return self.runs_dir / run_id
 
     def state_dirs(self, run_id: str, fragments: int) -> list[Path]:
@@ -150,9 +147,8 @@ def find_paths(home: str | Path | None = None, environ: Mapping[str, str] = os.e
 
 def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:
     value = environ.get(name, "")
-    return (
-        Path(value) if os.path.isabs(value) else default
-    )  # the specification: relative paths are to be ignored
+    # The specification: relative paths are to be ignored.
+    return Path(value) if os.path.isabs(value) else default
 
 
 def bytes_in(folder: Path) -> int:
@@ -175,9 +171,7 @@ def only_mine() -> None:
 
 
 def open_private(path: Path) -> BinaryIO:
-    """A file to append to that only its owner can read, also where it was there before. Raises
-    OSError.
-    """
+    """A file to append to that only its owner can read, new or not. Raises OSError."""
     file = open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
     if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
         os.fchmod(file.fileno(), 0o600)
@@ -244,9 +238,7 @@ def storage_error(what: str, error: OSError) -> StorageError:
 
 
 def advice(error: OSError) -> tuple[str, str]:
-    """Why a file operation failed, and what fits it: a full disk wants room, a failing one another
-    disk.
-    """
+    """Why a file operation failed, and the cure: room on a full disk, a new one for a failing."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             "the disk is full, or this user may use no more of it",

@@ -147,11 +147,9 @@ class PrivateNode:
 
     @property
     def pid(self) -> int:
-        """Process id of the node."""
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
 
     def ended_in_order(self) -> bool:
@@ -242,11 +240,9 @@ class PrivateNode:
                 remove_stale_socket(self.socket)
 
     def in_child(self) -> None:
-        """See HasFork."""
         self._link.close()
-        self._process.returncode = (
-            0  # not this process's child: neither waited for nor warned about
-        )
+        # Not this process's child: neither waited for nor warned about.
+        self._process.returncode = 0
 
 
 def _open_log(path: Path) -> BinaryIO:

@@ -191,9 +191,7 @@ def _in_words(text: str) -> str:
 
 
 def _wanted_at(kind: Any, path: str) -> Any:
-    """The type of the value at a path; of a list, or of a table of one's own keys, that of its
-    values.
-    """
+    """The type of the value at a path; of a list or a free table, that of its values."""
     parent, _, name = path.rpartition(".")
     at, inside = re.match(r"([^\[]*)(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
     wanted = next((field.type for field in _fields_at(kind, parent) if field.name == at), None)

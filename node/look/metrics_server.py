@@ -51,9 +51,7 @@ class _MetricsListener6(_MetricsListener):
 
 
 class MetricsServer:
-    """Listens once made; answers from `start` on. Raises ConfigError (E101) for a port that is
-    taken.
-    """
+    """Listens once made; answers from `start` on. Raises ConfigError (E101) for a taken port."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint

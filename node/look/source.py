@@ -296,9 +296,7 @@ def run_of(file: Path) -> str:
 
 
 def _head(file: Path) -> dict[str, Any]:
-    """What the file says of itself in its first line. Raises ConfigError for a file that is
-    none.
-    """
+    """The file's description in its first line. Raises ConfigError for a file that is none."""
     newest = file / diary.NEWEST if file.is_dir() else file
     try:
         with diary.opened(newest) as lines:

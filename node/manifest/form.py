@@ -25,7 +25,6 @@ _sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def canonical(table: msgspec.Struct) -> bytes:
-    """The canonical bytes."""
     return _encode(_sparse(table))
 
 
@@ -105,9 +104,8 @@ def _toml(value: Any) -> str:
         )
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace(
-        "\x7f", "\\u007f"
-    )  # booleans, numbers and texts are written alike in both
+    # Booleans, numbers and texts are written alike in both.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _says(plain: dict[str, Any], table: msgspec.Struct) -> bool:

@@ -12,9 +12,7 @@ from .tables import ModelTable
 
 
 class GptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[model] config`` of ``builtin:gpt``: a byte-level GPT. The defaults make 0.87 million
-    parameters.
-    """
+    """``[model] config`` of ``builtin:gpt``: a byte-level GPT, by default of 0.87 million."""
 
     width: Annotated[int, msgspec.Meta(ge=8, le=16_384)] = 128
     layers: Annotated[int, msgspec.Meta(ge=1, le=256)] = 4

@@ -87,7 +87,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def run_id(self) -> RunId:
-        """The id of this run."""
         return run_id_of(self.encode())
 
     @property
@@ -145,9 +144,7 @@ def run_id_of(data: bytes) -> RunId:
 
 
 def rounds_of(manifest: Manifest) -> dict[str, Any]:
-    """Fields of RunSettings: how contributions travel, what becomes of them, and what becomes of
-    that.
-    """
+    """Fields of RunSettings: how contributions travel, what becomes of them and of that."""
     exchange, secure = manifest.exchange, manifest.secure
     if manifest.btard is not None:
         return {  # vectors are the log's word by word

@@ -77,39 +77,29 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta2: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.99  # this and epsilon: arXiv 2003.00295
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3
     bias_correction: bool = False
-    mu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = (
-        0.01  # FedProx' pull to the anchor; usual are 0.001 to 1
-    )
-    beta: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        0.1  # share of the own direction in those of fedavg_m and scaffold_m
-    )
+    # FedProx' pull to the anchor; usual are 0.001 to 1.
+    mu: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.01
+    # Share of the own direction in those of fedavg_m and scaffold_m.
+    beta: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01  # per_fedavg's step ahead
-    personal: Literal["none", "ditto"] = (
-        "none"  # a model of each site's own beside the run's, which never leaves it
-    )
+    # A model of each site's own beside the run's, which never leaves it.
+    personal: Literal["none", "ditto"] = "none"
     pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] = 0.1  # of that to the run's
-    alpha: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        0.9  # fedasync's: how far a fresh contribution moves the anchor to the site's model
-    )
-    staleness: Literal["constant", "polynomial", "hinge"] = (
-        "polynomial"  # how much less a stale one does
-    )
-    staleness_a: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = (
-        None  # polynomial: (1 + u)^-a, 0.5; hinge: 1 / (a (u - b) + 1), 10
-    )
-    staleness_b: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = (
-        4  # hinge: up to so many rounds behind it counts in full
-    )
-    buffer: Annotated[int, msgspec.Meta(ge=1, le=1024)] = (
-        3  # fedbuff's: how many contributions make a round
-    )
+    # fedasync's: how far a fresh contribution moves the anchor to the site's model.
+    alpha: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    # How much less a stale one does.
+    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
+    # polynomial: (1 + u)^-a, 0.5; hinge: 1 / (a (u - b) + 1), 10.
+    staleness_a: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    # hinge: up to so many rounds behind it counts in full.
+    staleness_b: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 4
+    # fedbuff's: how many contributions make a round.
+    buffer: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 3
     period_s: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 60.0  # fedfix': how often there is one
-    longest: Annotated[float, msgspec.Meta(ge=1, le=1000)] = (
-        5.0  # fedcompass': a turn is of sync_every steps up to so many times as many
-    )
-    slack: Annotated[float, msgspec.Meta(ge=1, le=100)] = (
-        1.5  # fedcompass': how much longer than it should take a group is waited for
-    )
+    # fedcompass': a turn is of sync_every steps up to so many times as many.
+    longest: Annotated[float, msgspec.Meta(ge=1, le=1000)] = 5.0
+    # fedcompass': how much longer than it should take a group is waited for.
+    slack: Annotated[float, msgspec.Meta(ge=1, le=100)] = 1.5
     sample: (
         Annotated[int, msgspec.Meta(ge=1, le=1024)]
         | Annotated[float, msgspec.Meta(gt=0, lt=1)]
@@ -178,9 +168,8 @@ class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_at_epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
     colluding: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    clip_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        0.2  # this and quantile 0.5: arXiv 1905.03871
-    )
+    # This and quantile 0.5: arXiv 1905.03871.
+    clip_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.2
     count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None  # None: twice noise
 
     def settings(self) -> PrivacySettings:

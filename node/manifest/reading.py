@@ -47,9 +47,7 @@ _decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 def parse_manifest(text: str, name: str = "manifest") -> Manifest:
-    """The manifest of a TOML text, checked. Raises ConfigError with the path of the offending
-    key.
-    """
+    """The manifest of a TOML text, checked. Raises ConfigError naming the offending key."""
     table = parse_toml(text, name)
     refuse_removed(table, name)
     check_places(table, name)

@@ -32,7 +32,6 @@ class SignedManifest(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def run_id(self) -> RunId:
-        """The id of the run."""
         return run_id_of(self.manifest)
 
     def encode(self) -> bytes:
@@ -56,7 +55,6 @@ class SignedManifest(msgspec.Struct, frozen=True, array_like=True):
 
 
 def sign_manifest(manifest: Manifest, identity: Identity) -> SignedManifest:
-    """The manifest, signed by its organiser."""
     data = manifest.encode()
     return SignedManifest(data, identity.peer, identity.sign(DOMAIN, data))
 

@@ -55,9 +55,7 @@ Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (each member brings her own
-    script).
-    """
+    """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (a script of each member)."""
 
     entry: Annotated[
         str,
@@ -66,9 +64,8 @@ class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             description='"builtin:gpt", or "local:NAME" with a name of your own',
         ),
     ] = "builtin:gpt"
-    config: Annotated[
-        dict[Line, Scalar], msgspec.Meta(max_length=64)
-    ] = {}  # for builtin:gpt the fields of GptConfig
+    # For builtin:gpt the fields of GptConfig.
+    config: Annotated[dict[Line, Scalar], msgspec.Meta(max_length=64)] = {}
     init: Annotated[
         str,
         msgspec.Meta(
@@ -100,9 +97,8 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta2: Fraction = 0.99
     clip: Positive = 1.0
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 8
-    samples: Natural | None = (
-        None  # of all members together, after which the schedule is over; None: it goes by steps
-    )
+    # Of all members together, after which the schedule is over; None: it goes by steps.
+    samples: Natural | None = None
 
 
 WITHOUT_MOMENTUM = ("sgd", "adagrad")
@@ -123,12 +119,10 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     epsilon: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1e-3  # of adam, yogi, adagrad and adamw
     weight_decay: NotNegative = 0.0  # of adamw
     clip: Positive = 3.0  # of co2: times the mean norm of the momentum
-    governor: bool = (
-        False  # restart momentum and halve lr for a while when the update's norm or the loss jumps
-    )
-    stretch: bool = (
-        False  # make the mean as long as its contributions are on average, however many they are
-    )
+    # Restart momentum and halve lr for a while when the update's norm or the loss jumps.
+    governor: bool = False
+    # Make the mean as long as its contributions are on average, however many they are.
+    stretch: bool = False
     clip_norm: Positive | None = None  # the longest mean; a longer one is scaled down to it
     # of delayed_nesterov: steps between two of momentum, and the share of it that those take
     every: Annotated[int, msgspec.Meta(ge=1, le=MAX_STAR)] = 4
@@ -172,28 +166,23 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sync_every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
     round_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
     target_samples: Natural | None = None
-    local_after: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = (
-        0  # rounds of one inner step before those of sync_every
-    )
+    # Rounds of one inner step before those of sync_every.
+    local_after: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
     overlap: Literal["none", "late", "eager"] = "none"
     delay: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
     mixing: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
     # deviations above its usual norm from which a member does not contribute its progress
     outliers: Annotated[float, msgspec.Meta(gt=0, le=1e3)] | None = None
-    rounds: Natural | None = (
-        # committed rounds after which the run is done; None: the built-in recipe ends with its
-        # schedule
-        None
-    )
+    # Committed rounds after which the run is done; None: the built-in recipe ends with its
+    # schedule.
+    rounds: Natural | None = None
     inner: InnerTable = InnerTable()
     outer: OuterTable = OuterTable()
     share: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
-    max_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] | None = (
-        None  # the longest round; None: by the size of the model
-    )
-    start_with: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)] | None = (
-        None  # members that the first round waits for; None: whoever is there begins
-    )
+    # The longest round; None: by the size of the model.
+    max_steps: Annotated[int, msgspec.Meta(ge=2, le=1_000_000)] | None = None
+    # Members that the first round waits for; None: whoever is there begins.
+    start_with: Annotated[int, msgspec.Meta(ge=1, le=MAX_MEMBERS)] | None = None
 
 
 class ArrivalsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -253,16 +242,14 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: Annotated[float, msgspec.Meta(gt=0, le=LARGEST_ERROR)] | None = None
     # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
     feedback: bool = False
-    feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = (
-        1.0  # share of that which is still carried a round later
-    )
+    # Share of that which is still carried a round later.
+    feedback_kept: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
     plan: PlanName = "butterfly"
     check: bool | None = None
     tree: Literal["full", "ring"] | Tree | None = None
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
-    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = (
-        None  # None: from measured rates
-    )
+    # None: from measured rates.
+    deadline_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
     arrivals: ArrivalsTable | None = None  # None: a round waits for all that can contribute
 
 

@@ -163,9 +163,8 @@ class Registry:
         """
         self._mine = mine
         self._runs: dict[AnnouncedRun, dict[PeerId, _Known]] = {}
-        self._strange: dict[
-            PeerId, dict[tuple[AnnouncedRun, PeerId], None]
-        ] = {}  # by sender: what it passed on of runs not ours, oldest first
+        # By sender: what it passed on of runs not ours, oldest first.
+        self._strange: dict[PeerId, dict[tuple[AnnouncedRun, PeerId], None]] = {}
         self._swept_at = -math.inf
 
     def accept(self, news: Announcement, sender: PeerId, now: float, unix_s: float) -> bool:

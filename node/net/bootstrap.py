@@ -32,9 +32,7 @@ CACHED_AT_ONCE = 8
 
 
 class Bootstrap:
-    """Keeps a connection to every bootstrap peer; uses the cache while nobody at all is
-    connected.
-    """
+    """Keeps a connection to every bootstrap peer; uses the cache while nobody is connected."""
 
     def __init__(
         self,
@@ -66,7 +64,6 @@ class Bootstrap:
         self._nursery: trio.Nursery | None = None
 
     def add(self, peer: PeerId) -> None:
-        """One more bootstrap peer."""
         if peer not in self._peers:
             self._peers.append(peer)
             if self._nursery is not None:
@@ -86,7 +83,6 @@ class Bootstrap:
 
     @property
     def peers(self) -> list[PeerId]:
-        """The bootstrap peers."""
         return self._peers
 
     def link_changed(self) -> None:

@@ -134,9 +134,7 @@ class LaneRoutes:
         ]
 
     async def dial(self, peer: PeerId, addresses: Sequence[str], terms: Terms) -> Made | None:
-        """A lane to the listener of ``peer``, which named these addresses; None where it does not
-        answer.
-        """
+        """A lane to the listener of ``peer`` at these addresses; None if it does not answer."""
         found = await dial(
             [address for address in addresses if self._may_dial(peer, address)],
             terms.token,
@@ -262,9 +260,7 @@ class _Drive:
         return Made(sock, path_of(sock)) if sock is not None else None
 
     async def punch(self) -> Made | None:
-        """Both dial at once, half a round trip after we have said so: then our dials leave
-        together.
-        """
+        """Both dial half a round trip after our message: then the dials leave together."""
         if self.spot is None:
             return None
         await self._talk.say(Meet(self.spot.candidates, self.spot.symmetric, self._routes.guesses))

@@ -50,9 +50,7 @@ class LaneRequest(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
 
 
 class Again(msgspec.Struct, frozen=True, array_like=True, tag="again"):
-    """Larger to smaller: our lane goes a roundabout way. Please see whether there is a better one
-    now.
-    """
+    """Larger to smaller: our lane is roundabout. Please look for a better one now."""
 
     index: _Index
 

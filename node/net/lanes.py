@@ -112,9 +112,8 @@ class Lanes:
         self.allows_plain: Callable[[PeerId], bool] = lambda peer: False
         self.paths: dict[PeerId, str] = {}
         self._wanted: dict[_Key, _Wanted] = {}
-        self._there: dict[
-            _Key, tuple[float, bytes]
-        ] = {}  # since when, by which token: also what only the other side wants
+        # Since when, by which token: also what only the other side wants.
+        self._there: dict[_Key, tuple[float, bytes]] = {}
         self._busy: set[_Key] = set()
         self._talks = Allowance(TALKS, TALKS_PER_S)
         self._nursery: trio.Nursery | None = None

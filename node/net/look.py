@@ -97,9 +97,7 @@ def _machine(stream: PeerStream) -> str:
 def look_of(
     run: RunId, certificate: bytes, asker: PeerId, server: PeerId, holder: Identity | None
 ) -> Look:
-    """What ``asker`` shows to ``server``. ``holder``: whose certificate it is, if not the
-    asker's.
-    """
+    """What ``asker`` shows to ``server``. ``holder``: of the certificate, if not the asker."""
     if holder is None:
         return Look(run, certificate)
     signature = holder.sign(DOMAIN, _bound(run, asker, server))

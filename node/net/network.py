@@ -270,9 +270,7 @@ class PeerNetwork:
             self._save()
 
     def addresses(self) -> list[str]:
-        """Where others can dial us, with our peer id, most useful first; empty before `run` has
-        started.
-        """
+        """Where others can dial us, with our peer id, most useful first; empty before `run`."""
         return [join_peer(self.peer, address) for address in self._host.addresses()]
 
     def add_addresses(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -283,9 +281,7 @@ class PeerNetwork:
         self._unsaved.set()
 
     def add_bootstrap(self, addresses: Sequence[str]) -> None:
-        """More addresses to start from (an invite's), for as long as this node lives. Raises
-        ConfigError.
-        """
+        """More addresses to start from (an invite's), while this node lives. Raises ConfigError."""
         names = [address for address in addresses if address.startswith(dnsaddr.PREFIX)]
         direct = [split_peer(address) for address in addresses if address not in names]
         for name in names:
@@ -387,7 +383,6 @@ class PeerNetwork:
         return self._host.peers()
 
     def connected(self, peer: PeerId) -> bool:
-        """Whether there is a libp2p connection to ``peer``."""
         return self._host.connected(peer)
 
     # --- messages ---
@@ -494,9 +489,7 @@ class PeerNetwork:
         self._rendezvous.settle(run, free)
 
     def uncertified(self, run: RunId) -> int:
-        """How many announce themselves in ``run`` without showing a certificate, and are not
-        asked.
-        """
+        """How many announce themselves in ``run`` without a certificate, and are not asked."""
         return self._rendezvous.uncertified(run)
 
     def withdraw_run(self, run: RunId) -> None:
@@ -528,9 +521,7 @@ class PeerNetwork:
         return sorted(found.items())
 
     async def look_at(self, peer: PeerId, look: Look) -> LookAnswer:
-        """What ``peer`` shows of a run to who is not in it. Raises NetworkError,
-        RemoteProtocolError.
-        """
+        """What ``peer`` shows of a run to strangers. Raises NetworkError, RemoteProtocolError."""
         await self.connect(peer)
         return await ask(self._host, peer, look)
 
@@ -659,9 +650,7 @@ class PeerNetwork:
                 await trio.sleep(left)
 
     async def _save_now_and_then(self) -> None:
-        """After every change, soon: a node that is killed must find its peers again without a
-        bootstrap.
-        """
+        """Soon after every change: a killed node must find its peers again without a bootstrap."""
         while True:
             await self._unsaved.wait()
             with trio.move_on_after(SAVE_S):

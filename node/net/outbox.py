@@ -70,9 +70,8 @@ class TopicOutbox:
         self.dialled: tuple[str, int] | None = None  # where it was dialled
         self.echoes = Echoes()
         self._line, self._host, self._peer, self._topic = line, host, peer, topic
-        self._spoke_at = float(
-            "-inf"
-        )  # when something was written at once: what is said just after it goes out together
+        # When something was written at once: what is said just after it goes out together.
+        self._spoke_at = float("-inf")
         self._queue: deque[tuple[float, bytes]] = deque()
         self._queued_bytes = 0
         self._wake = trio.Event()
@@ -104,7 +103,6 @@ class TopicOutbox:
         self._wake.set()
 
     def stop(self) -> None:
-        """End `run`."""
         self._scope.cancel()
 
     def _drop_oldest(self) -> None:
@@ -139,9 +137,7 @@ class TopicOutbox:
                 self._drop_stale()
 
     async def _pause(self, backoff: Backoff) -> None:
-        """Before the next try. A peer that was away for long, and arrives, has to hear of us at
-        once.
-        """
+        """Before the next try. A peer that arrives after long must hear of us at once."""
         if self._host.connected(self._peer):
             await trio.sleep(backoff.next_s())
         elif await self._host.wait_connected(self._peer, backoff.next_s()):
@@ -160,9 +156,7 @@ class TopicOutbox:
         await trio.sleep(self._line.rng.uniform(0.8, 1.2) * REFUSED_S)
 
     async def _open(self) -> tuple[PeerStream, FrameReader, _Agreed | None]:
-        """A stream that was admitted, and the wire it may become. Raises NetworkError or
-        RefusedError.
-        """
+        """An admitted stream and the wire it may become. Raises NetworkError or RefusedError."""
         topic = self._line.topics.get(self._topic)
         if topic is None:
             raise RefusedError(NO_TOPIC, "left")
@@ -203,9 +197,7 @@ class TopicOutbox:
         return answer
 
     def _judge(self, topic: Topic, shown: bytes) -> None:
-        """Whether the other side is one of the run. Raises RefusedError: it is shown nothing of
-        ours.
-        """
+        """Whether the other side is in the run. Raises RefusedError: it is shown nothing."""
         try:
             accepted = topic.accept(self._peer, shown)
         except RemoteProtocolError:

@@ -76,7 +76,6 @@ class _Own:
 
     @property
     def places(self) -> set[AnnouncedRun]:
-        """Where its members are announced."""
         return {self.place} if self.free is False else {self.place, AnnouncedRun(self.place.run)}
 
 

@@ -126,9 +126,8 @@ class TopicStreams:
         for key in [key for key in self._outboxes if key[1] == name and peer in (None, key[0])]:
             self._outboxes.pop(key).stop()
         for key in [key for key in self._inbound if key[1] == name and peer in (None, key[0])]:
-            stream = self._inbound.pop(
-                key, None
-            )  # it may have ended while another was being closed
+            # It may have ended while another was being closed.
+            stream = self._inbound.pop(key, None)
             if stream is not None:
                 await stream.aclose()
 

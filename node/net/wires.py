@@ -135,9 +135,7 @@ class Wire:
         return b""
 
     def _next(self) -> bytes | None:
-        """The next whole record, opened; None when it has not come yet. Raises
-        RemoteProtocolError.
-        """
+        """The next whole record, opened; None if not here yet. Raises RemoteProtocolError."""
         received = self._received
         if len(received) < _LENGTH.size:
             return None

@@ -111,9 +111,7 @@ def batch(
 
 
 def peer_generator(seed: int, peer: PeerId) -> torch.Generator:
-    """The source of one peer's windows: another one for each peer, the same again after a
-    restart.
-    """
+    """The source of one peer's windows: different for each peer, the same after a restart."""
     digest = hashlib.sha256(f"{seed}/{peer}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:6], "big"))
 

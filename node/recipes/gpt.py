@@ -16,9 +16,7 @@ VOCABULARY = 256
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each added to its input: (batch, time, width) → the
-    same.
-    """
+    """Attention and a feed-forward layer, each added to its input: (batch, time, width)."""
 
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
@@ -39,9 +37,8 @@ class Block(nn.Module):
             .view(batch, time, 3, self.heads, width // self.heads)
             .permute(2, 0, 3, 1, 4)
         )
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, is_causal=True
-        )  # (batch, heads, time, width / heads)
+        # (batch, heads, time, width / heads).
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.attention_out(mixed.transpose(1, 2).reshape(batch, time, width))
         return x + self.feed_out(F.gelu(self.feed_in(self.feed_norm(x))))
 

@@ -42,9 +42,7 @@ def load_task(manifest: Manifest, where: str | None) -> Task:
 
 
 def _windows(tokens: Tensor, context: int, most: int) -> tuple[Tensor, Tensor]:
-    """Windows one after another: inputs, and the bytes that follow them, both int64 (n,
-    context).
-    """
+    """Consecutive windows: inputs and the bytes that follow them, both int64 (n, context)."""
     count = min(most, len(tokens) // (context + 1))
     windows = tokens[: count * (context + 1)].view(count, context + 1).long()
     return windows[:, :-1], windows[:, 1:]

@@ -65,9 +65,7 @@ def load_data(manifest: Manifest, path: str | None, home: str | None = None) -> 
 
 
 class TrainingMember:
-    """One member training the recipe: model, optimizer, data and attachment. Give it a Swarm of any
-    kind.
-    """
+    """One member training the recipe: model, optimizer, data, attachment, on any Swarm."""
 
     def __init__(
         self,

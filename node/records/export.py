@@ -60,9 +60,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_info(folder: Path) -> CheckpointInfo:
-    """The description of the checkpoint in ``folder``. Raises StorageError (E303 when it is
-    damaged).
-    """
+    """The description of the checkpoint in ``folder``. Raises StorageError (E303: damaged)."""
     file = folder / INFO_FILE
     try:
         info = msgspec.json.decode(file.read_bytes(), type=CheckpointInfo)

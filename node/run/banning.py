@@ -99,7 +99,6 @@ class Bans:
 
     @property
     def peers(self) -> set[PeerId]:
-        """Everybody who is banned."""
         return {*self.here, *(self.of_run.keys() - set(self.spared()) if self.of_run else ())}
 
     @property

@@ -77,7 +77,6 @@ class Capability(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def run_id(self) -> RunId:
-        """The run it opens."""
         return _run_id(self.run)
 
     @property
@@ -108,9 +107,7 @@ class Capability(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Certificate(msgspec.Struct, frozen=True, array_like=True):
-    """A capability and the peer that the holder of its invite key lets in by it, until
-    ``not_after_s``.
-    """
+    """A capability and the peer its invite key's holder lets in, until ``not_after_s``."""
 
     capability: Capability
     peer_key: Key

@@ -118,9 +118,7 @@ def events(folder: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
 def follow(
     folder: Path, since_s: float, wait: Callable[[], None]
 ) -> Generator[dict[str, Any], None, None]:
-    """`events`, then those that are written from now on; for ever. ``wait`` is called when there is
-    none.
-    """
+    """`events`, then new ones as they are written, for ever. ``wait`` is called between."""
     for number in range(KEPT - 1, 0, -1):
         yield from _read(folder, number, since_s)
     newest = folder / _name(0)

@@ -31,9 +31,7 @@ come by another.
 
 
 class Entrant(msgspec.Struct, frozen=True, array_like=True):
-    """One peer and what its invite says: role, nonce, and how many peers it admits; 0: as many as
-    come.
-    """
+    """One peer and its invite: role, nonce, and how many peers it admits (0: any number)."""
 
     peer: Peer
     role: Role

@@ -78,7 +78,6 @@ class Invite(msgspec.Struct, frozen=True):
 
     @property
     def run_id(self) -> RunId:
-        """The run it opens."""
         return self.capability.run_id
 
     @property

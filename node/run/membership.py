@@ -36,9 +36,7 @@ LONG_AGO, NEVER = float("-inf"), float("inf")
 
 
 class MembershipTiming(msgspec.Struct, frozen=True):
-    """Seconds. The defaults are measured: all of 200 members know a new record after 2.9 s
-    (median).
-    """
+    """Seconds. By the defaults all of 200 members know a new record after 2.9 s (median)."""
 
     gossip_s: float = 1.0  # each round of gossip goes to `gossip_peers`, 20 % jitter
     renew_s: float = 10.0
@@ -173,9 +171,8 @@ class Membership:
         self._table: dict[PeerId, _Held] = {}
         # of it: names in order, lines of digests, and names by what stands for them there
         self._names, self._lines, self._named = list[PeerId](), set[bytes](), dict[bytes, PeerId]()
-        self._gone: dict[
-            PeerId, tuple[int, bytes, float]
-        ] = {}  # expired here: (sequence, hash, forget at)
+        # Expired here: (sequence, hash, forget at).
+        self._gone: dict[PeerId, tuple[int, bytes, float]] = {}
         self._hash: bytes | None = None
         self._fields: dict[str, Any] = {}
         self._renew_at = self._gossip_at = self._beat_at = 0.0
@@ -342,9 +339,7 @@ class Membership:
         self._heard[peer] = now
 
     def link(self, now: float, peer: PeerId, up: bool) -> None:
-        """The connection to ``peer`` came or went. A lost one is asked for through others at
-        once.
-        """
+        """The connection to ``peer`` came or went. Ask others at once for a lost one."""
         if up:
             self._forget_loss(peer)
         elif peer in self._watched:
@@ -363,9 +358,7 @@ class Membership:
         self._closed.discard(peer)
 
     def learn(self, now: float, data: Sequence[SignedRecord], sender: PeerId) -> None:
-        """Take records from elsewhere (the discovery of first members). Same checks as from a
-        message.
-        """
+        """Take records from elsewhere (discovery of first members), checked as from a message."""
         self._merge(now, data, sender)
 
     def recall(self, peer: PeerId) -> bytes:
@@ -704,9 +697,7 @@ class Membership:
         return moved
 
     def _wake(self, now: float) -> None:
-        """After a pause of this process nobody else was silent: the pause does not count against
-        them.
-        """
+        """After a pause of this process: the pause does not count as others' silence."""
         if now - self._due > self.timing.detect_s / 2:
             pause = now - self._ticked
             if self._hearsay is not None:
@@ -718,9 +709,7 @@ class Membership:
         self._ticked = now
 
     def _beat_partners(self, now: float, hearsay: Hearsay) -> None:
-        """In a large run: a beat to each partner, and a question to whom none of them vouches
-        for.
-        """
+        """In a large run: a beat to each partner, a question to whom none vouches for."""
         timing = self.timing
         beat = wire.encode(hearsay.beat(now))
         for peer in hearsay.partners:

@@ -172,16 +172,13 @@ def line(record: Record, hash_: bytes) -> bytes:
 
 
 def split(data: bytes, size: int, peer: PeerId) -> list[bytes]:
-    """The pieces of ``size`` bytes that ``data`` of ``peer`` consists of. Raises
-    RemoteProtocolError.
-    """
+    """``data`` of ``peer`` in pieces of ``size`` bytes. Raises RemoteProtocolError."""
     if len(data) % size:
         raise RemoteProtocolError(f"{len(data)} bytes are not pieces of {size}", peer=peer)
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
 def sign_record(record: Record, sign: Sign) -> SignedRecord:
-    """The record with its member's signature."""
     data = _encoder.encode(record)
     return SignedRecord(data, sign(DOMAIN + data))
 
@@ -205,9 +202,7 @@ def unpack(data: bytes, sender: PeerId) -> SignedRecord:
 
 
 def open_record(signed: SignedRecord, sender: PeerId) -> Record:
-    """The record inside, validated but *not* verified. Raises RemoteProtocolError naming the
-    sender.
-    """
+    """The record inside, validated, *not* verified. Raises RemoteProtocolError with its sender."""
     try:
         return _record_decoder.decode(signed.record)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -337,9 +337,7 @@ class Verdicts:
         self._duty = Duty()
 
     def take(self, event: Mapping[str, Any]) -> list[VerdictChange]:
-        """An event; what follows from it. Whatever is odd about an event, it is no more than
-        passed over.
-        """
+        """An event; what follows from it. An odd event is at most passed over."""
         at = event.get("at")
         if not isinstance(at, int | float) or not math.isfinite(at):
             return []

@@ -58,7 +58,6 @@ class Masking:
 
     @property
     def step(self) -> MaskingStep:
-        """See Step."""
         return (
             MaskingStep.SUMMED
             if self.survivors is not None

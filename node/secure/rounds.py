@@ -50,16 +50,14 @@ if TYPE_CHECKING:
 
 # how the operations of secure rounds are called, at greater length than any script's
 OPERATION = "masking/"
+# In what storage remembers: attempts, and vectors that were handed over masked.
 BEGUN, GIVEN = (
     "begun/",
     "given/",
-)  # in what storage remembers: attempts, and vectors that were handed over masked
-MOST_AHEAD = (
-    1 << 16
-    # attempts at a round that are followed at once: to the last that can be said, one member could
-    # lead
-    # all
 )
+# Attempts at a round that are followed at once: to the last that can be said, one member could lead
+# all.
+MOST_AHEAD = 1 << 16
 REPEAT_S = 0.4
 SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
 ENOUGH_VOTERS = 2  # whom a member follows that has no mean of its own: one of them does not lie
@@ -85,9 +83,7 @@ class SecureRounds(PreRound):
         identity: Identity,
         rng: random.Random | None,
     ) -> None:
-        """``rng`` makes secrets and rounds; None, outside simulations:
-        `random.SystemRandom()`.
-        """
+        """``rng`` makes secrets and rounds; None (no simulation): `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
         self._operations = operations
         self.rng = rng or random.SystemRandom()
@@ -113,7 +109,6 @@ class SecureRounds(PreRound):
     # ---- views
     @property
     def active(self) -> bool:
-        """Whether an attempt is under way."""
         return self.masking is not None
 
     @property
@@ -230,15 +225,13 @@ class SecureRounds(PreRound):
 
     # ---- the log
     def execute(self, plan: Plan) -> bool:
-        """See PreRound: who has the mean makes the result itself; it travels only where a member
-        has none.
-        """
+        """Who has the mean makes the result itself; it travels only where a member has none."""
         self._copies.look(plan)
         members = set(self.session.config_peers())
         return self._copies.are(plan) and members <= {c.member.peer for c in plan.contributors}
 
     def may_fetch(self, entry: Entry) -> bool:
-        """See PreRound: of the mean that is here, nothing but what is made here."""
+        """Of the mean that is here, nothing but what is made here."""
         machine = self.session.machine
         if machine is not None and machine.open.decided is not None:
             return True
@@ -248,13 +241,13 @@ class SecureRounds(PreRound):
         return True
 
     def contradicts(self, entry: Entry) -> bool | None:
-        """See PreRound."""
         return self._copies.contradict(entry)
 
     def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """See PreRound: for the mean that is here; who has none (it sat out, or began again) goes
-        by members who have, and one may lie. Where nobody else is left who could vote, too, it
-        follows a single one after a while: else the round would never end."""
+        """For the mean that is here; who has none (it sat out, or began again) goes by members who
+        have, and one may lie. Where nobody else is left who could vote, too, it follows a single
+        one after a while: else the round would never end.
+        """
         if self._copies.are(entry):
             return self._copies.digests(entry) == entry.part_digests
         digest, now = entry.hash(), self.session.clock()
@@ -264,14 +257,11 @@ class SecureRounds(PreRound):
         return len(voters) >= ENOUGH_VOTERS or patient
 
     def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
-        """See PreRound. In a later ballot it may have been made to adopt what another has voted
-        for.
-        """
+        """In a later ballot it may have been made to adopt what another has voted for."""
         if ballot == 0 and any(convener == c.member.peer for c in entry.contributors):
             self._name(convener, "it proposes another mean than was unmasked")
 
     def on_result(self, plan: Plan, digests: tuple[bytes, ...]) -> bool:
-        """See PreRound."""
         for owner in self._copies.otherwise(plan, digests):
             self._name(owner, "its part of the result is not of the mean that was unmasked")
         return self._copies.are(plan)

@@ -49,9 +49,8 @@ class SecureMeans:
             vectors.words(row.to(torch.float32), count, self._rng)
             for row, count in zip(rows, samples, strict=True)
         ]
-        words = [
-            each for each in made if not isinstance(each, str)
-        ]  # one beyond the reach is refused
+        # One beyond the reach is refused.
+        words = [each for each in made if not isinstance(each, str)]
         if len(words) < enough:
             return None
         peers = [PeerId(str(number)) for number in range(len(words))]

@@ -69,9 +69,7 @@ def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int
 
 
 def in_bucket(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
-    """A masked vector in its bucket's place among the sums of all: (buckets * length,), of 32
-    bits.
-    """
+    """A masked vector at its bucket's place in the sums of all: (buckets * length,), 32 bits."""
     wide = np.zeros(buckets * len(words), np.uint32)
     wide[bucket * len(words) : (bucket + 1) * len(words)] = words
     return wide
@@ -97,9 +95,7 @@ class RingLayout:
 
     @property
     def multiplier(self) -> float:
-        """Of the noise on the vectors: more than is accounted, where the count costs a part of
-        that.
-        """
+        """Of the noise on the vectors: more than accounted if the count costs a part."""
         assert self.privacy is not None
         return self.moving.vector_noise(self.privacy.noise) if self.moving else self.privacy.noise
 
@@ -120,9 +116,7 @@ class RingLayout:
 
     @property
     def noise(self) -> NoisePlan | None:
-        """What each member adds: so much that those who survive and do not collude add what is
-        accounted.
-        """
+        """What each member adds, so that survivors who do not collude add what is accounted."""
         if self.privacy is None:
             return None
         honest = self.threshold - self.privacy.colluding
@@ -194,9 +188,7 @@ class RingLayout:
         return Summed(out, weight, {})
 
     def summed(self, total: Words) -> Summed:
-        """What a sum without masks says. Raises SecurityError for one that honest members cannot
-        have.
-        """
+        """What an unmasked sum says. Raises SecurityError for one that nobody honest has."""
         means, weight = self.ring.decode(total)
         mean = torch.from_numpy(means[: self.numel].astype(np.float32))
         if self.moving is not None:

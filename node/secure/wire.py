@@ -30,9 +30,7 @@ class AuthoredMessage(msgspec.Struct, frozen=True, array_like=True, tag="said"):
 
 
 class Fixed(msgspec.Struct, frozen=True, array_like=True, tag="fixed"):
-    """From who leads the attempt: these members' keys (0), or shares (1), are the ones that
-    count.
-    """
+    """From the attempt's leader: these members' keys (0) or shares (1) count."""
 
     stage: Literal[0, 1]
     numbers: Numbers

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("atoll")
 MESSAGE, PROOF = b"B", b"E"
 """Before the organiser's list, and before evidence against a peer, as one message of a run."""
-MOST_PROOFS = (
-    16  # of one sender, that prove nothing or no news: then it is not listened to any more
-)
+# Of one sender, that prove nothing or no news: then it is not listened to any more.
+MOST_PROOFS = 16
 
 
 class Banning:
@@ -60,9 +59,7 @@ class Banning:
         return [run.node.identity.peer, *members]
 
     def follow(self) -> None:
-        """The configuration may have changed: the organiser's list counts against whom it has
-        evicted.
-        """
+        """The configuration may have changed: the organiser's list counts against the evicted."""
         membership = self._run.membership
         if membership is None or not self.lists.of_run:
             return
@@ -155,9 +152,7 @@ class Banning:
             run.wake()
 
     async def _expel(self) -> None:
-        """End the streams of who is banned, and of who is no member and came by a revoked
-        invite.
-        """
+        """End the streams of who is banned, and of who came, no member, by a revoked invite."""
         run = self._run
         members = set(run.whole.config_peers()) if run.whole is not None else set[PeerId]()
         gone = {

@@ -23,9 +23,8 @@ class BufferPool:
 
     def __init__(self, folder: Path | None = None, max_free_bytes: int = MAX_FREE_BYTES) -> None:
         self._folder, self._max_free_bytes = folder, max_free_bytes
-        self._free: deque[PooledBuffer] = (
-            deque()
-        )  # newest last; single operations on a deque or a dict are atomic
+        # Newest last; single operations on a deque or a dict are atomic.
+        self._free: deque[PooledBuffer] = deque()
         self._lent: dict[int, PooledBuffer] = {}
 
     def take(self, nbytes: int) -> memoryview:

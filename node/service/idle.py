@@ -42,9 +42,7 @@ class Idle:
         self._since = None
 
     def look(self, now: float) -> None:
-        """Tell it, once, after AFTER_S. Long rounds of slow steps are no fault, so it is no
-        trouble.
-        """
+        """Report it once, after AFTER_S. Long rounds of slow steps are no fault."""
         for pid, since in self._joined.items():
             if pid not in self._named and now - since >= AFTER_S:
                 self._named.add(pid)

@@ -94,9 +94,7 @@ class Notifier:
             self._more.set()
 
     async def run(self) -> None:
-        """For ever. A command that fails, or takes longer than `COMMAND_S`, is a line in the
-        log.
-        """
+        """For ever. A command that fails or takes over `COMMAND_S` is a line in the log."""
         while True:
             await self._more.wait()
             self._more = trio.Event()

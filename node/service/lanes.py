@@ -47,9 +47,8 @@ class LaneKeeper:
             KEPT if kept is None else kept,
             HOLD_S if hold_s is None else hold_s,
         )
-        self._used: OrderedDict[PeerId, float] = (
-            OrderedDict()
-        )  # every lane that is wanted or there; used last: last
+        # Every lane that is wanted or there; used last: last.
+        self._used: OrderedDict[PeerId, float] = OrderedDict()
         self._wanted = set[PeerId]()  # ... of which these are to be made again when they are lost
         self._members: dict[str, frozenset[PeerId]] = {}  # of small configurations, by run
         self._busy: dict[Hashable, Collection[PeerId]] = {}  # by what is under way
@@ -167,7 +166,6 @@ class LanedPlane:
         self.provide, self.withdraw = plane.provide, plane.withdraw
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
-        """See DataPlane."""
         if (
             len(audience) > self._lanes.kept
         ):  # else its members are those of a small configuration, or of a group of one
@@ -181,22 +179,18 @@ class LanedPlane:
         self._plane.execute(plan, audience)
 
     def close_round(self, log: str, round_: int) -> None:
-        """See DataPlane."""
         self._lanes.end(trio.current_time(), (log, round_))
         self._plane.close_round(log, round_)
 
     def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: Spans) -> None:
-        """See DataPlane."""
         self._lanes.once(trio.current_time(), peer)
         self._plane.resend_parts(peer, plan_id, cid, spans)
 
     def resend_results(self, peer: PeerId, plan_id: bytes, spans: Spans) -> None:
-        """See DataPlane."""
         self._lanes.once(trio.current_time(), peer)
         self._plane.resend_results(peer, plan_id, spans)
 
     def send_blob(self, peer: PeerId, name: bytes, spans: Spans) -> None:
-        """See DataPlane."""
         self._lanes.once(trio.current_time(), peer)
         self._plane.send_blob(peer, name, spans)
 
@@ -208,11 +202,9 @@ class LanedPlane:
         hashes: Sequence[bytes],
         sources: Sequence[PeerId],
     ) -> None:
-        """See DataPlane."""
         self._lanes.begin(trio.current_time(), name, frozenset(sources) - {self._me})
         self._plane.want(name, destination, bounds, hashes, sources)
 
     def unwant(self, name: bytes) -> None:
-        """See DataPlane."""
         self._lanes.end(trio.current_time(), name)
         self._plane.unwant(name)

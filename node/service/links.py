@@ -57,7 +57,6 @@ class Links:
         return found
 
     async def ping(self, named: str) -> dict[str, Any]:
-        """See `NodeService.ping`."""
         peer = _peer_id(named)
         if peer == self._network.peer:
             raise ConfigError("that is this node itself", hint="Others: atoll peers")
@@ -96,7 +95,6 @@ class Links:
         return why, "On its side, then on this one: atoll netcheck"
 
     async def check(self, bandwidth: str) -> dict[str, Any]:
-        """See `NodeService.check`."""
         clocks = await self._network.clocks(self._network.peers()[:CLOCKS])
         rows = [
             {"peer": peer, "ahead_s": round(ahead, 3), "within_s": round(within, 3)}

@@ -49,9 +49,8 @@ REFUSED_S = 5.0  # a member that refuses us may have been the wrong one to ask
 FOUND_PATIENCE_S = 1.5  # how long the organiser looks for members before it founds its run
 DRAIN_S = 30.0
 LEAVE_S = 5.0  # how long a private node waits to be let go: without a quorum it never is
-ADMISSION_PATIENCE_S = (
-    10.0  # how long a script waits for its node to become a member before it trains anyway
-)
+# How long a script waits for its node to become a member before it trains anyway.
+ADMISSION_PATIENCE_S = 10.0
 
 
 LEFT = "left"
@@ -76,9 +75,7 @@ class Node:
     def __init__(
         self, context: NodeContext, *, private: bool, parent_pid: int, drain_s: float = DRAIN_S
     ) -> None:
-        """``drain_s``: how long it may take to end, once told to, before whatever is open is
-        left.
-        """
+        """``drain_s``: how long it may take to end before whatever is open is left."""
         self.context, self._drain_s = context, drain_s
         self.links = Links(context.network, context.engine)
         self.peer: PeerId = context.identity.peer
@@ -87,9 +84,8 @@ class Node:
         self.ending = trio.Event()
         self.end_now = False
         self._started = time.time()
-        self._scripts: dict[
-            RunId, int
-        ] = {}  # by run, the process of the script that is attached, or about to be
+        # By run, the process of the script that is attached, or about to be.
+        self._scripts: dict[RunId, int] = {}
         self._ended: dict[RunId, RunService] = {}  # on their way out
         self.error: AtollError | None = None  # the node itself cannot go on
         self.troubles: list[StorageError] = []  # files that belong to no run
@@ -97,12 +93,10 @@ class Node:
 
     @property
     def identity(self) -> Identity:
-        """Who we are."""
         return self.context.identity
 
     @property
     def paths(self) -> Paths:
-        """Where things are."""
         return self.context.paths
 
     # ---- events
@@ -125,7 +119,6 @@ class Node:
 
     # ---- views
     async def status(self) -> dict[str, Any]:
-        """Everything, JSON-able."""
         await trio.lowlevel.checkpoint()
         return {
             "schema": 1,
@@ -145,7 +138,6 @@ class Node:
         }
 
     async def runs(self) -> list[dict[str, Any]]:
-        """One row a run."""
         await trio.lowlevel.checkpoint()
         return [self._row(run) for run in self.by_id.values()]
 
@@ -155,7 +147,6 @@ class Node:
         return {**run.status(), "script_pid": attached, "script_pids": sorted(joined)}
 
     async def peers(self, run: str) -> list[dict[str, Any]]:
-        """One row a member."""
         await trio.lowlevel.checkpoint()
         return await self.links.of(self._find(run).peers())
 
@@ -487,9 +478,7 @@ class Node:
         events: ConnectionRequests,
         progress: ProgressSink,
     ) -> AttachedScript:
-        """Attach a script once the state is here, or once it is clear that this member founds the
-        run.
-        """
+        """Attach a script once the state is here or this member surely founds the run."""
         run = self.by_id.get(RunId(run_id))
         if run is not None and run.error is not None:
             raise run.error
@@ -590,7 +579,6 @@ class Node:
 
     # ---- inputs from network and engine
     def on_link(self, peer: PeerId, up: bool) -> None:
-        """A connection came or went."""
         for run in self.by_id.values():
             run.on_link(peer, up)
 
@@ -634,9 +622,7 @@ class Node:
 
 
 def _no_member(run: RunService, network: PeerNetwork) -> NetworkError:
-    """A bootstrap node answers, and no member has handed over the manifest: what is known of
-    why.
-    """
+    """A bootstrap node answers, but no member gave the manifest: what is known of why."""
     members = [peer for peer, _ in network.members(run.run_id)]
     strange = network.uncertified(run.run_id)
     strangers = (

@@ -59,9 +59,7 @@ class RunPause:
         return bool(before) != paused
 
     def look(self) -> None:
-        """Publish it when it has changed; a resume is over once the hours begin. Raises
-        StorageError.
-        """
+        """Publish it if it changed; a resume is over once the hours begin. Raises StorageError."""
         if self._word == "resume" and self._within:
             self._keep("")
         if (why := self.why) != self._announced:

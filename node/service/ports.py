@@ -35,7 +35,6 @@ class Jobs:
         self._work = trio.Event()
 
     def put(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """Queue one."""
         self.waiting.append((work, done))
         self._work.set()
 
@@ -48,9 +47,8 @@ class Jobs:
                 await self._do(*self.waiting.popleft())
 
     async def _do(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        result = await trio.to_thread.run_sync(
-            work
-        )  # here, not in `run`: what a job holds is let go of when it is done
+        # Here, not in `run`: what a job holds is let go of when it is done.
+        result = await trio.to_thread.run_sync(work)
         self._run.guard(lambda: done(trio.current_time(), result))
         self._run.wake()
 
@@ -85,7 +83,6 @@ class RunPorts:
         return membership.banned if membership is not None else set()
 
     def after_sync(self, act: Callable[[float], None]) -> bool:
-        """See SessionPorts."""
         return self._barrier.hold(act)
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
@@ -114,21 +111,16 @@ class RunPorts:
                 nursery.start_soon(jobs.run)
 
     def emit(self, event: object) -> None:
-        """Tell script and observers."""
         self._run.on_event(event)
 
     def unread(self, peer: PeerId) -> bool:
-        """Whether the peer does not read for now."""
         return self._run.node.network.unread(self._run.run_id, peer, self._run.node.engine.rtt_s)
 
     def pace(self) -> Pace:
-        """How fast this node's links are."""
         return self._run.node.engine.pace
 
     def sign(self, payload: bytes) -> bytes:
-        """Sign as this node."""
         return self._run.node.identity.sign(DOMAIN, payload)
 
     def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
-        """Check a peer's signature."""
         return verify(peer, DOMAIN, payload, signature)

@@ -208,9 +208,7 @@ class _Preview:
             self._seen.tried[peer] = escaped(error.message)
 
     def _take(self, data: bytes) -> None:
-        """Raises AtollError for what is not the manifest that the invite names, whole and
-        signed.
-        """
+        """Raises AtollError unless it is the manifest that the invite names, whole and signed."""
         signed = decode_signed(data)
         if (signed.run_id, signed.organiser) != (self._invite.run_id, self._invite.organiser):
             raise ConfigError("it shows another manifest than this run's")

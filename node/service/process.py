@@ -97,9 +97,8 @@ def run_node(
     # The node computes in small pieces beside training: more threads would wait for each other and
     # take cores from the script. With one thread torch computes in the thread that calls it.
     torch.set_num_threads(1)
-    sys.setswitchinterval(
-        0.0005
-    )  # libp2p's Python work holds the interpreter beside the engine thread
+    # Libp2p's Python work holds the interpreter beside the engine thread.
+    sys.setswitchinterval(0.0005)
     paths = find_paths(options.home)
     try:
         paths.ensure()
@@ -334,9 +333,7 @@ def _resume(node: Node) -> None:
 
 
 async def _watch_home(lock: NodeLock, paths: Paths, node: Node) -> None:
-    """End the node once its home is gone: no command finds it there, and nothing it writes is
-    kept.
-    """
+    """End the node once its home is gone: no command finds it, and nothing is kept."""
     while lock.in_place:
         await trio.sleep(HOME_S)
     node.fail(

@@ -185,9 +185,7 @@ class Reductions:
             self._end(event.op_id, reduction, event.reason, event.differs)
 
     def done(self, event: ev.OperationDone) -> None:
-        """An operation is decided: the script decodes its result, out of the memory it was received
-        in.
-        """
+        """An operation is decided: the script decodes its result from the received memory."""
         reduction = self._open.get(event.op_id)
         if reduction is None or not reduction.running:
             return

@@ -445,9 +445,7 @@ class RunService:
         self._wake.set()
 
     def _tend_lanes(self) -> None:
-        """Keep a lane to every member of a small configuration; let go of lanes that nobody has
-        used.
-        """
+        """Keep a lane to every member of a small configuration; drop lanes nobody has used."""
         assert self.whole is not None
         now, me = trio.current_time(), self.node.identity.peer
         self.node.lanes.members(
@@ -540,7 +538,6 @@ class RunService:
 
     @property
     def members(self) -> list[PeerId]:
-        """See `_members`."""
         return self._members()
 
     def _load_entrants(self) -> None:

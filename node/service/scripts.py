@@ -74,9 +74,8 @@ class AttachedScript:
         self.anchors: Sequence[AnchorSlots] = [
             run.slots(part.numel, number) for number, part in enumerate(parts)
         ]
-        self._stops = list(
-            accumulate(part.numel for part in parts)
-        )  # where each fragment ends in the flat vector
+        # Where each fragment ends in the flat vector.
+        self._stops = list(accumulate(part.numel for part in parts))
         self._frozen: dict[int, tuple[bytes, float]] = {}  # by fragment
         # by fragment: what rounds, engine and workers were given of the contribution
         self._lent = defaultdict[int, list[ReferenceType[Any]]](list)
@@ -91,7 +90,6 @@ class AttachedScript:
 
     @property
     def whole(self) -> Whole:
-        """See `RunService.driven`."""
         return self.run.driven
 
     # ---- ScriptSession
@@ -143,7 +141,6 @@ class AttachedScript:
         return fragment not in self._frozen and not alive(self._lent[fragment])
 
     def computed(self, number: int, part: int = 0) -> None:
-        """Take what the script computed by seed."""
         session = self.whole.sessions[0]
         if session.pre_round is not None:
             session.pre_round.computed(
@@ -169,7 +166,6 @@ class AttachedScript:
         return self.whole.sessions[fragment].rounds(entry)
 
     def samples(self, entry: int, fragment: int = 0) -> int:
-        """Samples contributed to it."""
         return self.whole.sessions[fragment].samples(entry)
 
     def lag(self, entry: int, fragment: int = 0) -> float:
@@ -181,7 +177,6 @@ class AttachedScript:
         return self.whole.sessions[0].steps
 
     def members(self) -> Sequence[PeerView]:
-        """The members of the configuration."""
         return [
             PeerView(
                 row["peer"], row["round"] or 0, bool(row["live"]), row["path"], row["organiser"]
@@ -191,11 +186,9 @@ class AttachedScript:
         ]
 
     def spent(self) -> Spent | None:
-        """Of its privacy."""
         return spent(self.run)
 
     def tallies(self, first: int) -> Sequence[Tally]:
-        """What the log says of the data."""
         return self.whole.sessions[0].tallies(first)
 
     def report(self, metrics: Mapping[str, float]) -> None:
@@ -312,9 +305,8 @@ class AttachedScript:
         if self._frozen.get(fragment, (b"",))[0] != event.cid:
             return
         (cid, since), before = self._frozen.pop(fragment), self._reported_traffic
-        sent, received = self._reported_traffic = (
-            self.run.traffic()
-        )  # each outcome has what came since the last: they add up
+        # Each outcome has what came since the last: they add up.
+        sent, received = self._reported_traffic = self.run.traffic()
         moved = sent - before[0], received - before[1]
         elapsed = trio.current_time() - since
         outcome = Outcome(
@@ -330,7 +322,6 @@ class AttachedScript:
 
     # ---- free-standing reductions
     def buffer_open(self, numel: int) -> PooledBuffer:
-        """Memory that operations read as it lies."""
         return self._reductions.buffer_open(numel)
 
     def buffer_close(self, number: int) -> None:
@@ -338,18 +329,14 @@ class AttachedScript:
         self._reductions.buffer_close(number)
 
     def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
-        """Memory for a contribution."""
         self.run.idle.over()  # a script of collectives alone is not idle
         return self._reductions.open(call, numel, buffer)
 
     def reduce_start(self, op_id: str) -> None:
-        """Begin."""
         self._reductions.start(op_id)
 
     def reduce_cancel(self, op_id: str) -> None:
-        """The script waits no longer."""
         self._reductions.cancel(op_id)
 
     def reduce_close(self, op_id: str) -> None:
-        """The script no longer needs the memory."""
         self._reductions.close(op_id)

@@ -20,7 +20,6 @@ class Subscribers:
         self._missed: dict[trio.MemorySendChannel[dict[str, Any]], int] = {}
 
     def publish(self, event: dict[str, Any]) -> None:
-        """Tell all of them."""
         for channel, missed in list(self._missed.items()):
             try:
                 channel.send_nowait({**event, "missed": missed} if missed else event)

@@ -243,9 +243,8 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
     membership = session.membership
     records = {record.peer: record for record in membership.records()}
     config = run.whole.config_peers()
-    early = (
-        () if config else session.contacts
-    )  # nobody tells anything of itself before the run is founded
+    # Nobody tells anything of itself before the run is founded.
+    early = () if config else session.contacts
     listed: Sequence[PeerId] = list(
         dict.fromkeys([*config, *records, *early, *run.budgets.refusing()])
     )

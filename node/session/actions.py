@@ -35,12 +35,10 @@ class LogActions:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.results: dict[
-            tuple[bytes, ...], memoryview
-        ] = {}  # complete result bytes of the open round, by part digests
-        self.weights: dict[
-            tuple[bytes, ...], tuple[float, ...]
-        ] = {}  # what contributions were weighed with, by the same
+        # Complete result bytes of the open round, by part digests.
+        self.results: dict[tuple[bytes, ...], memoryview] = {}
+        # What contributions were weighed with, by the same.
+        self.weights: dict[tuple[bytes, ...], tuple[float, ...]] = {}
         self.storing: dict[tuple[bytes, ...], int] = {}  # on the way to the medium, for a round
         self._unstored: dict[tuple[bytes, ...], tuple[Plan | Entry, memoryview]] = {}
         self._timelines: dict[int, Timeline] = {}  # of the open round and the next
@@ -49,7 +47,6 @@ class LogActions:
 
     @property
     def exchange(self) -> DataPlane:
-        """The data plane."""
         return self.session.ports.exchange
 
     # ---- messages
@@ -89,9 +86,7 @@ class LogActions:
         self.send(peer, self.session.log, round_, body)
 
     def timeline(self, round_: int) -> Timeline:
-        """That of a round of the main log; one that nobody looks at for rounds that are not open
-        soon.
-        """
+        """That of a main log's round; one nobody looks at for rounds not open soon."""
         machine = self.session.machine
         if machine is None or not machine.round <= round_ <= machine.round + 1:
             return Timeline()
@@ -102,7 +97,6 @@ class LogActions:
 
     # ---- data plane
     def on_result(self, now: float, event: ResultComplete) -> None:
-        """All result bytes of a plan are here."""
         machine = self.session.machine
         if (
             machine is not None
@@ -177,15 +171,12 @@ class LogActions:
             self.exchange.execute(plan, audience)
 
     def report(self, plan_id: bytes) -> None:
-        """Ask what the data plane waits for."""
         self.exchange.report(plan_id)
 
     def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
-        """Send parts of the own contribution again."""
         self.exchange.resend_parts(peer, plan_id, cid, spans)
 
     def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
-        """Send chunks of the own reduced part again."""
         self.exchange.resend_results(peer, plan_id, spans)
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
@@ -282,13 +273,10 @@ class LogActions:
         return [record.peer for record in self.session.membership.records()]
 
     def suspected(self, peer: PeerId) -> bool:
-        """Whether the peer is believed dead."""
         return self.session.membership.suspected(self.session.clock(), peer)
 
     def deaf_to(self, peer: PeerId) -> bool:
-        """Whether the peer is shut out, has used up what it may say, or does not read what it is
-        told.
-        """
+        """Whether the peer is shut out, over its budget, or does not read its messages."""
         return self.session.budgets.deaf_to(self.session.clock(), peer) or self.unread(peer)
 
     def unread(self, peer: PeerId) -> bool:
@@ -296,13 +284,10 @@ class LogActions:
         return self.session.ports.unread(peer)
 
     def unheard(self, peer: PeerId) -> bool:
-        """Whether nothing is to be expected of the peer for now: it is believed dead, or not
-        listened to.
-        """
+        """Whether to expect nothing of the peer for now: it is suspected or ignored."""
         return self.suspected(peer) or self.deaf_to(peer)
 
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:
-        """Who may become a member."""
         return self.session.admission.let_in(self.session.clock(), joiners)
 
     def contradicts(self, entry: Entry) -> bool | None:
@@ -321,7 +306,6 @@ class LogActions:
             self.session.pre_round.on_false(entry, convener, ballot)
 
     def helps(self, peer: PeerId) -> bool:
-        """Whether the peer's invite is to aggregate."""
         return self.session.membership.roles.get(peer) == "aggregate"
 
     def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
@@ -356,15 +340,12 @@ class LogActions:
         self.session.ports.offload(work, done)
 
     def pace(self) -> Pace:
-        """How fast this node's links are."""
         return self.session.ports.pace()
 
     def sign(self, payload: bytes) -> bytes:
-        """Sign as this peer."""
         return self.session.ports.sign(payload)
 
     def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
-        """Check a signature."""
         return self.session.ports.verify(peer, payload, signature)
 
     # ---- transfer

@@ -70,9 +70,8 @@ class Admission:
         self.equivocation = EquivocationWatch(session)
         self.good: dict[PeerId, int] = {}
         """Rounds in a row in which a newcomer's work was found to be in order."""
-        self._heard: dict[
-            PeerId, int
-        ] = {}  # the round in which a member last said whose sum was wrong
+        # The round in which a member last said whose sum was wrong.
+        self._heard: dict[PeerId, int] = {}
         self._known: set[PeerId] = set()  # who has been a member since this session began
         self._entered: deque[float] = deque()
         self._trials: dict[PeerId, _Trial] = {}

@@ -18,9 +18,7 @@ from .ports import Storage
 
 
 class Barrier:
-    """Of one run at one node. ``persist`` runs the sync beside the loop
-    (`SessionPorts.persist`).
-    """
+    """Of one run at one node. ``persist`` runs the sync in a thread (`SessionPorts.persist`)."""
 
     def __init__(
         self,
@@ -33,9 +31,7 @@ class Barrier:
         self._syncing = False
 
     def hold(self, act: Callable[[float], None]) -> bool:
-        """Do this once everything written so far is on the medium. False: it is, and nothing
-        waits.
-        """
+        """Do this once all that was written is on the medium. False: it is, nothing waits."""
         written = self._written()
         if not self._held and written <= self._on_medium:
             return False

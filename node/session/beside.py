@@ -20,19 +20,15 @@ class BesideRun:
     session: Session
 
     def report(self, plan_id: bytes) -> None:
-        """Ask the data plane."""
         self.session.ports.exchange.report(plan_id)
 
     def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
-        """Send parts again."""
         self.session.ports.exchange.resend_parts(peer, plan_id, cid, spans)
 
     def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
-        """Send results again."""
         self.session.ports.exchange.resend_results(peer, plan_id, spans)
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
-        """Fetch result bytes."""
         self.session.transfer.fetch_result(
             self.session.clock(), entry, [peer for peer in holders if peer != self.session.me]
         )
@@ -45,7 +41,6 @@ class BesideRun:
         return ()
 
     def suspected(self, peer: PeerId) -> bool:
-        """Whether the peer is believed dead."""
         return self.session.actions.suspected(peer)
 
     def deaf_to(self, peer: PeerId) -> bool:
@@ -69,7 +64,7 @@ class BesideRun:
         return True
 
     def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
-        """See `contradicts`."""
+        """Never called: no entry is contradicted."""
 
     def helps(self, peer: PeerId) -> bool:
         """Nobody: an operation is of those who call it."""
@@ -84,13 +79,10 @@ class BesideRun:
         """As `caught`."""
 
     def pace(self) -> Pace:
-        """How fast this node's links are."""
         return self.session.ports.pace()
 
     def sign(self, payload: bytes) -> bytes:
-        """Sign as this peer."""
         return self.session.ports.sign(payload)
 
     def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
-        """Check a signature."""
         return self.session.ports.verify(peer, payload, signature)

@@ -199,9 +199,7 @@ class PeerUsage:
                     bucket.give(rate, amount)
 
     def begin_job(self, now: float, peer: PeerId, kind: str) -> bool:
-        """Whether ``peer`` may have one more job in the queue of service; then `end_job` ends
-        it.
-        """
+        """Whether ``peer`` may queue one more job of service; then `end_job` ends it."""
         account = self._account(now, peer)
         if account.jobs >= JOBS_AT_ONCE:
             account.refuses(kind)

@@ -28,17 +28,14 @@ if TYPE_CHECKING:
 
 
 class Copies:
-    """The vector of the open round at one member, and the bytes that plans and entries make of
-    it.
-    """
+    """The vector of the open round at one member, and its bytes in plans and entries."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._kin = b""
         self._vector: Tensor | None = None
-        self._wanted: Plan | Entry | None = (
-            None  # seen last; its bytes are made once the vector is here
-        )
+        # Seen last; its bytes are made once the vector is here.
+        self._wanted: Plan | Entry | None = None
         self._making: list[Plan | Entry] = []
         self._made: dict[bytes, tuple[bytes, ...]] = {}  # part digests, by what they mean
 
@@ -62,9 +59,7 @@ class Copies:
         return self._kin + own
 
     def are(self, what: Plan | Entry) -> bool:
-        """Whether the contributions that a plan or an entry names are copies of the vector that is
-        here.
-        """
+        """Whether the contributions of a plan or an entry are copies of the vector here."""
         return (
             self._vector is not None
             and bool(what.contributors)

@@ -24,14 +24,11 @@ class Distances:
         rule = find_reducer(reducer)
         self._asked = isinstance(rule, ByGram) and rule.running
         self._radius = Radius()
-        self._weighed: dict[
-            tuple[bytes, ...], float
-        ] = {}  # in the open round, by the digests of the result's parts
+        # In the open round, by the digests of the result's parts.
+        self._weighed: dict[tuple[bytes, ...], float] = {}
 
     def weighed(self, digests: tuple[bytes, ...], spread: float | None) -> None:
-        """A plan of the open round is carried out: the contributions' median distance from its
-        result.
-        """
+        """A plan of the open round is done: the contributions' median distance from its result."""
         if self._asked and spread is not None:
             self._weighed[digests] = spread
 

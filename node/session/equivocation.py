@@ -24,9 +24,8 @@ class EquivocationWatch:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._round = -1
-        self._votes: dict[
-            PeerId, dict[int, tuple[bytes, bytes]]
-        ] = {}  # by ballot: what was voted for, and the signature
+        # By ballot: what was voted for, and the signature.
+        self._votes: dict[PeerId, dict[int, tuple[bytes, bytes]]] = {}
 
     def heard(self, peer: PeerId, round_: int, vote: m.Accepted) -> None:
         """A vote has come from ``peer`` itself. Raises RemoteProtocolError where it is not signed,
@@ -56,9 +55,10 @@ class EquivocationWatch:
         if all(genuine):
             session.ports.emit(ev.Equivocated(peer, twice(peer, both[0], both[1]).encode()))
         elif genuine[1]:
+            # What was there before is nothing.
             ballots[vote.ballot] = (
                 vote.entry_hash,
                 vote.signature,
-            )  # what was there before is nothing
+            )
         else:
             raise RemoteProtocolError("a vote that it has not signed", peer=peer)

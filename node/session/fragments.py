@@ -59,7 +59,6 @@ PHASES: tuple[Phase, ...] = ("left", "seeking", "fetching", "running")
 
 
 def fragment_log(run: str, number: int) -> str:
-    """Name of one fragment's log."""
     return f"main/{number}/{run}"[:64]
 
 
@@ -97,15 +96,12 @@ class FragmentPlane:
         return (int.from_bytes(name, "big") ^ self._mask).to_bytes(HASH_BYTES, "big")
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
-        """See DataPlane."""
         self._plane.provide(self.named(name), data, bounds)
 
     def withdraw(self, name: bytes) -> None:
-        """See DataPlane."""
         self._plane.withdraw(self.named(name))
 
     def send_blob(self, peer: PeerId, name: bytes, spans: Spans) -> None:
-        """See DataPlane."""
         self._plane.send_blob(peer, self.named(name), spans)
 
     def want(
@@ -116,17 +112,15 @@ class FragmentPlane:
         hashes: Sequence[bytes],
         sources: Sequence[PeerId],
     ) -> None:
-        """See DataPlane."""
         self._wanted.add(name)
         self._plane.want(self.named(name), destination, bounds, hashes, sources)
 
     def unwant(self, name: bytes) -> None:
-        """See DataPlane."""
         self._wanted.discard(name)
         self._plane.unwant(self.named(name))
 
     def report(self, plan_id: bytes) -> None:
-        """See DataPlane: of a plan, or of content on its way."""
+        """Of a plan, or of content on its way."""
         self._plane.report(self.named(plan_id) if plan_id in self._wanted else plan_id)
 
 
@@ -147,19 +141,15 @@ class FragmentPorts:
         self.after_sync, self.unread = ports.after_sync, ports.unread
 
     def offload(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """See SessionPorts."""
         self._ports.offload(work, done)
 
     def serve(self, work: Callable[[], T], done: Callable[[float, T], None]) -> bool:
-        """See SessionPorts."""
         return self._ports.serve(work, done)
 
     def persist(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
-        """See SessionPorts."""
         self._ports.persist(work, done)
 
     def emit(self, event: object) -> None:
-        """See SessionPorts."""
         self._ports.emit(ev.InFragment(self._number, event))
 
 
@@ -240,9 +230,7 @@ class Fragments:
 
     @property
     def completed(self) -> int:
-        """Rounds in the anchor of the fragment that is behind; -1 before there is a state of
-        all.
-        """
+        """Rounds in the anchor of the slowest fragment; -1 before all have a state."""
         return min(self.cut.values())
 
     @property
@@ -268,12 +256,11 @@ class Fragments:
 
     # ---- life and script
     def start(self, now: float) -> None:
-        """See Session."""
         self._each(lambda session, _: session.start(now))
 
     def found(self, now: float, layout: Layout, initial: Tensor) -> None:
-        """See Session: all fragments, each with its part of ``initial``, but those that an earlier
-        life has founded before it was killed.
+        """All fragments, each with its part of ``initial``, but those that an earlier life has
+        founded before it was killed.
         """
         parts, bounds = cut(layout, len(self.sessions)), self.bounds(layout)
         for number, session in enumerate(self.sessions):
@@ -281,7 +268,7 @@ class Fragments:
                 session.found(now, parts[number], initial[slice(*bounds[number])])
 
     def attach(self, now: float, layout: Layout) -> bool:
-        """See Session: False where some fragment has no state yet."""
+        """False where some fragment has no state yet."""
         mine = list(zip(self.sessions, cut(layout, len(self.sessions)), strict=True))
         for session, part in mine:  # all of them or none
             if session.replica is not None:
@@ -290,33 +277,28 @@ class Fragments:
         return all(session.replica for session in self.sessions)
 
     def detach(self, now: float) -> None:
-        """See Session."""
         self._each(lambda session, _: session.detach(now))
 
     def leave(self, now: float) -> None:
-        """See Session."""
         self._each(lambda session, _: session.leave(now))
 
     def drop(self) -> None:
-        """See Session."""
         self._each(lambda session, _: session.drop())
 
     # ---- inputs
     def add_contacts(self, now: float, peers: Iterable[PeerId]) -> None:
-        """See Session."""
         known = list(peers)
         self._each(lambda session, _: session.add_contacts(now, known))
 
     def on_link(self, now: float, peer: PeerId, up: bool) -> None:
-        """See Session. Membership is common to all."""
+        """Membership is common to all."""
         self.sessions[0].on_link(now, peer, up)
 
     def on_gone(self, now: float, peer: PeerId) -> None:
-        """See Session."""
         self._each(lambda session, _: session.on_gone(now, peer))
 
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
-        """See Session: what belongs to a fragment's log goes there, anything else to the first."""
+        """What belongs to a fragment's log goes there, anything else to the first."""
         self._of(data).on_message(now, peer, data)
 
     def _of(self, data: bytes) -> Session:
@@ -328,9 +310,7 @@ class Fragments:
             return self.sessions[0]  # which says what is wrong with it
 
     def on_exchange(self, now: float, event: Any) -> None:
-        """See Session. Plans and content are known by their names; a fault of a peer is told
-        once.
-        """
+        """Plans and content are known by their names; a fault of a peer is told once."""
         match event:
             case x.BlobProgress() | x.BlobComplete() | x.BadChunk():
                 for session, ports in zip(self.sessions, self.ports, strict=True):
@@ -353,11 +333,9 @@ class Fragments:
         return owners[0] if owners else self.sessions[0]
 
     def tick(self, now: float) -> None:
-        """See Session."""
         self._each(lambda session, _: session.tick(now))
 
     def next_due(self) -> float:
-        """See Session."""
         return min(session.next_due() for session in self.sessions)
 
     def _each(self, act: Callable[[Session, int], object]) -> None:

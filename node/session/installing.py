@@ -30,12 +30,10 @@ class Installing:
         self.under_way = False  # nothing may be applied meanwhile
         self._half_done = False
         self._applying = False
-        self._replica: ModelReplica | None = (
-            None  # behind the journal, on its way to the journal's end
-        )
-        self._waiting: tuple[int, bytes, Layout, memoryview] | None = (
-            None  # it came while an entry was being applied, or found no room
-        )
+        # Behind the journal, on its way to the journal's end.
+        self._replica: ModelReplica | None = None
+        # It came while an entry was being applied, or found no room.
+        self._waiting: tuple[int, bytes, Layout, memoryview] | None = None
 
     @property
     def busy(self) -> bool:
@@ -73,10 +71,11 @@ class Installing:
                 session.adopt(later, round_, root)
                 self._replica = None  # this state is the journal's end: nothing is left to replay
             except StorageError:
+                # Tried again; until then nothing else is applied.
                 self._waiting, self._half_done = (
                     (round_, root, layout, data),
                     True,
-                )  # tried again; until then nothing else is applied
+                )
                 raise
             self.under_way = False
             storage.installed(round_)
@@ -116,9 +115,7 @@ class Installing:
             self._apply(self._replica, entry, data)
 
     def lacks(self, entry: Entry) -> bool:
-        """Whether the state cannot be brought on without this result: a newer state is of use
-        then.
-        """
+        """Whether the state cannot advance without this result: then a newer state helps."""
         return self._replica is not None and entry.round == self._replica.applied + 1
 
     def _apply(self, replica: ModelReplica, entry: Entry, data: memoryview | None) -> None:
@@ -138,9 +135,7 @@ class Installing:
         session.installed(now, replica)
 
     def retry(self, now: float) -> None:
-        """What had to wait for another job, for room on the disk, or for a member that has a
-        result.
-        """
+        """What had to wait for another job, for disk space, or for a member with a result."""
         if self._replica is not None and not (self.busy or self._applying):
             entry = self._next(self._replica)
             if entry.hash() not in self.session.transfer.fetching:

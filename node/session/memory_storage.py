@@ -47,12 +47,11 @@ class MemoryStorage:
         return copy
 
     def journal(self) -> Journal:
-        """The journal."""
         return self._journal
 
     @property
     def was_founded(self) -> bool:
-        """See Storage. A later life than the first has lost what it held."""
+        """A later life than the first has lost what it held."""
         return self._journal.incarnation > 0 or bool(self._journal.entries)
 
     @property
@@ -61,24 +60,21 @@ class MemoryStorage:
         return 0
 
     def sync(self) -> None:
-        """See Storage."""
+        """There is no medium."""
 
     @property
     def forces_results(self) -> bool:
-        """See Storage."""
         return False
 
     def force_result(
         self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview
     ) -> None:
-        """See Storage."""
+        """There is no medium to force it to."""
 
     def layout(self) -> Layout | None:
-        """The layout."""
         return self._layout
 
     def save_layout(self, layout: Layout) -> None:
-        """Keep the layout."""
         self._layout = layout
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -86,7 +82,6 @@ class MemoryStorage:
         return memoryview(bytearray(nbytes))
 
     def keep_result(self, entry: Entry, data: memoryview) -> None:
-        """Keep result bytes."""
         self._kept[entry.hash()] = (entry.round, bytes(data))
 
     def kept(self, entry: Entry) -> memoryview | None:
@@ -108,7 +103,6 @@ class MemoryStorage:
         self._kept = {name: kept for name, kept in self._kept.items() if kept[0] >= limit}
 
     def state_bytes(self, layout: Layout) -> int:
-        """See Storage."""
         return OuterStep(self._outer, layout).state_bytes(layout.numel)
 
     def replica(self, layout: Layout, *, restore: bool) -> ModelReplica:
@@ -140,7 +134,6 @@ class MemoryStorage:
         self._checkpoint = (replica.applied, bytes(replica.snapshot()))
 
     def saved(self, before: int) -> tuple[int, memoryview] | None:
-        """See Storage."""
         for kept in (self._checkpoint, self._before):
             if kept is not None and self._from - 1 <= kept[0] < before:
                 return kept[0], memoryview(bytearray(kept[1]))
@@ -151,19 +144,15 @@ class MemoryStorage:
         self._from = max(self._from, round_ + 1)
 
     def spent(self) -> list[str]:
-        """Operations voted in."""
         return list(self._spent)
 
     def spend(self, key: str) -> None:
-        """Remember an operation."""
         self._spent = [*self._spent[1 - MAX_SPENT :], key]
 
     def noisy(self) -> int:
-        """See Storage."""
         return self._noisy
 
     def spend_noisy(self) -> None:
-        """See Storage."""
         self._noisy += 1
 
     def lacks_results(self) -> None:

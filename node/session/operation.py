@@ -65,16 +65,14 @@ class Operation(BesideRun):
         self.pinned = False  # called under this configuration and no other
         self.timeline = Timeline()
         self.results: dict[tuple[bytes, ...], memoryview] = {}
-        self.weights: dict[
-            tuple[bytes, ...], tuple[float, ...]
-        ] = {}  # what contributions were weighed with, by the same
+        # What contributions were weighed with, by the same.
+        self.weights: dict[tuple[bytes, ...], tuple[float, ...]] = {}
         self.holders: set[PeerId] = set()  # who voted, and so has all bytes
         self.offered: m.Ready | None = None  # what this member said when it called
         self.given: Given | None = None  # and what it called with
         self.callers: set[PeerId] = set()
-        self.others: dict[
-            PeerId, str
-        ] = {}  # who called the same operation otherwise, and the name of that log
+        # Who called the same operation otherwise, and the name of that log.
+        self.others: dict[PeerId, str] = {}
         self.entry: Entry | None = None
         self.done = self.served = False
         self.complete_at = now

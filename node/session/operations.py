@@ -47,11 +47,8 @@ ACCOUNTS = 4  # so many members' bytes the operations of all others may take tog
 UNCALLED_S = 20.0
 UNCALLED_KEPT = 32 << 20  # bytes of results that nobody here has called, kept for longer than that
 LIFETIME_S = 120.0  # how long a decided or abandoned operation is remembered for laggards
-KEPT_BYTES = (
-    256 << 20
-    # results of decided operations that somebody may still lack; the newest is kept whatever its
-    # size
-)
+# Results of decided operations that somebody may still lack; the newest is kept whatever its size.
+KEPT_BYTES = 256 << 20
 # entries whose configurations an operation may be called under: a caller may be that far behind
 RECENT_CONFIGS = 4
 
@@ -68,9 +65,8 @@ class Operations:
         self.limits = session.settings.limits
         self._trimmed_at = 0.0
         self._spent: dict[str, None] | None = None  # oldest first
-        self._refused: dict[
-            str, None
-        ] = {}  # what our script called in other words than the others, oldest first
+        # What our script called in other words than the others, oldest first.
+        self._refused: dict[str, None] = {}
 
     @property
     def spent(self) -> dict[str, None]:
@@ -88,7 +84,6 @@ class Operations:
 
     @property
     def under_way(self) -> bool:
-        """Whether any operation is."""
         return bool(self.undone) and any(operation.under_way for operation in self.undone.values())
 
     # ---- the script
@@ -256,9 +251,8 @@ class Operations:
         operation.speaker = peer
         inside, tells = peer in operation.peers, calls or isinstance(body, m.PlanMessage)
         if inside and (tells or operation.gives(peer)):
-            operation.heard_at = (
-                now  # what others say, or those who gave nothing, keeps nothing alive
-            )
+            # What others say, or those who gave nothing, keeps nothing alive.
+            operation.heard_at = now
         proposal = (
             body
             if isinstance(body, m.Accept)
@@ -411,9 +405,8 @@ class Operations:
         operation.by = by
         self.by_key[operation.key] = self.undone[operation.key] = operation
         if self.session.script is None or operation.key in self._refused or self._watches(spec):
-            operation.machine.set_idle(
-                now, True
-            )  # nobody here who could call: the others need not wait
+            # Nobody here who could call: the others need not wait.
+            operation.machine.set_idle(now, True)
         return operation
 
     def _bearable(self, spec: Spec, acceptors: Config) -> bool:

@@ -104,15 +104,11 @@ class Contributions(Protocol):
     """Contributions that are kept so that rounds can be recomputed."""
 
     def keep(self, statement: Statement, data: memoryview | None = None) -> bool:
-        """Keep what somebody has signed; ``data``: the values, of the own one. Whether it is
-        kept.
-        """
+        """Keep what somebody has signed; ``data``: the own one's values. Whether it is kept."""
         ...
 
     def forget(self, entry: int, but: Iterable[PeerId]) -> None:
-        """The entry is decided and counts these: what others have signed goes, and the oldest
-        entries.
-        """
+        """The entry is decided and counts these: others' signatures and the oldest entries go."""
         ...
 
 
@@ -201,9 +197,7 @@ class Storage(Protocol):
         ...
 
     def installed(self, round_: int) -> None:
-        """A fetched state replaced everything up to this round: results of older rounds are not
-        here.
-        """
+        """A fetched state replaced all up to this round: older rounds' results are not here."""
         ...
 
     def replica(self, layout: Layout, *, restore: bool) -> ModelReplica:
@@ -249,9 +243,7 @@ class Storage(Protocol):
         ...
 
     def spend_noisy(self) -> None:
-        """A contribution with noise is about to be handed over: it counts against this member's
-        privacy.
-        """
+        """A noisy contribution is about to be handed over: it counts against the privacy budget."""
         ...
 
     def lacks_results(self) -> None:

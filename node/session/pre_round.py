@@ -55,15 +55,11 @@ class PreRound(Protocol):
         return False
 
     def execute(self, plan: Plan) -> bool:
-        """A plan of the log; whether its result is made here, and the data plane has nothing to
-        do.
-        """
+        """A plan of the log; whether its result is made here, without the data plane."""
         return False
 
     def may_fetch(self, entry: Entry) -> bool:
-        """Whether result bytes may be had from others before the entry is decided, to vote for
-        it.
-        """
+        """Whether result bytes may be fetched before the decision, to vote for the entry."""
         return True
 
     def contradicts(self, entry: Entry) -> bool | None:

@@ -32,9 +32,8 @@ class Race:
         self._mark = (now, have)  # the rate counts from here
         self._look_s = FIRST_S
         self._moved = (now, have)  # when a chunk came last
-        self._wait_s = (
-            FIRST_S  # a rival that has brought nothing by then is none, nor has the first
-        )
+        # A rival that has brought nothing by then is none, nor has the first.
+        self._wait_s = FIRST_S
         self._best = 0.0  # chunks/s at the newest trial
         self.seeking = False  # a rival is wanted
         self.rival_each_s = 0.0  # what a chunk of the rival took at the newest trial

@@ -103,9 +103,7 @@ class Recertifying:
         self.session, self._others = session, others
 
     def view(self) -> SealView | None:
-        """The seal of the open round, or one that was asked for and is to come; None where there is
-        none.
-        """
+        """The seal of the open round, or one requested and to come; None if there is none."""
         machine = self.session.machine
         if machine is None:
             return None

@@ -67,9 +67,8 @@ class ModelReplica:
         )
         self._slot = 0  # of the newest applied generation
         self._grid = lru_cache(1)(Grid)
-        self._unchanging: dict[
-            int, bytes
-        ] = {}  # hashes of chunks of a state that no step reads or writes, by where they start
+        # Hashes of chunks of a state that no step reads or writes, by where they start.
+        self._unchanging: dict[int, bytes] = {}
 
     @property
     def anchor(self) -> Tensor:
@@ -106,9 +105,7 @@ class ModelReplica:
         self.slots.publish(self._slot, round_, "")
 
     def hashes(self) -> list[bytes]:
-        """blake3 of each chunk of the state: the bytes of the anchor, then those of the
-        momentum.
-        """
+        """blake3 of each chunk of the state: the anchor's bytes, then the momentum's."""
         anchor, momentum = bytes_of(self.anchor), bytes_of(self.momentum)
         step, size, length = (
             state_chunk_bytes(self.layout.numel),
@@ -173,11 +170,9 @@ class PlainSlots:
         return self._writing
 
     def tensor(self, slot: int) -> Tensor:
-        """The slot's memory."""
         return self._tensors[slot]
 
     def publish(self, slot: int, round_: int, digest: str) -> None:
-        """Make the slot current."""
         self.current, self.round = slot, round_
         for idle in {0, 1, 2} - {slot, self.leased, self._writing}:
             self._tensors[idle].fill_(math.nan)

@@ -25,9 +25,8 @@ from .record import Statement, statement_payload
 if TYPE_CHECKING:
     from .session import Session
 
-MOST_STATED = (
-    4  # contributions of one member to one round: one that was refused is followed by another
-)
+# Contributions of one member to one round: one that was refused is followed by another.
+MOST_STATED = 4
 
 
 class Retaining:
@@ -35,9 +34,8 @@ class Retaining:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._stated: dict[
-            tuple[PeerId, bytes], Statement
-        ] = {}  # of the open round and the one before, by member and cid
+        # Of the open round and the one before, by member and cid.
+        self._stated: dict[tuple[PeerId, bytes], Statement] = {}
 
     def offered(self, cid: bytes, vector: Tensor | EncodedVector) -> None:
         """The own contribution is frozen for the open round: encode, keep, sign and tell it. Where

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from .session import Session
 
 SNAPSHOT_IDLE_S = 10.0  # a snapshot nobody has asked for this long is dropped
-SNAPSHOTS = (
-    2  # the newest is offered; the one before it is still served to those who are fetching it
-)
+# The newest is offered; the one before it is still served to those who are fetching it.
+SNAPSHOTS = 2
 
 
 def result_hashes(entry: Plan | Entry, data: memoryview) -> list[bytes]:

@@ -71,9 +71,8 @@ from .waiting import Waits
 
 MEMBERSHIP, ROUND = b"M", b"R"
 MAX_CONTACTS = 256
-KINDS: dict[type, str] = {
-    kind: str(kind.__struct_config__.tag) for kind in get_args(m.Body)
-}  # what a message is in its sender's budget
+# What a message is in its sender's budget.
+KINDS: dict[type, str] = {kind: str(kind.__struct_config__.tag) for kind in get_args(m.Body)}
 GET = KINDS[m.Get]
 OF_SPANS = frozenset(KINDS[kind] for kind in (m.Get, m.Need, m.Missing))
 """Messages that cost what they are long."""
@@ -302,9 +301,7 @@ class Session:
 
     # ---- life
     def start(self, now: float) -> None:
-        """Take up what storage holds. A run that was never entered begins empty. Raises
-        StorageError.
-        """
+        """Take up what storage holds. A run never entered begins empty. Raises StorageError."""
         self._now = now
         self._restore(now)
 
@@ -363,9 +360,8 @@ class Session:
             reducer=settings.reducer,
             sign=self.ports.sign,
         )
-        storage.found(
-            replica, certified
-        )  # before anybody hears of the run: nobody else could restore it
+        # Before anybody hears of the run: nobody else could restore it.
+        storage.found(replica, certified)
         self.replica = replica
         self.make_machine(now, certified, root=certified.entry.base_state)
         self.opened(now)
@@ -597,16 +593,12 @@ class Session:
         self._drain(now)
 
     def misbehaved(self, now: float, peer: PeerId, reason: str) -> None:
-        """A message of a peer broke a rule: after some of those it is not listened to for a
-        while.
-        """
+        """A message of a peer broke a rule: after some of those it is ignored for a while."""
         self.budgets.breach(now, peer)
         self.ports.emit(ev.PeerMisbehaved(peer, reason))
 
     def _affordable(self, now: float, peer: PeerId, what: m.Outline) -> bool:
-        """Asked before a message is decoded: to decode thousands of spans costs more than to send
-        them.
-        """
+        """Asked before decoding: thousands of spans cost more to decode than to send."""
         nbytes = what.nbytes if what.tag in OF_SPANS else 0
         if is_operation(what.log):
             return self.budgets.operation(now, peer, nbytes)
@@ -743,9 +735,7 @@ class Session:
         self._drain(now)
 
     def next_due(self) -> float:
-        """When `tick` wants to be called next; after any input perhaps earlier than was said
-        before.
-        """
+        """When to call `tick` next; after any input perhaps earlier than before."""
         beat, soon = self.membership.next_due(), self._ticked_at + self.timing.pull_s
         return beat if beat <= soon else min(beat, self._ticked_at + self.look_s)
 
@@ -861,9 +851,7 @@ class Session:
         )
 
     def diverged(self, entry: Entry, mine: bytes) -> None:
-        """Our state is not the one the others decided on: it must never happen; fetch the state
-        anew.
-        """
+        """Our state is not the decided one: it must never happen; fetch the state anew."""
         if not self.transfer.seeking_state:
             self.ports.emit(ev.StateDiverged(entry.round, mine, entry.base_state))
             self.transfer.seek_state()
@@ -945,9 +933,7 @@ class Session:
         self.recertifying.decided(certified)
 
     def opened(self, now: float) -> None:
-        """A round opened: let the data plane accept its parts, watch its configuration, offer what
-        waits.
-        """
+        """A round opened: accept its parts, watch its configuration, offer what waits."""
         machine = self.machine
         assert machine is not None
         if machine.stateless:

@@ -19,9 +19,7 @@ NAMES_AT_ONCE = 6144  # names in them are half a megabyte; a control frame holds
 def shares_of(
     contributors: Sequence[Contributor], weights: Sequence[float] = ()
 ) -> tuple[Share, ...]:
-    """Who was counted; ``weights``: what a rule of whole vectors gave to each, where that is
-    known.
-    """
+    """Who was counted; ``weights``: what a rule of whole vectors gave each, if known."""
     known = list(weights) or [None] * len(contributors)
     return tuple(
         Share(c.member.peer, c.weight, weight)
@@ -30,9 +28,7 @@ def shares_of(
 
 
 def tallies(entries: Log, first: int) -> list[Tally]:
-    """Of the applied entries from number ``first`` on, as many as are told at once. Raises
-    StorageError.
-    """
+    """Applied entries from number ``first`` on, one message's worth. Raises StorageError."""
     counted, round_ = list[Tally](), entries.rounds(first - 1)
     names = 0
     for certified in islice(entries.since(first), AT_ONCE):

@@ -56,9 +56,7 @@ class Timeline:
     def finish(
         self, now: float, me: PeerId, decided_at: float, op_id: str = ""
     ) -> tuple[float, ReductionTimed] | None:
-        """(when it began, where the time went), or None where this member took no part in the
-        reduction.
-        """
+        """(when it began, where the time went), or None if this member took no part."""
         plan = self.plan
         if plan is None or not self._reduced_at:
             return None

@@ -87,9 +87,8 @@ class Transfer:
         self._rival: bytes | None = None  # the state that is tried beside it
         self._beaten: set[PeerId] = set()  # whose states came more slowly than others'
         self._asked_state_at = -1e9
-        self._unbelieved_at: float | None = (
-            None  # since when states are offered, and none that is believed
-        )
+        # Since when states are offered, and none that is believed.
+        self._unbelieved_at: float | None = None
 
     # ---- wanted by the session
     def fetch_result(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> None:
@@ -233,9 +232,8 @@ class Transfer:
             if now - item.asked_at > 4 * self.timing.pull_s:
                 item.asked_at = now
                 if item.data is not None:
-                    self.actions.exchange.report(
-                        item.name
-                    )  # answered by `on_blob` with what is missing
+                    # Answered by `on_blob` with what is missing.
+                    self.actions.exchange.report(item.name)
                 else:
                     self._ask(now, item)
 
@@ -344,9 +342,7 @@ class Transfer:
         self._race.begin(now, self.fetching[self._coming].have)
 
     def _compare(self, now: float, targets: Sequence[PeerId]) -> None:
-        """Try another member's state where the one that comes is slow, and go on with the
-        better.
-        """
+        """If a state arrives slowly, try another member's, and go on with the faster."""
         race, first = self._race, self.fetching.get(self._coming or b"")
         if race is None or first is None:
             return
@@ -389,9 +385,8 @@ class Transfer:
         assert item.data is not None
         self.actions.exchange.want(item.name, item.data, item.bounds, item.hashes, item.sources)
         item.asked_at = item.moved_at = now
-        self.actions.exchange.report(
-            item.name
-        )  # answered by `on_blob`: what came before need not be asked for
+        # Answered by `on_blob`: what came before need not be asked for.
+        self.actions.exchange.report(item.name)
 
     def _ask(self, now: float, item: Fetching) -> None:
         """Ask one source for the chunk hashes; a new source of what is already coming is told to

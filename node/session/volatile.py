@@ -19,9 +19,7 @@ def patient(timing: Timing) -> Timing:
 
 
 class VolatileJournal(MemoryJournal):
-    """Tells before the first promise or vote: from then on forgetting what was said could decide
-    twice.
-    """
+    """Called before the first promise or vote: forgetting one could decide twice."""
 
     def __init__(self, incarnation: int, spend: Callable[[], None]) -> None:
         super().__init__(incarnation)
@@ -29,12 +27,10 @@ class VolatileJournal(MemoryJournal):
         self._spend = spend
 
     def promise(self, ballot: int) -> None:
-        """Record a promise."""
         self._use()
         super().promise(ballot)
 
     def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
-        """Record a vote."""
         self._use()
         super().accept(ballot, entry, proof)
 

@@ -265,9 +265,7 @@ class Waits:
         return not machine.ended(member) and self._others.there(now, member.peer) is not False
 
     def _holders(self, machine: RoundMachine) -> tuple[PeerId, ...]:
-        """Who would have the newest state: who voted for the newest entry known, and its
-        members.
-        """
+        """Likely holders of the newest state: voters for the newest known entry, its members."""
         tail = machine.tail
         peers = [vote.member.peer for vote in tail.votes]
         peers += [member.peer for member in tail.entry.next_config]

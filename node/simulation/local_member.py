@@ -43,7 +43,6 @@ class LocalPending:
         self._member = member
 
     def done(self) -> bool:
-        """Whether it is decided."""
         return self.outcome is not None
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
@@ -64,7 +63,6 @@ class LocalOperating(LocalPending):
         self.result: Tensor | None = None
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
-        """See Operating."""
         member, left = (
             self._member,
             max(0.0, self.since + self.call.deadline_s - self._member.clock()),
@@ -77,25 +75,20 @@ class LocalOperating(LocalPending):
         return self.outcome or member.still_open("not decided yet")
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See Operating."""
         if self.result is None:
             raise LocalProtocolError(f"{self.call.name} has no result")
         destination.detach().view(-1).copy_(self.result[start : start + destination.numel()])
 
     def release(self) -> None:
-        """See Operating."""
         self.result = None
 
     def cancel(self) -> None:
-        """See Operating."""
         if self.outcome is None:
             self.outcome = self._member.abandon(self.call.op_id, "cancelled by its caller")
 
 
 class LocalMember:
-    """See `collectives.swarm.Swarm`. Beyond it: ``index``, `clock` and `sleep` in virtual
-    seconds.
-    """
+    """A `Swarm`. Beyond it: ``index``, `clock` and `sleep` in virtual seconds."""
 
     def __init__(self, place: Place, peer: PeerId, index: int, rng: Random, shelf: Shelf) -> None:
         self.peer, self.index = peer, index
@@ -215,11 +208,10 @@ class LocalMember:
 
     # ---- Swarm
     def shelf(self) -> Shelf:
-        """See Shelved: it outlives this member's processes."""
+        """It outlives this member's processes."""
         return self._shelf
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorLease:
-        """See Swarm."""
         node = self._node()
         session = node.run
         with node.alive():
@@ -230,9 +222,8 @@ class LocalMember:
                 session.found(self.clock(), layout, values)
         self.wait(lambda: session.phase == "running" or self._closed, None)
         with self._node().alive():
-            session.attach(
-                self.clock(), layout
-            )  # now that the run's model is known, it must be this one
+            # Now that the run's model is known, it must be this one.
+            session.attach(self.clock(), layout)
         members = [each.machine for each in session.sessions]
         self.wait(
             lambda: (
@@ -244,7 +235,7 @@ class LocalMember:
         return self.anchor()
 
     def anchor(self) -> AnchorLease:
-        """See Swarm. Of all fragments; its round is that of the one that is behind."""
+        """Of all fragments; its round is that of the one that is behind."""
         views = [self.fragment_anchor(number) for number in range(self.fragments)]
         whole, start = (
             torch.empty(sum(view.numel for view in views), dtype=torch.float32, device="cpu"),
@@ -265,7 +256,6 @@ class LocalMember:
         loss: float | None = None,
         lag: float | None = None,
     ) -> LocalPending:
-        """See Swarm."""
         if self.fragments > 1:
             raise LocalProtocolError(
                 f"this run is cut into {self.fragments} fragments",
@@ -277,26 +267,23 @@ class LocalMember:
 
     @property
     def closing(self) -> int:
-        """See Swarm."""
         return self.fragment_closing(0)
 
     @property
     def model_folder(self) -> None:
-        """See Swarm: the run ends with this process."""
+        """The run ends with this process."""
 
     @property
     def paused(self) -> str:
-        """See Swarm: never."""
+        """Never."""
         return ""
 
     # ---- FragmentSwarm
     @property
     def fragments(self) -> int:
-        """See FragmentSwarm."""
         return self.settings.fragments
 
     def fragment_anchor(self, fragment: int) -> AnchorLease:
-        """See FragmentSwarm."""
         session = self._session(fragment)
         replica = cast(ModelReplica, session.replica)
         if self._layout is None:
@@ -308,7 +295,6 @@ class LocalMember:
         return AnchorLease(whole, rounds, lambda: None, samples, lag, session.steps)
 
     def fragment_closing(self, fragment: int) -> int:
-        """See FragmentSwarm."""
         return self._closing.get(fragment, 0)
 
     def contribute_fragment(
@@ -321,7 +307,6 @@ class LocalMember:
         loss: float | None = None,
         lag: float | None = None,
     ) -> LocalPending:
-        """See FragmentSwarm."""
         node, session = self._node(), self._session(fragment)
         if self._layout is None or session.machine is None:
             raise LocalProtocolError("open() the run first")
@@ -349,11 +334,10 @@ class LocalMember:
 
     # ---- Swarm
     def buffer(self, numel: int) -> Tensor:
-        """See Swarm: an ordinary tensor."""
+        """An ordinary tensor."""
         return torch.zeros(numel, dtype=torch.float32, device="cpu")
 
     def operate(self, call: Call, source: Tensor) -> LocalOperating:
-        """See Swarm."""
         node = self._node()
         if source.dtype != torch.float32 or not source.is_contiguous() or not source.numel():
             raise LocalProtocolError(
@@ -395,7 +379,6 @@ class LocalMember:
         codec: str = "",
         everyone: bool = False,
     ) -> Handle[Outcome]:
-        """See Swarm."""
         return all_reduce(
             self,
             flat,
@@ -450,7 +433,6 @@ class LocalMember:
         )
 
     def members(self) -> Sequence[PeerView]:
-        """See Swarm."""
         session, now, views = self._node().session, self.clock(), list[PeerView]()
         for peer in session.config_peers():
             record = session.membership.record(peer)
@@ -474,26 +456,23 @@ class LocalMember:
         return views
 
     def tallies(self, first: int) -> Sequence[Tally]:
-        """See Swarm."""
         return self._session(0).tallies(first)
 
     def shard(self, loader: Any) -> Shard:
-        """See Swarm."""
         return Shard(self, loader)
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """See Swarm. Kept in ``reports``."""
+        """Kept in ``reports``."""
         self.reports.append(self._refused.taken(metrics))
 
     def leave(self) -> None:
-        """See Swarm."""
         node = self._node()
         with node.alive():
             node.run.leave(self.clock())
         self.wait(lambda: self._closed or self.peer not in node.run.config_peers(), LEAVE_S)
 
     def close(self) -> None:
-        """See Swarm. The node goes on seeding until all scripts have ended."""
+        """The node goes on seeding until all scripts have ended."""
         if not self._closed and self._process is not None:
             with self._process.alive():
                 self._process.run.detach(self.clock())

@@ -55,21 +55,18 @@ class Place:
     probation: int = 0
     per_hour: int = 0
     doors: Callable[[PeerId], Doors] = lambda peer: OPEN
-    paces: dict[PeerId, Pace] = field(
-        default_factory=dict[PeerId, Pace]
-    )  # what members have measured of their links
-    unread: set[tuple[PeerId, PeerId]] = field(
-        default_factory=set[tuple[PeerId, PeerId]]
-    )  # of whom, who does not read what is said to it
+    # What members have measured of their links.
+    paces: dict[PeerId, Pace] = field(default_factory=dict[PeerId, Pace])
+    # Of whom, who does not read what is said to it.
+    unread: set[tuple[PeerId, PeerId]] = field(default_factory=set[tuple[PeerId, PeerId]])
     sites: Mapping[PeerId, str] = field(default_factory=dict[PeerId, str])
     plot: dict[tuple[str, int, int], dict[bytes, Entry]] = field(
         default_factory=dict[tuple[str, int, int], dict[bytes, Entry]]
     )
     """What liars have proposed, by log, round and ballot: they know of one another."""
     liars: frozenset[PeerId] = frozenset()  # who lies: they know of one another
-    identities: Mapping[PeerId, Identity] = field(
-        default_factory=dict[PeerId, Identity]
-    )  # of a secure run
+    # Of a secure run.
+    identities: Mapping[PeerId, Identity] = field(default_factory=dict[PeerId, Identity])
     _order: dict[PeerId, int] = field(init=False, default_factory=dict[PeerId, int])
 
     @property
@@ -334,7 +331,6 @@ class NodeProcess:
         self.network.send(self.peer, peer, "control", data)
 
     def after_sync(self, act: Callable[[float], None]) -> bool:
-        """See SessionPorts."""
         return self.barrier.hold(act)
 
     def persist(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
@@ -384,9 +380,8 @@ class NodeProcess:
 
     def _begin(self, jobs: Any) -> None:
         work, done = jobs[0]
-        early = (
-            self._rng.random() < 0.5
-        )  # a thread may do the work at once or only at the end: both must be right
+        # A thread may do the work at once or only at the end: both must be right.
+        early = self._rng.random() < 0.5
         result = self._do(work) if early else None
         self.world.after(self.place.work_s, lambda: self._finish(jobs, work, done, early, result))
 
@@ -409,7 +404,6 @@ class NodeProcess:
                         self._begin(jobs)
 
     def emit(self, event: object) -> None:
-        """Tell whoever watches."""
         self._emit(event)
 
     def unread(self, peer: PeerId) -> bool:
@@ -421,9 +415,7 @@ class NodeProcess:
         return self.place.paces.get(self.peer, UNKNOWN)
 
     def sign(self, payload: bytes) -> bytes:
-        """Sign as this peer."""
         return sign_as(self.peer, payload)
 
     def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
-        """Check a peer's signature."""
         return verify_as(peer, payload, signature)

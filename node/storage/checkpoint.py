@@ -144,9 +144,7 @@ def load(
 
 
 def entry_of(folder: Path, name: str, medium: Medium = REAL) -> int | None:
-    """The log entry that a checkpoint is of, by its header; None where there is none that can be
-    read.
-    """
+    """The log entry of a checkpoint, by its header; None if none can be read."""
     try:
         file = medium.open(folder / name) if medium.exists(folder / name) else -1
         if file < 0:

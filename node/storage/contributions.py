@@ -33,9 +33,7 @@ class ContributionFiles:
         self._folder, self._most, self._trouble = folder / FOLDER, most, trouble
 
     def keep(self, statement: Statement, data: memoryview | None = None) -> bool:
-        """Keep what somebody has signed; ``data``: the values, where they are here. Whether it is
-        kept.
-        """
+        """Keep what somebody has signed; ``data``: the values, if here. Whether it is kept."""
         place = self._folder / f"{statement.entry:08}"
         try:
             make_private(place)

@@ -23,7 +23,6 @@ def check_of(data: bytes) -> bytes:
 
 
 def framed(data: bytes) -> bytes:
-    """The frame around ``data``."""
     return FRAME.pack(len(data), check_of(data)) + data
 
 

@@ -45,9 +45,8 @@ from .medium import REAL, Medium, make_folder, storage_error, write_atomically
 ENTRY, VOTE = b"E", b"V"
 _MARK = struct.Struct(">cQ")  # the kind of a frame, and how much of the file was on the medium
 _WINDOW = 1 << 20
-_MAYBE = re.compile(
-    rb"(?=\x00[\x00-\x10][\s\S]{18}[EV]\x00)"
-)  # how every frame begins: length, check, kind, mark
+# How every frame begins: length, check, kind, mark.
+_MAYBE = re.compile(rb"(?=\x00[\x00-\x10][\s\S]{18}[EV]\x00)")
 _seal = msgspec.msgpack.Decoder(SealRecord)
 _certified = msgspec.msgpack.Decoder(Certified)
 
@@ -143,9 +142,8 @@ class FileJournal:
         self.entries = Log(self._read)
         self._marks = array("Q")  # where every SPANth entry begins
         self._gaps = dict[int, int]()  # where broken votes of rounds that are over begin, and end
-        self.newest: Certified | None = (
-            None  # the newest entry that can be read, also behind damage
-        )
+        # The newest entry that can be read, also behind damage.
+        self.newest: Certified | None = None
         self.promised = -1
         self.accepted: tuple[int, Entry] | None = None
         self.proof: tuple[Vote, ...] = ()
@@ -185,15 +183,12 @@ class FileJournal:
 
     # ---- Journal
     def promise(self, ballot: int) -> None:
-        """Record a promise."""
         self._write_vote(ballot, self.accepted, self.proof, self.echoed)
 
     def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
-        """Record a vote."""
         self._write_vote(ballot, (ballot, entry), proof, self.echoed)
 
     def echo(self, ballot: int, entry: Entry) -> None:
-        """Record an echo."""
         self._write_vote(ballot, self.accepted, self.proof, (ballot, entry))
 
     def append(self, certified: Certified) -> None:
@@ -205,9 +200,7 @@ class FileJournal:
         self.proof, self.echoed = (), None
 
     def seal(self, record: SealRecord) -> None:
-        """Record a seal. The control loop waits for the disk: no round in its usual course is
-        sealed.
-        """
+        """Record a seal. The control loop waits for the disk: usual rounds are not sealed."""
         write_atomically(
             self._folder.with_name("seal"),
             framed(msgspec.msgpack.encode(record)),
@@ -237,9 +230,7 @@ class FileJournal:
         self._save_meta(clean=False)
 
     def renew(self, incarnation: int) -> None:
-        """Record a new life; the entries that are here are as good as before. Raises
-        StorageError.
-        """
+        """Record a new life; the entries here are as good as before. Raises StorageError."""
         self.incarnation = incarnation
         self._save_meta(clean=False)
 
@@ -349,9 +340,8 @@ class FileJournal:
         if broken is None and total < forced:
             broken = total
         if broken is not None:
-            tail = (
-                self.rebooted or broken > whole_from
-            )  # a kill cuts the last write short, no other
+            # A kill cuts the last write short, no other.
+            tail = self.rebooted or broken > whole_from
             if self._was_clean or broken < forced or not tail:
                 self._damage(
                     f"entries: frame {len(self.entries)}, at byte {broken}, fails its check"

@@ -82,38 +82,30 @@ class RealMedium:
     """The operating system's files. Implements `Medium`."""
 
     def open(self, path: Path) -> int:
-        """See Medium."""
         return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
 
     def close(self, file: int) -> None:
-        """See Medium."""
         os.close(file)
 
     def size(self, file: int) -> int:
-        """See Medium."""
         return os.fstat(file).st_size
 
     def read(self, file: int, nbytes: int, at: int) -> bytes:
-        """See Medium."""
         return os.pread(file, nbytes, at)
 
     def write(self, file: int, data: bytes | memoryview, at: int) -> None:
-        """See Medium."""
         view = memoryview(data)
         while view:
             count = os.pwrite(file, view, at)
             view, at = view[count:], at + count
 
     def truncate(self, file: int, nbytes: int) -> None:
-        """See Medium."""
         os.ftruncate(file, nbytes)
 
     def sync(self, file: int) -> None:
-        """See Medium."""
         getattr(os, "fdatasync", os.fsync)(file)
 
     def sync_folder(self, folder: Path) -> None:
-        """See Medium."""
         file = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(file)
@@ -121,23 +113,18 @@ class RealMedium:
             os.close(file)
 
     def make_folder(self, folder: Path) -> None:
-        """See Medium."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def replace(self, old: Path, new: Path) -> None:
-        """See Medium."""
         os.replace(old, new)
 
     def remove(self, path: Path) -> None:
-        """See Medium."""
         path.unlink(missing_ok=True)
 
     def exists(self, path: Path) -> bool:
-        """See Medium."""
         return path.exists()
 
     def contents(self, path: Path) -> bytes:
-        """See Medium."""
         return path.read_bytes()
 
 

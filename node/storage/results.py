@@ -65,12 +65,10 @@ class ResultFiles:
         except OSError as error:
             raise storage_error(folder, error) from error
         self._lock = threading.Lock()
-        self._mapped: dict[
-            int, weakref.ref[Any]
-        ] = {}  # file number -> array over the mapping in use: what is only kept is not mapped
-        self._warm: dict[
-            int, mmap.mmap
-        ] = {}  # small mappings used last: a new one costs a fault for every page that is written
+        # File number -> array over the mapping in use: what is only kept is not mapped.
+        self._mapped: dict[int, weakref.ref[Any]] = {}
+        # Small mappings used last: a new one costs a fault for every page that is written.
+        self._warm: dict[int, mmap.mmap] = {}
         self._index: dict[str, tuple[int, int, int]] = {}  # name -> round, file number, bytes
         self._named = set[Path]()  # files whose names are on the medium
         self._load()
@@ -86,9 +84,7 @@ class ResultFiles:
 
     @staticmethod
     def _read_trailer(path: Path) -> _Trailer | None:
-        """What a file says it holds; None where it says nothing, or was cut off while it said
-        so.
-        """
+        """What a file says it holds; None if it says nothing, or was cut off before."""
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TRAILER_BYTES))
@@ -142,9 +138,7 @@ class ResultFiles:
             return memoryview(self._map(self._free(), nbytes).data)[:nbytes]
 
     def _free(self) -> int:
-        """A file nobody uses, which says no more what it held; with the lock held. Raises
-        StorageError.
-        """
+        """A file nobody uses, its old description gone; the lock is held. Raises StorageError."""
         kept = {number for _, number, _ in self._index.values()}
         for number in range(MAX_FILES):
             reference = self._mapped.get(number)
@@ -154,9 +148,7 @@ class ResultFiles:
         raise StorageError(f"all {MAX_FILES} result buffers are in use")
 
     def _blank(self, number: int) -> None:
-        """Its bytes are about to be others: an earlier trailer would say of them what they are
-        not.
-        """
+        """Its bytes are about to change: an earlier trailer would be wrong about them."""
         path = self._path(number)
         try:
             size = path.stat().st_size
@@ -220,7 +212,6 @@ class ResultFiles:
         return number
 
     def has(self, name: str) -> bool:
-        """Whether bytes are kept under a name."""
         return name in self._index
 
     def kept(self, name: str) -> memoryview | None:

@@ -111,11 +111,9 @@ class RunFiles:
     # ---- what must be on the medium
     @property
     def written(self) -> int:
-        """See Storage."""
         return self._written_before + self._journal.written + self._spends
 
     def sync(self) -> None:
-        """See Storage."""
         spent, self._spent_unforced = self._spent_unforced, False
         self._journal.sync()
         if spent:
@@ -132,13 +130,11 @@ class RunFiles:
 
     @property
     def forces_results(self) -> bool:
-        """See Storage."""
         return True
 
     def force_result(
         self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview
     ) -> None:
-        """See Storage."""
         self._results.keep(result_name(log, round_, digests), round_, data, forced=True)
 
     # ---- who has the state
@@ -181,18 +177,14 @@ class RunFiles:
 
     # ---- journal
     def journal(self) -> FileJournal:
-        """The journal."""
         return self._journal
 
     @property
     def was_founded(self) -> bool:
-        """Whether this member ever held the state of the run: its founder must not found it
-        twice.
-        """
+        """Whether this member ever held the run's state: its founder must not found it twice."""
         return self._founded.exists() or bool(self._journal.entries)
 
     def layout(self) -> Layout | None:
-        """The layout, if known."""
         try:
             return _layout.decode((self._folder / "layout").read_bytes())
         except FileNotFoundError:
@@ -205,9 +197,7 @@ class RunFiles:
             return copy
 
     def save_layout(self, layout: Layout) -> None:
-        """Keep the layout. The control loop waits for the disk: once a life, before the state is
-        fetched.
-        """
+        """Keep the layout. The control loop waits for the disk, once, before the state comes."""
         write_atomically(self._folder / "layout", msgspec.msgpack.encode(layout))
         self._mark_founded()
 
@@ -218,7 +208,6 @@ class RunFiles:
 
     # ---- results
     def allocate(self, nbytes: int) -> memoryview:
-        """A mapped buffer."""
         return self._results.allocate(nbytes)
 
     def keep_result(self, entry: Entry, data: memoryview) -> None:
@@ -227,7 +216,6 @@ class RunFiles:
             self._results.keep(entry.hash().hex(), entry.round, data, forced=False)
 
     def kept(self, entry: Entry) -> memoryview | None:
-        """Named result bytes."""
         data = self._results.kept(_name_of(entry))
         return data if data is not None else self._results.kept(entry.hash().hex())
 
@@ -255,7 +243,6 @@ class RunFiles:
 
     # ---- state
     def state_bytes(self, layout: Layout) -> int:
-        """See Storage."""
         return OuterStep(self._outer, layout).state_bytes(layout.numel)
 
     def replica(self, layout: Layout, *, restore: bool) -> ModelReplica:
@@ -339,10 +326,8 @@ class RunFiles:
         )
 
     def saved(self, before: int) -> tuple[int, memoryview] | None:
-        """See Storage. What the newest file holds is kept for the time in which the one before it
-        is sought.
-
-        A checkpoint that is written meanwhile renames the files that are read here: each is read
+        """What the newest file holds is kept for the time in which the one before it is sought. A
+        checkpoint that is written meanwhile renames the files that are read here: each is read
         through one descriptor, and judged by what it says itself.
         """
         folder, layout = self._folder / "checkpoint", self.layout()
@@ -446,7 +431,6 @@ class RunFiles:
         self._spent_unforced = True
 
     def noisy(self) -> int:
-        """See `SpentCounter`."""
         return self._budget.count()
 
     def spend_noisy(self) -> None:
@@ -478,9 +462,8 @@ class RunFiles:
         self.check()
         incarnation, aside = self._journal.incarnation + 1, self._folder / SET_ASIDE
         self._journal.close(clean=False)
-        write_atomically(
-            self._folder / "life", b"%d\n" % incarnation
-        )  # also where a kill leaves us without a journal
+        # Also where a kill leaves us without a journal.
+        write_atomically(self._folder / "life", b"%d\n" % incarnation)
         try:
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(mode=0o700)
@@ -488,9 +471,8 @@ class RunFiles:
                 if (self._folder / name).exists():
                     (self._folder / name).rename(aside / name)
             REAL.sync_folder(aside)
-            REAL.sync_folder(
-                self._folder
-            )  # else the old journal could come back as the life that it was
+            # Else the old journal could come back as the life that it was.
+            REAL.sync_folder(self._folder)
         except OSError as error:
             raise storage_error(aside, error) from error
         self._results.clear()

@@ -41,9 +41,7 @@ def alone(network: Document) -> bool:
 
 
 def alone_rows(network: Document) -> list[Row]:
-    """What was tried. The first row fails where there was somebody to try, and all tries have
-    failed.
-    """
+    """What was tried. The first row fails if there was somebody to try and all tries failed."""
     entries: Document = network.get("bootstrap") or {}
     hidden = _reach(network).get("relay_only")
     if not entries:

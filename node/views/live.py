@@ -40,9 +40,8 @@ class RunProgress:
     loss: float = math.nan
     bytes_sent: int = 0
     bytes_received: int = 0
-    privacy: Mapping[str, Any] | None = (
-        None  # what this site has spent of it; None in a run without noise
-    )
+    # What this site has spent of it; None in a run without noise.
+    privacy: Mapping[str, Any] | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LOSSES))
 
     def take_status(self, run: Mapping[str, Any]) -> None:

@@ -44,9 +44,7 @@ class Leases:
     """After an entry of the log; `decided` goes on to the next."""
 
     def __init__(self, first: int) -> None:
-        """``first``: positions that a member keeps, and blocks hold, while no contribution is
-        known.
-        """
+        """``first``: positions a member keeps and blocks hold while no contribution is known."""
         self.entry = -1
         self.members: tuple[Member, ...] = ()
         self._first = self._block = max(1, first)

@@ -77,9 +77,8 @@ class Shard:
         self._leases = Leases(self._size // FIRST_PART)
         self._turn = -1  # of the ledger, when the lease was looked up
         self._next = 0  # in this member's stream since the newest entry: what comes out next
-        self._drawn = deque[
-            NDArray[np.int64]
-        ]()  # positions of the batches that the loader is at work on
+        # Positions of the batches that the loader is at work on.
+        self._drawn = deque[NDArray[np.int64]]()
         self._checked = True  # since then: whether what was drawn is still this member's
         self._pass = 0
         self._displaced = 0
@@ -90,11 +89,12 @@ class Shard:
 
     def __iter__(self) -> Iterator[Any]:
         attachment = self._attachment()
+        # What was given and led to no step is given again.
         attachment.ledger.used, attachment.ledger.given, self._turn = (
             True,
             0,
             -1,
-        )  # what was given and led to no step is given again
+        )
         self._follow(attachment)
         self._pass = int(self._positions(self._next)[0]) // self._size
         batches: Iterator[Any] | None = None
@@ -147,9 +147,8 @@ class Shard:
         round_, begun = attachment.begun
         self._turn, self._checked = ledger.turns, False
         try:
-            self._learn(
-                list(self._news(round_)), 0 if attachment.done else begun, ledger
-            )  # after the end it will be in no round
+            # After the end it will be in no round.
+            self._learn(list(self._news(round_)), 0 if attachment.done else begun, ledger)
         except SwarmClosedError:
             pass  # the lease holds until there is a node again
         self._next = begun + ledger.given * self._ranks
@@ -167,9 +166,7 @@ class Shard:
                 yield tally
 
     def _learn(self, news: list[Tally], begun: int, ledger: SampleLedger) -> None:
-        """Go on to the newest of these entries. ``begun`` samples of this member are in none of
-        them.
-        """
+        """Go on to the newest of these entries. None holds this member's ``begun`` samples."""
         me, known = self._swarm.peer, self._leases.entry >= 0
         counts = [
             sum(samples for member, samples in tally.shares if member.peer == me) for tally in news

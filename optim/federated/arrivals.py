@@ -60,9 +60,7 @@ def buffered_factor(staleness: int) -> float:
 
 
 def check_shares(shares: Mapping[PeerId, float]) -> None:
-    """Raises ConfigError unless shares of members (of the samples, say) are above 0 and add up to
-    1.
-    """
+    """Raises ConfigError unless shares of members (of samples, say) are above 0 and sum to 1."""
     if not shares or min(shares.values()) <= 0 or abs(math.fsum(shares.values()) - 1) > 1e-9:
         raise ConfigError("shares of members must be above 0 and add up to 1", key="shares")
 

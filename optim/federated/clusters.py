@@ -104,9 +104,7 @@ def _distances(deltas: Tensor) -> np.ndarray:
 
 
 def _joined(distance: np.ndarray) -> tuple[list[float], list[list[int]]]:
-    """At which distance each two were joined, and the clustering before the first joining and after
-    each.
-    """
+    """The distance of each joining, and the clustering before the first and after each."""
     groups = [[i] for i in range(len(distance))]
     heights: list[float] = []
     states = [_numbered(groups)]

@@ -89,9 +89,8 @@ class PrivateExamples:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         total = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
         for example in examples:
-            found = torch.autograd.grad(
-                loss(example), parameters, materialize_grads=True
-            )  # zeros where it does not go
+            # Zeros where it does not go.
+            found = torch.autograd.grad(loss(example), parameters, materialize_grads=True)
             gradient = torch.cat(
                 [each.detach().reshape(-1).to("cpu", torch.float32) for each in found]
             )

@@ -28,9 +28,7 @@ def proximal(gradient: Tensor, live: Tensor, anchor: Tensor, mu: float) -> Tenso
 
 
 def controlled(gradient: Tensor, own: Tensor, common: Tensor) -> Tensor:
-    """``g - c_i + c`` (SCAFFOLD, arXiv 1910.06378): the member's drift away from the others taken
-    out.
-    """
+    """``g - c_i + c`` (SCAFFOLD, arXiv 1910.06378): without the member's drift from the others."""
     return gradient - own + common
 
 

@@ -52,9 +52,8 @@ class InnerSteps:
         self, method: Method, knobs: Knobs, served: Served, own: Tensor | None = None
     ) -> None:
         self._method, self._knobs, self._served, self._own = method, knobs, served, own
-        self._sum: Tensor | None = (
-            None  # of the uncorrected gradients, where the steps do not tell it
-        )
+        # Of the uncorrected gradients, where the steps do not tell it.
+        self._sum: Tensor | None = None
 
     def second_at(self, gradient: Tensor, live: Tensor) -> Tensor | None:
         """Where the method wants another gradient of the same batch, the first being ``gradient``

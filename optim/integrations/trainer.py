@@ -60,7 +60,6 @@ class AtollCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attach."""
         if self.attachment is not None:
             self.attachment.detach()
         self.attachment = attach(

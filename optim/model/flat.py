@@ -41,14 +41,14 @@ from .adapters import base_digest
 logger = logging.getLogger("atoll")
 
 SEGMENT_ELEMENTS = 1 << 20
-HOST_ELEMENTS = (
-    1 << 17
-)  # of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model
+# Of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model.
+HOST_ELEMENTS = 1 << 17
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# Torch.compile and activation checkpointing put these into names.
 WRAPPERS = (
     "_orig_mod.",
     "_checkpoint_wrapped_module.",
-)  # torch.compile and activation checkpointing put these into names
+)
 
 
 class RangeSource(Protocol):
@@ -68,7 +68,6 @@ class FlatTensor:
     flat: Tensor
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See `RangeSource`."""
         destination.copy_(self.flat[start : start + destination.numel()])
 
 
@@ -93,7 +92,6 @@ class Segment:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return self.stop - self.start
 
 
@@ -154,15 +152,13 @@ class FlatVector:
 
     def _take(self, layout: Layout, tensors: list[Tensor]) -> None:
         self.layout, self.tensors, self.numel = layout, tensors, layout.numel
-        self.parameters = sum(
-            spec.numel for spec in layout.tensors if spec.role == "parameter"
-        )  # they come first
+        # They come first.
+        self.parameters = sum(spec.numel for spec in layout.tensors if spec.role == "parameter")
         self._slots = (_Slot(), _Slot())
         self._parts: list[FlatVector] = []
         self._known = {spec.name for spec in layout.tensors}
-        self._model: Callable[[], nn.Module | None] = lambda: (
-            None
-        )  # a vector that was made of tensors has none to follow
+        # A vector that was made of tensors has none to follow.
+        self._model: Callable[[], nn.Module | None] = lambda: None
 
     def cut(self, fragments: int) -> list[FlatVector]:
         """The vector in so many fragments (`collectives.layout.cut`), each a vector of its own over
@@ -361,9 +357,7 @@ def showing(flat: FlatVector, source: RangeSource, replaced: Callable[[], None])
 
 
 class _Slot:
-    """A scratch of one segment and, for CUDA, its page-locked memory, side stream and last
-    event.
-    """
+    """A scratch of one segment; for CUDA also page-locked memory, side stream and last event."""
 
     def __init__(self) -> None:
         self._scratch = torch.empty(0, dtype=torch.float32, device="cpu")

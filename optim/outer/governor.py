@@ -19,20 +19,14 @@ from ...collectives.telemetry import Event
 
 WINDOW = 15  # values remembered
 LEAST = 5  # before so many were seen nothing is a jump
-DEVIATIONS = (
-    3 * 1.4826
-)  # three standard deviations, by the median absolute deviation of normal values
-SHARES = {
-    "norm": 0.5,
-    "loss": 0.1,
-}  # of the median that a jump exceeds it by at least: in a quiet run values hardly differ
+# Three standard deviations, by the median absolute deviation of normal values.
+DEVIATIONS = 3 * 1.4826
+# Of the median that a jump exceeds it by at least: in a quiet run values hardly differ.
+SHARES = {"norm": 0.5, "loss": 0.1}
 CALM_ROUNDS = 8
-NUMBERS = (
-    2 * (1 + WINDOW) + 2
-    # of norms, then of losses: how many, and these, newest first; rounds left at half rate; how
-    # often
-    # it acted
-)
+# Of norms, then of losses: how many, and these, newest first; rounds left at half rate; how often
+# it acted.
+NUMBERS = 2 * (1 + WINDOW) + 2
 
 Kind = Literal["norm", "loss"]
 

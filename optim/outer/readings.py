@@ -46,9 +46,8 @@ def reading_of(
 
 
 def _sayable(value: float | None) -> float | None:
-    return (
-        value if value is not None and abs(value) <= LARGEST else None
-    )  # neither NaN nor infinity
+    # Neither NaN nor infinity.
+    return value if value is not None and abs(value) <= LARGEST else None
 
 
 def stretch(reported: Reported, norm: float) -> float:
@@ -73,7 +72,6 @@ def total(reported: Reported) -> int:
 
 
 def median_loss(reported: Reported) -> float | None:
-    """The median of the losses that were told."""
     losses = [reading.loss for _, reading in reported if reading.loss is not None]
     return statistics.median(losses) if losses else None
 

@@ -32,9 +32,7 @@ TINY = 1e-12
 
 
 def as_float32(value: float) -> float:
-    """``value`` rounded to float32, so that scalar factors are the same number wherever they are
-    applied.
-    """
+    """``value`` rounded to float32, so that scalar factors are the same number everywhere."""
     return struct.unpack("<f", struct.pack("<f", value))[0]
 
 
@@ -80,7 +78,6 @@ class Sgd:
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """See Rule."""
         if lr == 1.0:  # the same bits, without a pass
             torch.sub(old, g, out=new)
             return
@@ -90,9 +87,7 @@ class Sgd:
 
 
 class Nesterov:
-    """``m ← μ·m + g``; ``θ ← θ - lr·(g + μ·m)``, PyTorch's convention (DiLoCo, arXiv
-    2311.08105).
-    """
+    """``m ← μ·m + g``; ``θ ← θ - lr·(g + μ·m)``, as in PyTorch (DiLoCo, arXiv 2311.08105)."""
 
     vectors, momenta, whole, numbers = 1, 1, False, 0
 
@@ -108,7 +103,6 @@ class Nesterov:
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """See Rule."""
         momentum, update = state[0], scratch[0]
         momentum.mul_(self._mu)
         momentum.add_(g)
@@ -130,7 +124,6 @@ class Momentum(Nesterov):
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """See Rule."""
         momentum, update = state[0], scratch[0]
         momentum.mul_(self._mu)
         momentum.add_(g)
@@ -159,7 +152,6 @@ class Adam:
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """See Rule."""
         (m, v), (a, b) = state, scratch
         m.mul_(self._mu)
         torch.mul(g, self._one_mu, out=a)
@@ -203,7 +195,6 @@ class Adagrad:
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """See Rule."""
         v, (a, b) = state[0], scratch
         torch.mul(g, g, out=a)
         v.add_(a)
@@ -246,7 +237,7 @@ class Co2:
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """See Rule; ``state`` ends with this tensor's three numbers."""
+        """``state`` ends with this tensor's three numbers."""
         (momentum, numbers), update = state, scratch[0]
         gap, mean_gap, mean_norm = numbers.tolist()
         momentum.mul_(self._mu)
@@ -290,7 +281,7 @@ class AdamW:
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """See Rule; ``state`` ends with this tensor's two numbers."""
+        """``state`` ends with this tensor's two numbers."""
         (m, v, numbers), (a, b) = state, scratch
         first, second = numbers.tolist()
         first, second = self._mu * first + self._one_mu, self._beta * second + self._one_beta
@@ -338,7 +329,7 @@ class DelayedNesterov:
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """See Rule; ``state`` ends with this tensor's number."""
+        """``state`` ends with this tensor's number."""
         (momentum, buffer, numbers), (update, share) = state, scratch
         count = int(numbers.item()) + 1
         torch.mul(g, self._share, out=share)
@@ -380,7 +371,7 @@ class Heloco:
         lr: float,
         scratch: Sequence[Tensor],
     ) -> None:
-        """See Rule; ``state`` ends with no numbers."""
+        """``state`` ends with no numbers."""
         momentum, (corrected, update) = state[0], scratch
         self._correct(g, momentum, corrected, update)
         momentum.mul_(self._mu)

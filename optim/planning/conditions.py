@@ -61,9 +61,8 @@ class Conditions:
     """Of peers that only train: the shortest and the longest step, and samples a second of all."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "peers", tuple(sorted(self.peers, key=lambda peer: peer.name))
-        )  # in whatever order they were named
+        # In whatever order they were named.
+        object.__setattr__(self, "peers", tuple(sorted(self.peers, key=lambda peer: peer.name)))
         _check("parameters", self.parameters, 1, MAX_PARAMETERS)
         _check("rtt", self.rtt_s, 0, 3600)
         if self.share is not None and not 0 < self.share < 1:

@@ -28,7 +28,6 @@ class RankVector(FlatVector):
     ranks: Ranks
 
     def agreed(self, found: str) -> str:
-        """See FlatVector."""
         return self.ranks.agreed(found)
 
 
@@ -36,9 +35,7 @@ class Slices:
     """Where the slices of all ranks are in the whole vector of ``layout``."""
 
     def __init__(self, layout: Layout, boxes: list[list[Box]], rank: int) -> None:
-        """``boxes``: by rank, by tensor. Raises ConfigError where they do not make up the
-        tensors.
-        """
+        """``boxes``: by rank, by tensor. Raises ConfigError unless they make up the tensors."""
         self.layout, self._boxes = layout, boxes
         self._written: list[list[bool]] = [[] for _ in boxes]
         for index, spec in enumerate(layout.tensors):

@@ -61,7 +61,6 @@ class RankView:
 
     @property
     def digest(self) -> str:
-        """See AnchorView."""
         if not self._digest:
             self._digest = self._ranks.tell(
                 lambda: self._view.digest if self._view is not None else "", str
@@ -69,11 +68,10 @@ class RankView:
         return self._digest
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See AnchorView."""
         destination.copy_(self._values[start : start + destination.numel()])
 
     def release(self) -> None:
-        """See AnchorView; of each rank by itself."""
+        """Of each rank by itself."""
         if self._view is not None:
             self._view.release()
 
@@ -85,11 +83,9 @@ class RankPending:
         self._ranks, self._pending = ranks, pending
 
     def done(self) -> bool:
-        """See Pending."""
         return self._ranks.tell(lambda: self._at_rank_0.done(), bool)
 
     def wait(self, timeout_s: float | None = None) -> Outcome:
-        """See Pending."""
         return self._ranks.tell(lambda: self._at_rank_0.wait(timeout_s), Outcome)
 
     @property
@@ -164,7 +160,7 @@ class RankSwarm:
         return mine
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> RankView:
-        """See Swarm; ``layout`` and ``initial`` are of this rank's slices."""
+        """``layout`` and ``initial`` are of this rank's slices."""
         slices = self._sliced()
         assert layout == slices.mine
         view = self._written(lambda whole: self._at_rank_0.open(slices.layout, whole), initial)
@@ -172,7 +168,6 @@ class RankSwarm:
         return self._lease(view)
 
     def anchor(self) -> RankView:
-        """See Swarm."""
         view = self._at_rank_0_or_none(lambda swarm: swarm.anchor())
         return self._lease(view)
 
@@ -185,9 +180,7 @@ class RankSwarm:
         loss: float | None = None,
         lag: float | None = None,
     ) -> RankPending:
-        """See Swarm; ``write`` fills the vector of this rank's slices, ``samples`` are those of all
-        ranks.
-        """
+        """``write`` fills the vector of this rank's slices, ``samples`` are those of all ranks."""
         pending = self._written(
             lambda whole: self._at_rank_0.contribute(
                 samples=samples, write=whole, base=base, loss=loss, lag=lag
@@ -198,12 +191,11 @@ class RankSwarm:
 
     @property
     def closing(self) -> int:
-        """See Swarm."""
         return self.ranks.tell(lambda: self._at_rank_0.closing, int)
 
     @property
     def paused(self) -> str:
-        """See Swarm: rank 0's."""
+        """Rank 0's."""
         return self.ranks.tell(lambda: self._at_rank_0.paused, str)
 
     @property
@@ -217,7 +209,6 @@ class RankSwarm:
         return self.ranks.tell(lambda: str(getattr(self._at_rank_0, "trouble", "")), str)
 
     def members(self) -> Sequence[PeerView]:
-        """See Swarm."""
         return self.ranks.tell(lambda: list(self._at_rank_0.members()), list[PeerView])
 
     @property
@@ -226,11 +217,10 @@ class RankSwarm:
         return self.ranks.tell(lambda: getattr(self._at_rank_0, "spent", None), Spent | None)
 
     def tallies(self, first: int) -> Sequence[Tally]:
-        """See Swarm."""
         return self.ranks.tell(lambda: list(self._at_rank_0.tallies(first)), list[Tally])
 
     def shard(self, loader: Any) -> Shard:
-        """See Swarm: this rank's part of the job's batches."""
+        """This rank's part of the job's batches."""
         return Shard(self, loader)
 
     def clock(self, clock: Callable[[], float]) -> Callable[[], float]:
@@ -238,23 +228,19 @@ class RankSwarm:
         return lambda: self.ranks.tell(clock, float)
 
     def written(self) -> None:
-        """The live parameters were replaced in mid-training, where a forward may have left gathered
-        ones.
-        """
+        """Live parameters were replaced in mid-training; a forward may have left gathered ones."""
         if self._model is not None:
             reshard(self._model)
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """See Swarm: what rank 0 has logged."""
+        """What rank 0 has logged."""
         if self._swarm is not None:
             self._swarm.report(metrics)
 
     def leave(self) -> None:
-        """See Swarm."""
         self.ranks.tell(lambda: self._at_rank_0.leave(), None)
 
     def close(self) -> None:
-        """See Swarm."""
         if self._swarm is not None:
             self._swarm.close()
 
@@ -368,9 +354,7 @@ class RankSwarm:
 
 
 def rank_swarm(swarm: Swarm | None, check: Callable[[object], None]) -> RankSwarm:
-    """The RankSwarm of this job. ``check`` is asked of rank 0's swarm; what it raises, all ranks
-    raise.
-    """
+    """The RankSwarm of this job. ``check`` runs on rank 0's swarm; all ranks raise its error."""
     ranks = Ranks()
     ranks.tell(lambda: check(swarm), None)
     return RankSwarm(swarm, ranks)

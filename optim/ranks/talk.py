@@ -21,9 +21,8 @@ from ...collectives.errors import AtollError, ConfigError
 T = TypeVar("T")
 
 FIRST_BYTES = 256  # of a message; most need no second broadcast
-WAIT = timedelta(
-    days=1
-)  # rank 0 may wait for a round as long as its deadline says; one that dies is noticed at once
+# Rank 0 may wait for a round as long as its deadline says; one that dies is noticed at once.
+WAIT = timedelta(days=1)
 
 
 class _Failed(msgspec.Struct, array_like=True):
@@ -90,9 +89,7 @@ class Ranks:
             )
 
     def hear(self, kind: Any) -> Any:
-        """The other ranks: rank 0's next message, of type ``kind``. Raises the error that it
-        carries.
-        """
+        """The other ranks: rank 0's next message, a ``kind``. Raises the error it carries."""
         first = torch.zeros(FIRST_BYTES, dtype=torch.uint8, device="cpu")
         dist.broadcast(first, 0, group=self._group)
         head = first.numpy().tobytes()

@@ -48,15 +48,17 @@ class ArrivingReplica(Replica):
         if settings.arrivals is None:
             raise ConfigError("rounds of this run wait for all members", key="arrivals")
         self._arrivals, self._run = settings.arrivals, swarm
+        # The turn; how long its steps took, once it is offered.
         self._began, self._took_s = (
             clock(),
             0.0,
-        )  # the turn; how long its steps took, once it is offered
+        )
         self._factor = 1.0
+        # Steps since the turn began, or since a late contribution was offered.
         self._made, self._stepped_at = (
             0,
             self._began,
-        )  # steps since the turn began, or since a late contribution was offered
+        )
         arrivals = self._arrivals
         self._mixed = (
             arrivals.fading is not None and arrivals.groups is None and arrivals.window is None
@@ -68,20 +70,16 @@ class ArrivingReplica(Replica):
         )
 
     def stepped(self, samples: int) -> None:
-        """See Replica."""
         self._made, self._stepped_at = self._made + 1, self._clock()
 
     def enter(self) -> None:
-        """See Replica."""
         super().enter()
         self._ordered(self.base)
 
     def turn(
         self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
     ) -> Iterator[Look]:
-        """See Replica: offers until a round counts it, or the wait is over; a period is waited for
-        in any case.
-        """
+        """Offers until a round counts it or the wait is over; always waits for a period."""
         left_s = max(deadline_s, 2 * (self._arrivals.period_s or 0.0))
         if self.frozen is not None:
             yield (look := self.settle(0.0, decidable))
@@ -105,8 +103,8 @@ class ArrivingReplica(Replica):
                 return  # training goes on; the latter was refused for a reason that holds still
 
     def _offered_on(self) -> int:
-        """See Replica: the newest anchor's round, for which it is scaled; where another was decided
-        meanwhile it is refused.
+        """The newest anchor's round, for which it is scaled; where another was decided meanwhile it
+        is refused.
         """
         newest = self._newest_round()
         self._took_s = self._took_s or max(self._clock() - self._began, 1e-9)

@@ -11,9 +11,7 @@ from ...collectives.telemetry import Event
 
 @dataclass(frozen=True, slots=True)
 class RoundSeen(Event):
-    """A contribution of ``samples`` samples met its outcome after the script waited
-    ``waited_s``.
-    """
+    """A contribution of ``samples`` samples has an outcome; the script waited ``waited_s``."""
 
     run_id: str
     samples: int
@@ -23,9 +21,7 @@ class RoundSeen(Event):
 
 @dataclass(frozen=True, slots=True)
 class TrainingAlone(Event):
-    """No other member is there; training goes on. ``node_lost`` says that the node itself is
-    gone.
-    """
+    """No other member is there; training goes on. ``node_lost``: the node itself is gone."""
 
     run_id: str
     node_lost: bool
@@ -33,9 +29,7 @@ class TrainingAlone(Event):
 
 @dataclass(frozen=True, slots=True)
 class QuorumSeen(Event):
-    """Too few members can be reached to decide the open round, or (``reach.quorum``) enough
-    again.
-    """
+    """Too few members are reached to decide the open round, or (``reach.quorum``) enough."""
 
     run_id: str
     reach: Reach
@@ -43,9 +37,7 @@ class QuorumSeen(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProgressDropped(Event):
-    """Work of ``samples`` samples will not be contributed (or its fate is unknown); ``reason`` says
-    why.
-    """
+    """Work of ``samples`` samples is not contributed (or of unknown fate); ``reason``: why."""
 
     run_id: str
     samples: int

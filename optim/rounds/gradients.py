@@ -38,18 +38,16 @@ class GradientReplica(Replica):
     ) -> None:
         """As for Replica."""
         super().__init__(flat, swarm, clock, dropped, settings)
-        self._sums: dict[
-            int, Tensor
-        ] = {}  # by index of the tensor: samples times gradient, float32
+        # By index of the tensor: samples times gradient, float32.
+        self._sums: dict[int, Tensor] = {}
 
     def forget(self) -> None:
-        """See Replica."""
         super().forget()
         self._sums.clear()
 
     @torch.no_grad()
     def stepped(self, samples: int) -> None:
-        """See Replica: the gradients that lie at the parameters are means over ``samples``."""
+        """The gradients that lie at the parameters are means over ``samples``."""
         self.unsent += samples
         for index, (spec, tensor) in enumerate(
             zip(self.flat.layout.tensors, self.flat.tensors, strict=True)
@@ -59,7 +57,6 @@ class GradientReplica(Replica):
                 self._sums[index] = self._sums[index].add_(part) if index in self._sums else part
 
     def not_finite(self) -> str:
-        """See Replica."""
         bad = (
             index for index, total in self._sums.items() if not bool(torch.isfinite(total).all())
         )

@@ -44,13 +44,13 @@ class GroupedReplica(ArrivingReplica):
 
     @property
     def settled(self) -> bool:
-        """See Replica: who does not wait hears of the round at its next step."""
+        """Who does not wait hears of the round at its next step."""
         return self.frozen is not None and self.frozen.pending.done()
 
     def turn(
         self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
     ) -> Iterator[Look]:
-        """See Replica: a turn that is not over is not offered, only looked after."""
+        """A turn that is not over is not offered, only looked after."""
         if self.frozen is not None:
             over = self._made >= (self.steps or 1)
             yield (look := self.settle(deadline_s if over else 0.0, decidable))

@@ -19,9 +19,7 @@ IN_A_ROW = 3  # outliers, after which they are what is usual now
 
 @dataclass(slots=True)
 class NormWatch:
-    """Norms of one member's contributions. ``deviations``: so many above the mean are an
-    outlier.
-    """
+    """Norms of one member's contributions. ``deviations`` above the mean: an outlier."""
 
     deviations: float
     mean: float = 0.0

@@ -51,9 +51,8 @@ class OfferedContribution:
 
     pending: Pending[Outcome]
     samples: int
-    snapshot: Tensor | None = (
-        None  # live values when training went on; None: the live values are still those
-    )
+    # Live values when training went on; None: the live values are still those.
+    snapshot: Tensor | None = None
     own: Tensor | None = None  # live values when it was frozen, where training went on from others
     members: int = 1  # how many there were known to be when it was offered
 
@@ -70,13 +69,9 @@ class WaitedOutcome:
 class ReplicaSwarm(Protocol):
     """What a replica asks of its run: a `Swarm`, or one fragment of it."""
 
-    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorView:
-        """See Swarm."""
-        ...
+    def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorView: ...
 
-    def anchor(self) -> AnchorView:
-        """See Swarm."""
-        ...
+    def anchor(self) -> AnchorView: ...
 
     def contribute(
         self,
@@ -86,9 +81,7 @@ class ReplicaSwarm(Protocol):
         base: int | None = None,
         loss: float | None = None,
         lag: float | None = None,
-    ) -> Pending[Outcome]:
-        """See Swarm."""
-        ...
+    ) -> Pending[Outcome]: ...
 
 
 class Replica:
@@ -197,9 +190,8 @@ class Replica:
             yield (turn := self.settle(deadline_s if self.overlap else 0.0, decidable))
             if turn.outcome.status == "open":
                 return
-        self._rebase(
-            self.swarm.anchor()
-        )  # a contribution is made on the newest anchor, or it is refused
+        # A contribution is made on the newest anchor, or it is refused.
+        self._rebase(self.swarm.anchor())
         if self.unsent == 0 or self.finished:
             return
         if bad := self.not_finite():
@@ -285,9 +277,7 @@ class Replica:
             self.momentum.settle(False)
 
     def at_base(self) -> bool:
-        """Whether the live parameters are bit for bit those of ``base`` (running statistics
-        aside).
-        """
+        """Whether the live parameters equal ``base`` bit for bit (running statistics aside)."""
         parameters = self.flat.parameters
         moved = ""
         for segment, live in self.flat.pull():
@@ -458,9 +448,7 @@ class Replica:
 
 
 def _wait(pending: Pending[Outcome], deadline_s: float, decidable: Callable[[], bool]) -> Outcome:
-    """Up to the deadline, but no longer than `FLOOR_S` at a time once the round is not
-    decidable.
-    """
+    """Up to the deadline; at most `FLOOR_S` at a time once the round cannot be decided."""
     outcome = pending.wait(min(deadline_s, FLOOR_S))
     while outcome.status == "open" and (deadline_s := deadline_s - FLOOR_S) > 0 and decidable():
         outcome = pending.wait(min(deadline_s, FLOOR_S))

@@ -14,9 +14,8 @@ from torch import Tensor
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import RunSettings
 
-UNMEASURED_DEADLINE_S = (
-    60.0  # before any round was measured: long enough for a slow first link, short enough to notice
-)
+# Before any round was measured: long enough for a slow first link, short enough to notice.
+UNMEASURED_DEADLINE_S = 60.0
 FLOOR_S = 5.0  # detection of a lost peer and a second attempt must fit in
 CEILING_S = 600.0
 FACTOR = 4.0
@@ -44,9 +43,8 @@ class StepCounter:
 
     def __init__(self) -> None:
         self._steps = self._samples = self._skipped = 0
-        self._unread: dict[
-            torch.device, Tensor
-        ] = {}  # float64 (2,): skipped steps, skipped samples
+        # Float64 (2,): skipped steps, skipped samples.
+        self._unread: dict[torch.device, Tensor] = {}
 
     @property
     def fired(self) -> int:

@@ -83,20 +83,19 @@ class SiteReplica(Replica):
             spec.name: slice(spec.offset, spec.offset + spec.numel) for spec in flat.layout.tensors
         }
         self._seen = 0  # the newest entry of the log that the draw was made from
+        # Of the turn under way, and the sum of their learning rates.
         self._steps, self._rates = (
             0,
             0.0,
-        )  # of the turn under way, and the sum of their learning rates
+        )
         self._inner: InnerSteps | None = None
         self._anchor = self._personal = torch.empty(0, dtype=torch.float32, device="cpu")
         known = {self.kept.round: self.kept.anchor, self.kept.round - 1: self.kept.before}
-        self._anchors = {
-            round_: anchor for round_, anchor in known.items() if anchor is not None
-        }  # parameters of the last two
+        # Parameters of the last two.
+        self._anchors = {round_: anchor for round_, anchor in known.items() if anchor is not None}
 
     # ---- a turn
     def enter(self) -> None:
-        """See Replica."""
         super().enter()
         if self.kept.own is not None and self._blank and self.base.round and self._was_counted():
             logger.warning(
@@ -138,9 +137,7 @@ class SiteReplica(Replica):
             self._personal = self._anchor if kept.personal is None else kept.personal.to(device)
 
     def _is_drawn(self) -> bool:
-        """Whether this member takes part in the round that begins, by the newest entry of the
-        log.
-        """
+        """Whether this member takes part in the next round, by the newest entry of the log."""
         if self.settings.sample is None:
             return True
         chosen = None
@@ -173,7 +170,7 @@ class SiteReplica(Replica):
 
     # ---- inner steps
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
-        """See Replica: the gradients are corrected, now or in the closure."""
+        """The gradients are corrected, now or in the closure."""
         if not self.drawn or (self.method.plain and not self._needs_closure):
             return None
         rate = float(optimizer.param_groups[0]["lr"])
@@ -266,9 +263,7 @@ class SiteReplica(Replica):
         ]
 
     def own_model(self) -> RangeSource:
-        """The personal model, with the anchor's running statistics. Raises ConfigError in a run
-        without.
-        """
+        """The personal model with the anchor's running statistics. Raises ConfigError if none."""
         if self._site.pull is None:
             return super().own_model()
         return _Personal(self._personal.to("cpu"), self.base)
@@ -277,7 +272,6 @@ class SiteReplica(Replica):
     def turn(
         self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
     ) -> Iterator[Look]:
-        """See Replica."""
         if self.frozen is None and self.kept.round > self.base.round:
             new = self.swarm.anchor()
             if self.kept.round > new.round:
@@ -300,13 +294,11 @@ class SiteReplica(Replica):
         new = SiteState(base.round, True, kept.member, kept.rate, kept.own)
         if self.method.momentum:
             new.anchor, new.before = self._anchors[base.round], self._anchors.get(base.round - 1)
-            new.rate = (
-                self._rates * (self.settings.sync_every or self._steps) / max(1, self._steps)
-            )  # the same at all whose lr is the same
+            # The same at all whose lr is the same.
+            new.rate = self._rates * (self.settings.sync_every or self._steps) / max(1, self._steps)
         if self.method.control:
-            again = (
-                kept.round == base.round and kept.next is not None
-            )  # the same change, whichever of the two contributions is counted
+            # The same change, whichever of the two contributions is counted.
+            again = kept.round == base.round and kept.next is not None
             control = turn.control(
                 self._anchor - self._live(), self._steps, self._rates / max(1, self._steps)
             )
@@ -331,7 +323,7 @@ class SiteReplica(Replica):
             self.feedback.add_to(out)
 
     def _fate(self) -> bool:
-        """See Replica: the log knows."""
+        """The log knows."""
         return self._counted_in(self.kept.round + 1)
 
     def _counted_in(self, round_: int) -> bool:
@@ -385,7 +377,6 @@ class SiteReplica(Replica):
             self._dropped(lost, why)
 
     def forget(self) -> None:
-        """See Replica."""
         super().forget()
         self._begin()
 
@@ -400,7 +391,6 @@ class _Personal:
         self._parameters, self._base = parameters, base
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See Source."""
         self._base.copy_into(destination, start)
         own = self._parameters[start : start + destination.numel()]
         destination[: own.numel()].copy_(own)

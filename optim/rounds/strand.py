@@ -34,7 +34,6 @@ class FragmentLog:
         return self._swarm.fragment_anchor(self._fragment)
 
     def anchor(self) -> AnchorView:
-        """See Log."""
         return self._swarm.fragment_anchor(self._fragment)
 
     def contribute(
@@ -46,7 +45,6 @@ class FragmentLog:
         loss: float | None = None,
         lag: float | None = None,
     ) -> Pending[Outcome]:
-        """See Log."""
         return self._swarm.contribute_fragment(
             self._fragment, samples=samples, write=write, base=base, loss=loss, lag=lag
         )
@@ -72,7 +70,6 @@ class Bases:
         )
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """See AnchorView."""
         stop, at = start + destination.numel(), 0
         for view in self._views:
             first, last = max(start, at), min(stop, at + view.numel)
@@ -135,9 +132,8 @@ class Strand:
         under_way = replica.overlap and frozen is not None
         if not (self.since.fired > 0 and self._closing() > replica.base.round + under_way):
             return False
-        return (
-            frozen is None or replica.overlap or frozen.pending.done()
-        )  # what was waited for in vain is looked at once it is decided
+        # What was waited for in vain is looked at once it is decided.
+        return frozen is None or replica.overlap or frozen.pending.done()
 
     @property
     def late(self) -> bool:

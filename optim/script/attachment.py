@@ -155,9 +155,7 @@ def attach(
 
 
 def _optimizers(given: Any) -> tuple[Optimizer, ...]:
-    """The torch optimizers in what a script gives: one, a list of them, or None. Raises
-    ConfigError.
-    """
+    """The torch optimizers a script gives: one, a list of them, or None. Raises ConfigError."""
     if given is None:
         return ()
     if not isinstance(given, list | tuple):
@@ -297,9 +295,7 @@ class Attachment:
         self._uncounted.look()
 
     def step(self) -> None:
-        """Count one inner step by hand; only for an attachment without an optimizer, after each
-        step.
-        """
+        """Count one inner step by hand: after each, for an attachment without an optimizer."""
         if self._hooks:
             raise ConfigError(
                 "the optimizer's hook counts its steps already",
@@ -521,9 +517,7 @@ class Attachment:
     def _boundary(
         self, strands: Sequence[Strand], only_settle: bool
     ) -> Iterator[tuple[Strand, WaitedOutcome]]:
-        """What there is to learn at a boundary; after the node was lost, by entering the run
-        again.
-        """
+        """The news at a boundary; after the node was lost, by entering the run again."""
         if self._node_lost:
             yield from self._reenter()
             if self._node_lost:
@@ -811,7 +805,6 @@ class Attachment:
 
     @property
     def attached(self) -> bool:
-        """Whether it was not detached."""
         return not self._detached
 
     def state_dict(self) -> dict[str, Any]:

@@ -102,9 +102,7 @@ def _why_not_copied(tensor: Tensor) -> str | None:
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
-    """Raise ConfigError when steps of ``optimizer`` do not reach the hook, or do not train
-    ``model``.
-    """
+    """Raise ConfigError if ``optimizer``'s steps miss the hook or do not train ``model``."""
     if (
         not isinstance(getattr(optimizer, "state", None), dict)
         or not getattr(optimizer, "param_groups", None)
@@ -207,9 +205,7 @@ def check_method(settings: RunSettings) -> None:
 
 
 def check_site(swarm: Swarm, optimizers: Sequence[Optimizer]) -> None:
-    """Raise ConfigError where the run's federated method cannot have its part of the inner
-    steps.
-    """
+    """Raise ConfigError if the run's federated method cannot take part in the inner steps."""
     site = swarm.settings.site
     if site is None:
         return
@@ -252,9 +248,7 @@ def in_job(model: nn.Module) -> bool:
 
 
 def check_alone(model: nn.Module, name: str) -> None:
-    """Raise ConfigError, at all ranks, in a job of several: ``name`` is an optimizer of one
-    process.
-    """
+    """Raise ConfigError at all ranks of a job: ``name`` is an optimizer of one process."""
     if in_job(model):
         raise ConfigError(
             f"{name} is for a job of one process",
@@ -282,9 +276,7 @@ def check_arguments(settings: RunSettings, given: dict[str, Any]) -> None:
 
 
 def check_swarm(swarm: object) -> None:
-    """Raise ConfigError when ``swarm`` is no Swarm, such as an invite string that was not
-    joined.
-    """
+    """Raise ConfigError if ``swarm`` is no Swarm, such as an invite that was not joined."""
     if not isinstance(swarm, Swarm):
         raise ConfigError(
             f"{type(swarm).__name__} is not a swarm",
@@ -306,9 +298,8 @@ def _is_compiled(optimizer: Optimizer) -> bool:
     step: Any = optimizer.step
     while step is not None:
         if hasattr(step, "_torchdynamo_orig_callable"):
-            return not getattr(
-                step, "_torchdynamo_disable", False
-            )  # torch.compile itself wraps some optimizers (LBFGS) so as never to compile them
+            # Torch.compile itself wraps some optimizers (LBFGS) so as never to compile them.
+            return not getattr(step, "_torchdynamo_disable", False)
         step = getattr(step, "__wrapped__", None)
     return False
 

@@ -111,9 +111,7 @@ class SwarmOptimizer(Optimizer):
         return self._attachment
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One inner step; synchronises when it ends a round. Returns what the inner step
-        returns.
-        """
+        """One inner step; synchronises when it ends a round. Returns the inner step's result."""
         return self.inner.step() if closure is None else self.inner.step(closure)
 
     def state_dict(self) -> dict[str, Any]:

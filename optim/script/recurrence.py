@@ -17,7 +17,7 @@ from statistics import median
 from typing import Literal
 
 SEVERAL = 3
-"""Changes in one round that are a habit, rounds running of like changes, or changes evenly apart."""
+"""Changes in one round that are a habit; rounds running of like ones; changes evenly apart."""
 ALIKE = 2.0  # ratio of the longest changes of rounds whose changes are alike
 MUCH_LONGER = 10.0  # times the usual length: within a habit, another change than that
 ORDINARY = 4  # intervals that a change is held against; before that nothing is unusual

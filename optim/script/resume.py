@@ -171,7 +171,5 @@ class PendingLoad:
 
 
 def _keeper(swarm: Swarm) -> Any:
-    """The swarm when it has state of its own to save (there is no log to fetch it from), else
-    None.
-    """
+    """The swarm if it has state of its own to save (no log has it), else None."""
     return swarm if hasattr(swarm, "state_dict") and hasattr(swarm, "load_state_dict") else None

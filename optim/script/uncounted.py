@@ -165,9 +165,8 @@ class Uncounted:
             self._reached.add(index)  # in the same backward as the last one
             return
         self._reached_before, self._reached = self._reached, {index}
-        cleared = (
-            index in self._reached_before and parameter.grad is None and self._training()
-        )  # in evaluation mode gradients are asked for that no step is to follow
+        # In evaluation mode gradients are asked for that no step is to follow.
+        cleared = index in self._reached_before and parameter.grad is None and self._training()
         self._backward(cleared=cleared, replaced=bool(self._replaced()))
 
     def _backward(self, *, cleared: bool, replaced: bool) -> None:

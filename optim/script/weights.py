@@ -48,8 +48,8 @@ REPLACED = (
 )
 STILL = "the model still holds other tensors than those that were attached ({names})"
 STRAY = (
-    "the optimizer steps tensors that are not the model's and no longer has {names}; the model goes "
-    "back to the anchor. Make the optimizer from model.parameters() of the attached model and "
+    "the optimizer steps tensors that are not the model's and no longer has {names}; the model "
+    "goes back to the anchor. Make the optimizer from model.parameters() of the attached model and "
     "attach again"
 )
 EVENT = (

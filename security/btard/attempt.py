@@ -197,9 +197,7 @@ class Attempt:
         self.say(now, Residuals(self.table.view(Kind.REVEAL), projections, norms))
 
     def check(self, now: float) -> None:
-        """Verification 1, of the part that one owns, and validation, of the target's last
-        gradient.
-        """
+        """Verification 1 of the own part, and validation of the target's last gradient."""
         accusations: list[Accusation] = []
         for number in self.contributors:
             row = self.vectors.held[Kind.PART, number, self.me]
@@ -222,9 +220,7 @@ class Attempt:
         self.say(now, Checks(self.table.view(Kind.RESIDUALS), tuple(accusations)))
 
     def close(self, now: float) -> None:
-        """Verifications 2 and 3, whose outcome is the same everywhere; over, or something is
-        open.
-        """
+        """Verifications 2 and 3, the same everywhere; over, or something is open."""
         self.cases = open_cases(self)
         if not self.cases.any():
             self.finish(now)
@@ -339,9 +335,8 @@ class Attempt:
         proof = self.table.put(kind, signed, body)
         self._questions.arrived(kind, signed)
         if proof is not None:
-            self.table.replace(
-                kind, signed, body
-            )  # what others were told: with it they may have ended this attempt
+            # What others were told: with it they may have ended this attempt.
+            self.table.replace(kind, signed, body)
             self.around.convict(now, [proof])
         if kind in (Kind.COMMIT, Kind.RESULT):
             self.vectors.settle()

@@ -22,9 +22,7 @@ _ROOT3 = 3.0**0.5
 
 
 def part_commitment(context: Context, maker: PeerId, part: int, values: Vector) -> bytes:
-    """Of the part of a gradient. It binds its maker: who copies another's commitment cannot open
-    it.
-    """
+    """Of a part of a gradient. It binds its maker: a copied commitment cannot be opened."""
     return _hash(b"part", context.digest, maker.encode(), part.to_bytes(2, "big"), _raw(values))
 
 

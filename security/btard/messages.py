@@ -172,9 +172,7 @@ Body = Slotted | VectorRequest | Lacking
 
 
 class Signed(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """One message. ``tag``: of its attempt's context; what the signature covers is the context
-    itself.
-    """
+    """One message. ``tag``: of its attempt's context, which the signature covers."""
 
     step: Step
     tag: Annotated[bytes, msgspec.Meta(min_length=TAG_BYTES, max_length=TAG_BYTES)]

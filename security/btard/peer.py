@@ -145,9 +145,7 @@ class BtardPeer:
     def computed(
         self, now: float, task: GradientTask, gradient: Vector, trail: Trail | None = None
     ) -> None:
-        """A gradient is there, with its trail where there are local steps; or the end of an
-        interval.
-        """
+        """A gradient is there, with its trail if there are local steps; or an interval's end."""
         if self.attempt is None:
             return
         if task.step == self.step and task.peer == self.signer.peer and not self._computed:
@@ -214,9 +212,7 @@ class BtardPeer:
         return self._errors[target]
 
     def shown(self) -> CommittedVector | None:
-        """Both ends of the interval of one's own last trail that is looked at; None where there is
-        none.
-        """
+        """Both ends of the checked interval of one's own last trail; None if there is none."""
         me, trail, previous, attempt = (
             self.signer.peer,
             self._trails[0],

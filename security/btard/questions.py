@@ -27,18 +27,14 @@ class Questions:
         self._attempt, self._waiting = attempt, waiting
         self._served: set[tuple[int, type[VectorRequest | Lacking], Item]] = set()
         self._testimonies: dict[Item, dict[int, Signed]] = {}
-        self._standing: dict[
-            Item, set[int]
-        ] = {}  # who has asked for a message that was not here yet
-        self._early: list[
-            tuple[Signed, VectorRequest | Lacking]
-        ] = []  # for parts, before all have committed
+        # Who has asked for a message that was not here yet.
+        self._standing: dict[Item, set[int]] = {}
+        # For parts, before all have committed.
+        self._early: list[tuple[Signed, VectorRequest | Lacking]] = []
         self.behind: set[int] = set()  # who has lacked a commitment, so that it is late itself
 
     def answered(self, sender: int, body: VectorRequest | Lacking) -> bool:
-        """The cheap test: whether a question changes nothing, as it was heard before, or too many
-        were.
-        """
+        """The cheap test: whether a question changes nothing: a repeat, or one too many."""
         waiting = [signed.sender for signed, _ in self._early].count(sender)
         return waiting >= MOST_EARLY or all(
             (sender, type(body), item) in self._served for item in body.items
@@ -50,9 +46,8 @@ class Questions:
         if attempt.stage == AttemptStage.COMMITS and any(
             item[0] == Kind.PART for item in body.items
         ):
-            self._early.append(
-                (signed, body)
-            )  # nobody owes a part yet; but who asks may have the commitments that are lacking here
+            # Nobody owes a part yet; but who asks may have the commitments that are lacking here.
+            self._early.append((signed, body))
             attempt.hurry(now)
             return
         for item in body.items:
@@ -109,9 +104,8 @@ class Questions:
         attempt, (kind, whose, part) = self._attempt, item
         committed = attempt.table.signed(Kind.COMMIT if kind == Kind.PART else Kind.RESULT, whose)
         if committed is not None and asker != attempt.me:
-            attempt.hand(
-                asker, committed
-            )  # what it was sent may not open another commitment that it was told
+            # What it was sent may not open another commitment that it was told.
+            attempt.hand(asker, committed)
         owner_asks = (
             kind == Kind.PART and asker == part and whose in attempt.contributors and whose != part
         )

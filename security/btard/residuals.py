@@ -20,12 +20,10 @@ from ..rules.gram import gram
 from .messages import Vector
 
 ROUNDING = 2.0**-24
-SMALLEST = (
-    2.0**-149
-)  # of float32 above zero: what is nearer to zero than 2^-126 is rounded to a multiple of it
-ACCUSED = (
-    32.0  # roundings above which something is wrong; what honest peers differ by is below CONVICTED
-)
+# Of float32 above zero: what is nearer to zero than 2^-126 is rounded to a multiple of it.
+SMALLEST = 2.0**-149
+# Roundings above which something is wrong; what honest peers differ by is below CONVICTED.
+ACCUSED = 32.0
 CONVICTED = 8.0
 NEWTON = 20  # steps at most; two or three are usual, mostly none
 CHUNK = 1 << 14  # values of all rows at a time in float64

@@ -20,9 +20,7 @@ from .messages import FLOAT, Vector
 
 
 class Trail:
-    """The states of a peer's local steps: one more than there are intervals, the start among
-    them.
-    """
+    """The states of a peer's local steps: the start, and one an interval."""
 
     def __init__(self, states: Sequence[Vector]) -> None:
         self._states = states
@@ -35,7 +33,6 @@ class Trail:
 
 
 def state_hash(state: Vector) -> bytes:
-    """Hash of one state."""
     return blake3(b"atoll/btard/state\0" + np.ascontiguousarray(state, FLOAT).tobytes()).digest()
 
 

@@ -32,9 +32,8 @@ class Late:
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        self._marks: dict[
-            PeerId, int
-        ] = {}  # FORGIVEN for each late part, less one for each in time
+        # FORGIVEN for each late part, less one for each in time.
+        self._marks: dict[PeerId, int] = {}
         self._until: dict[PeerId, int] = {}
 
     def came(self, step: int, maker: PeerId, *, late: bool) -> None:

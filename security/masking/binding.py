@@ -80,9 +80,7 @@ class Binding:
 
     @property
     def colluding(self) -> int:
-        """How many members may tell an owner all they know before it could unmask two sets of
-        survivors.
-        """
+        """How many members may betray all to an owner before it unmasks two sets of survivors."""
         return 2 * self.threshold - len(self.roster) - 1
 
     def number(self, peer: PeerId) -> int:

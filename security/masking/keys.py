@@ -67,9 +67,7 @@ def unseal(key: bytes, box: bytes, peer: PeerId) -> bytes:
 
 
 def apply_mask(words: Words, key: bytes, first: int, add: bool) -> None:
-    """Add to ``words`` (or take off) the elements from ``first`` on of the stream of ``key``, in
-    place.
-    """
+    """Add to ``words`` (or take off) the stream of ``key`` from ``first`` on, in place."""
     width = words.dtype.itemsize
     block, skip = divmod(first * width, _BLOCK)
     encryptor = Cipher(algorithms.AES256(key), modes.CTR(block.to_bytes(_BLOCK, "big"))).encryptor()

@@ -69,9 +69,7 @@ def misdealt(
 
 
 def secret_of(keys: Keys, pairs: bool, shares: Mapping[int, bytes], threshold: int) -> bytes | None:
-    """The secret that ``threshold`` shares, by member number, give; None: it is not the one
-    committed to.
-    """
+    """The secret of ``threshold`` shares by member number; None: not the committed one."""
     numbers = sorted(shares)[:threshold]
     places = [number + 1 for number in numbers]
     try:

@@ -110,9 +110,8 @@ class Ring:
                 "or the length is wrong"
             )
         words = np.empty(self.length, np.dtype(f"<u{self.bits // 8}"))
-        words[:-1] = (multiples * weight).astype(
-            words.dtype
-        )  # two's complement: wraps as the sum does
+        # Two's complement: wraps as the sum does.
+        words[:-1] = (multiples * weight).astype(words.dtype)
         words[-1] = weight
         return words
 

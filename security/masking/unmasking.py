@@ -24,9 +24,7 @@ MOST_TRIES = 64  # sets of shares that are looked at, of a dealer some of whose 
 
 
 class DealerError(RemoteProtocolError):
-    """A member dealt shares that are not of the secret it committed to; ``proof`` says so to
-    anybody.
-    """
+    """A member's shares are not of the secret it committed to; ``proof`` convinces anybody."""
 
     def __init__(self, peer: PeerId, proof: Misdealt) -> None:
         super().__init__(
@@ -67,9 +65,8 @@ class Unmasking:
         self._dealt = {
             peer: {dealt.to: dealt for dealt in deal.shares} for peer, deal in deals.items()
         }
-        self._revealed: dict[
-            int, dict[PeerId, bytes]
-        ] = {}  # by who revealed: one share of each dealer
+        # By who revealed: one share of each dealer.
+        self._revealed: dict[int, dict[PeerId, bytes]] = {}
         self._secrets: dict[PeerId, bytes] | None = None
 
     @property

@@ -70,9 +70,7 @@ class Accountant:
         return epsilon_of(self.costs + steps * step_costs(rate, noise), self.delta)
 
     def allows(self, rate: float, noise: float) -> bool:
-        """Whether one more step stays at or below `stop_at_epsilon`. To be asked before it is
-        made.
-        """
+        """Whether one more step stays at or below `stop_at_epsilon`. Ask before making it."""
         return self.after(rate, noise) <= self.stop_at_epsilon
 
     def spend(self, rate: float, noise: float, steps: int = 1) -> None:

@@ -32,9 +32,8 @@ def clip(vector: Tensor, bound: float) -> bool:
         raise ValueError("a vector that is not finite cannot be clipped")
     if norm <= bound:
         return True
-    vector.mul_(
-        bound / norm * (1 - 2.0**-20)
-    )  # rounding to float32 must not carry it past the bound
+    # Rounding to float32 must not carry it past the bound.
+    vector.mul_(bound / norm * (1 - 2.0**-20))
     return False
 
 
@@ -86,9 +85,8 @@ class AdaptiveBound:
         """The next round's. ``within``: the noisy sum of (1 if within the bound else 0) - ½ over
         the clients that took part (centring halves what one client changes); ``expected``: how many
         take part on average, a constant, as the true number would tell something."""
-        off = min(
-            FARTHEST, max(-FARTHEST, within / expected + 0.5 - self.quantile)
-        )  # evenly: at 0 and 1 noise would pull it to the middle
+        # evenly: at 0 and 1 noise would pull it to the middle.
+        off = min(FARTHEST, max(-FARTHEST, within / expected + 0.5 - self.quantile))
         return AdaptiveBound(
             self.bound * _exp(-self.rate * off), self.quantile, self.rate, self.count_noise
         )
@@ -111,11 +109,9 @@ class AdaptiveBound:
                 key="count_noise",
                 why=why,
             )
-        return (
-            1 / math.sqrt(left)
-            # and no power: members' grids follow from it, so it must have the same bits on every
-            # machine
-        )
+        # And no power: members' grids follow from it, so it must have the same bits on every
+        # machine.
+        return 1 / math.sqrt(left)
 
 
 def _exp(x: float) -> float:

@@ -71,9 +71,8 @@ def _accepted(tried: Integers, variance: Fraction, scale: int, rng: random.Rando
     """
     centre = variance / scale
     gamma = (np.abs(tried) - float(centre)) ** 2 / float(2 * variance)
-    pieces = (
-        np.floor(gamma) + 2
-    )  # exp(-γ) is as many coins of exp(-γ / pieces), each of an exponent below 1
+    # Exp(-γ) is as many coins of exp(-γ / pieces), each of an exponent below 1.
+    pieces = np.floor(gamma) + 2
 
     def exact(index: int) -> Fraction:
         return (abs(int(tried[index])) - centre) ** 2 / (2 * variance) / int(pieces[index])

@@ -28,13 +28,13 @@ from ...collectives.errors import ConfigError
 Costs = NDArray[np.float64]
 """Rényi divergence at each of ORDERS; costs of steps add up."""
 
+# Opacus' own.
 ORDERS: tuple[float, ...] = (
     *(1 + tenth / 10 for tenth in range(1, 100)),
     *range(12, 64),
-)  # opacus' own
-SMALLEST = (
-    0.1  # noise multiplier; below it sampling is not counted on, which costs more than it could
 )
+# Noise multiplier; below it sampling is not counted on, which costs more than it could.
+SMALLEST = 0.1
 SLACK = 1e-6  # relative; results are rounded up by it, which is more than their error
 _REACH = 12  # standard deviations around the integrand's peaks
 # points in the distance to the integrand's nearest singularity, π z² off the real line, or in a

@@ -133,9 +133,7 @@ def _mixed(
     longest: float,
     rng: random.Random | None,
 ) -> tuple[Matrix | None, Matrix | None]:
-    """What all steps together make of the rows, and the Gram matrix of that; None and None without
-    steps.
-    """
+    """The rows after all steps, and their Gram matrix; None and None without steps."""
     if not before:
         return None, None
     products = gram(rows)

@@ -48,9 +48,7 @@ def positive(rule: str, key: str, value: float) -> float:
 
 
 def check_rows(rows: Tensor) -> None:
-    """Raises ConfigError unless rows are float32 (n, d) with n and d at least 1 and each row
-    contiguous.
-    """
+    """Raises ConfigError unless rows are float32 (n, d), n, d ≥ 1, each row contiguous."""
     if (
         rows.dtype != torch.float32
         or rows.ndim != 2

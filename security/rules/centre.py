@@ -93,9 +93,7 @@ class Radius:
         self.add(spread(products, weights))
 
     def add(self, distance: float) -> None:
-        """A round's median distance (`spread`). 0, and what is no number, is no radius: it is left
-        out.
-        """
+        """A round's median distance (`spread`). 0 and NaN are no radius and left out."""
         if 0 < distance < math.inf:
             self._seen.append(distance)
 
@@ -113,9 +111,7 @@ def common_radius(claimed: Sequence[float | None], f: int) -> float | None:
 
 
 def robust_start(products: Matrix) -> Vector:
-    """Weights of the mean of the majority of rows nearest to the row with the least sum of
-    distances.
-    """
+    """Weights of the mean of the majority nearest to the row of least sum of distances."""
     n = len(products)
     squared = distances(products)
     centre = nearest(total(np.sqrt(squared)), 1)[0]
@@ -123,7 +119,6 @@ def robust_start(products: Matrix) -> Vector:
 
 
 def lower_median(x: Vector) -> float:
-    """The lower median."""
     return float(np.sort(x)[(len(x) - 1) // 2])
 
 

@@ -58,9 +58,8 @@ def squares(rows: Tensor, origin: Tensor | None = None, compiled: Kernel | None 
     if compiled is not None and rows.device.type == "cpu":
         return total(compiled.squares(rows, origin))
     width = max(1, min(-(-d // STRIP), TILE_VALUES // (n * STRIP))) * STRIP
-    tile = torch.zeros(
-        n, STRIP + width, dtype=torch.float64, device=rows.device
-    )  # the sums so far, and values
+    # The sums so far, and values.
+    tile = torch.zeros(n, STRIP + width, dtype=torch.float64, device=rows.device)
     for start in range(0, d, width):
         values = tile[:, STRIP:]
         values[:, d - start :].zero_()
@@ -68,9 +67,8 @@ def squares(rows: Tensor, origin: Tensor | None = None, compiled: Kernel | None 
         if origin is not None:
             values.sub_(origin[start : start + width])
         values.mul_(values)
-        sums = np.add.reduce(
-            tile.cpu().numpy().reshape(n, -1, STRIP), axis=1
-        )  # in the axis' order, as another one is contiguous
+        # In the axis' order, as another one is contiguous.
+        sums = np.add.reduce(tile.cpu().numpy().reshape(n, -1, STRIP), axis=1)
         tile[:, :STRIP] = torch.from_numpy(sums)
     return total(tile[:, :STRIP].cpu().numpy())
 

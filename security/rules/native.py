@@ -21,9 +21,7 @@ _ADDRESS, _LENGTH = ctypes.c_void_p, ctypes.c_size_t
 
 
 class Kernel:
-    """The library's functions, for what lies on the CPU. They give up the interpreter lock
-    meanwhile.
-    """
+    """The library's functions, for CPU memory. They release the interpreter lock meanwhile."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))

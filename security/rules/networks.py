@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-Step = tuple[
-    int, int, bool, bool
-]  # rows i < j; whether the minimum, for i, is needed, and the maximum, for j
+# Rows i < j; whether the minimum, for i, is needed, and the maximum, for j.
+Step = tuple[int, int, bool, bool]
 
 
 @lru_cache(maxsize=64)
@@ -24,9 +23,8 @@ def network(labels: tuple[int, ...]) -> tuple[Step, ...]:
     their values in any order.
     """
     wanted = [label != 0 for label in labels]
-    last: list[int | None] = list(
-        labels
-    )  # the label of the place where a row's value ends up, or None once a step has touched it
+    # The label of the place where a row's value ends up, or None once a step has touched it.
+    last: list[int | None] = list(labels)
     steps: list[Step] = []
     for i, j in reversed(_batcher(len(labels))):
         if last[i] is not None and last[i] == last[j]:

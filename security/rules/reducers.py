@@ -40,8 +40,8 @@ class ByCoordinate:
         self._rule, self._f = BY_COORDINATE[name.rule], name.f
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
-        """See RowsReducer. The bits depend on the multiset of each column alone: not on the order
-        of rows, nor on where chunks begin.
+        """The bits depend on the multiset of each column alone: not on the order of rows, nor on
+        where chunks begin.
         """
         self._rule(rows, self._f, out)
 
@@ -101,25 +101,23 @@ class ByGram:
         return RUNNING in self._parsed.options
 
     def length(self, contributors: int) -> int:
-        """See TwoPhaseReducer: the triangle's."""
+        """The triangle's."""
         return pairs(contributors)
 
     def measure(self, rows: Tensor) -> Statistics:
-        """See TwoPhaseReducer: the upper triangle of the Gram matrix."""
+        """The upper triangle of the Gram matrix."""
         return triangle(rows)
 
     def alone(self, statistics: Statistics, contributors: int, index: int) -> Statistics:
-        """See TwoPhaseReducer: its squared norm."""
+        """Its squared norm."""
         return statistics[[diagonal(contributors)[index]]]
 
     def impossible(self, statistics: Statistics, contributors: int) -> str | None:
-        """See TwoPhaseReducer."""
         return impossible(statistics, contributors)
 
     def weigh(
         self, statistics: Statistics, cids: Sequence[bytes], norms: Sequence[float | None] = ()
     ) -> WeightedSum | OfMixtures:
-        """See TwoPhaseReducer."""
         with np.errstate(
             all="ignore"
         ):  # owners may state what no vectors have: then any weights will do, the same at all

@@ -74,9 +74,8 @@ def flag(products: Matrix, f: int, *, rank: int | None = None) -> Vector:
     for _ in range(FLAG_ITERATIONS):
         values, vectors = eigen(shares[:, None] * angles * shares)
         kept = values[:size] > 1e-12 * max(float(values[0]), 1e-300)
-        basis = (
-            shares[:, None] * vectors[:, :size][:, kept] / np.sqrt(values[:size][kept])
-        )  # of the subspace, in terms of the rows
+        # Of the subspace, in terms of the rows.
+        basis = shares[:, None] * vectors[:, :size][:, kept] / np.sqrt(values[:size][kept])
         onto = product(angles, basis)
         squared = np.abs(there - total(onto * onto)) if basis.size else np.ones(n)
         objective = float(total(np.sqrt(squared)))

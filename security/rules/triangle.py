@@ -52,9 +52,7 @@ def diagonal(n: int) -> list[int]:
 
 
 def impossible(values: Vector, n: int) -> str | None:
-    """Why no n rows have this triangle, as far as two rows at a time tell; ``values`` come from a
-    peer.
-    """
+    """Why no n rows have this triangle, as far as pairs tell; ``values`` come from a peer."""
     if not np.isfinite(values).all():
         return "not finite"
     norms = values[diagonal(n)]

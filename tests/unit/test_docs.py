@@ -37,6 +37,25 @@ def _extends_something(node: ast.ClassDef) -> bool:
     )
 
 
+SHORT = 4  # lines of a function whose name and signature tell all
+
+
+@cache
+def _documented_by_seams() -> set[str]:
+    """Names of the methods that Protocols document: an implementation says what differs, if
+    anything.
+    """
+    return {
+        method.name
+        for path in package_files()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.ClassDef)
+        and any("Protocol" in ast.unparse(base) for base in node.bases)
+        for method in node.body
+        if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(method)
+    }
+
+
 def _undocumented(path: Path) -> list[str]:
     missing = [] if ast.get_docstring(tree(path)) else [f"{path}: the module itself"]
 
@@ -49,7 +68,12 @@ def _undocumented(path: Path) -> list[str]:
             elif isinstance(
                 node, ast.FunctionDef | ast.AsyncFunctionDef
             ) and not node.name.startswith("_"):
-                exempt = inherits or _decorators(node) & OVERRIDDEN
+                exempt = (
+                    inherits
+                    or _decorators(node) & OVERRIDDEN
+                    or node.name in _documented_by_seams()
+                    or node.end_lineno - node.body[0].lineno < SHORT
+                )
                 if not exempt and not ast.get_docstring(node):
                     missing.append(f"{path}:{node.lineno} {prefix}{node.name}()")
 

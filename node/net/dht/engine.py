@@ -48,9 +48,7 @@ class Engine:
         connected: Callable[[PeerId], bool],
         rng: random.Random,
     ) -> None:
-        """``addresses_of`` reads the peer book, and knows ourselves; what is heard goes into
-        ``book``.
-        """
+        """``addresses_of`` reads the peer book and knows ourselves; news goes into ``book``."""
         self._identity, self._book, self._connected, self._rng = identity, book, connected, rng
         self.me = identity.peer
         self.table = RoutingTable(self.me)
@@ -58,9 +56,8 @@ class Engine:
         self.provided: set[bytes] = set()
         self._dead_until: dict[PeerId, float] = {}
         self._failures: Counter[PeerId] = Counter()
-        self._newest: dict[
-            bytes, int
-        ] = {}  # sequences we have seen: who answers with an older one replays it
+        # Sequences we have seen: who answers with an older one replays it.
+        self._newest: dict[bytes, int] = {}
         self._answer_s = 0.0
 
     # --- what the driver reports ---
@@ -89,15 +86,11 @@ class Engine:
                 del self._dead_until[oldest], self._failures[oldest]
 
     def foreign(self, peer: PeerId) -> None:
-        """``peer`` says that it speaks another protocol: once is enough for its failure to
-        count.
-        """
+        """``peer`` speaks another protocol: once is enough for its failure to count."""
         self._failures[peer] = FAILURES
 
     def link_changed(self, peer: PeerId, up: bool, network: str = "") -> None:
-        """Connected peers are in the table, lost ones are not. ``network``: see
-        `routing.network_of`.
-        """
+        """Connected peers are in the table, lost ones not. ``network``: `routing.network_of`."""
         if up:
             self._failures.pop(peer, None)
             self._dead_until.pop(peer, None)
@@ -107,9 +100,7 @@ class Engine:
 
     @property
     def hedge_s(self) -> float:
-        """After this long a request counts as slow: 50 ms, or four times the usual answer on long
-        ways.
-        """
+        """After this a request counts as slow: 50 ms, or four usual answers on long ways."""
         return min(max(HEDGE_MIN_S, 4 * self._answer_s), HEDGE_MAX_S)
 
     # --- operations ---
@@ -190,9 +181,7 @@ class Engine:
     def find_providers(
         self, key: bytes, count: int, exhaustive: bool, now: float
     ) -> Operation[list[Located]]:
-        """Who provides ``key``, without ourselves: ``count`` of them, or all that the near peers
-        name.
-        """
+        """Others that provide ``key``: ``count`` of them, or all that the near peers name."""
         found: dict[PeerId, tuple[str, ...]] = dict.fromkeys(
             self.server.providers.get(key, now), ()
         )
@@ -231,9 +220,8 @@ class Engine:
         enough: Callable[[PeerId, Rpc], bool] = lambda peer, answer: False,
     ) -> Lookup:
         target = position(key)
-        start = (
-            self.table.closest(target) or list(self._dead_until)[-K:]
-        )  # if all seem dead, that may be our own fault: ask them
+        # If all seem dead, that may be our own fault: ask them.
+        start = self.table.closest(target) or list(self._dead_until)[-K:]
         return Lookup(
             request,
             target,

@@ -152,9 +152,8 @@ class Dht:
             except StopIteration as end:
                 return end.value
             done = trio.Event()
-            self._nursery.start_soon(
-                self._drive, work, done
-            )  # what is left of it goes on when the result is there, or nobody waits any more
+            # What is left of it goes on when the result is there, or nobody waits any more.
+            self._nursery.start_soon(self._drive, work, done)
             await done.wait()
 
     async def _drive(self, work: DhtWork, done: trio.Event) -> None:

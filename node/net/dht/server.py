@@ -18,9 +18,7 @@ from .wire import ADD_PROVIDER, FIND_NODE, GET_PROVIDERS, GET_VALUE, PING, PUT_V
 
 
 class DhtServer:
-    """What this node knows, as it tells others. ``now``: monotonic seconds; ``unix_s``: wall
-    clock.
-    """
+    """What this node tells others. ``now``: monotonic seconds; ``unix_s``: wall clock."""
 
     def __init__(
         self,
@@ -30,9 +28,7 @@ class DhtServer:
         heard_of: Callable[[PeerId, Sequence[str]], None],
         rng: random.Random,
     ) -> None:
-        """``addresses_of`` looks a peer up; ``heard_of`` is told addresses that a peer states for
-        itself.
-        """
+        """``addresses_of`` looks a peer up; ``heard_of`` takes addresses a peer states itself."""
         self._me, self._table, self._addresses_of, self._heard_of = (
             me,
             table,
@@ -42,9 +38,7 @@ class DhtServer:
         self.providers, self.values = ProviderStore(rng), ValueStore(position_of(me))
 
     def answer(self, peer: PeerId, request: Rpc, now: float, unix_s: float) -> Rpc:
-        """The answer to ``peer``'s request. Raises RemoteProtocolError on a request that makes no
-        sense.
-        """
+        """The answer to ``peer``'s request. Raises RemoteProtocolError on a senseless one."""
         kind, key = request.kind, request.key
         for other, addresses in request.closer[:1]:
             if other == peer:  # where it is; of others it tells us nothing unasked

@@ -64,7 +64,6 @@ class ProviderStore:
         )
 
     def expire(self, now: float) -> None:
-        """Drop what is over."""
         for key in list(self._keys):
             self.get(key, now)
 
@@ -90,10 +89,8 @@ class ValueStore:
         self._values: dict[bytes, tuple[SignedValue, bytes]] = {}
         self._ranked: list[tuple[int, bytes]] = []  # by distance
         self._stored_at: dict[bytes, float] = {}  # unix_s
-        self._floors: dict[
-            bytes, int
-            # sequences of values that have expired: an older one may live longer than the newer did
-        ] = {}
+        # Sequences of values that have expired: an older one may live longer than the newer did.
+        self._floors: dict[bytes, int] = {}
         self._owners: Counter[bytes] = Counter()
 
     def put(self, key: bytes, data: bytes, unix_s: float) -> bool:
@@ -150,7 +147,6 @@ class ValueStore:
         return [(key, self._values[key][1]) for key in chosen]
 
     def expire(self, unix_s: float) -> None:
-        """Drop what is over."""
         for key in list(self._values):
             self.get(key, unix_s)
 

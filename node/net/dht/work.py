@@ -172,11 +172,9 @@ class Lookup:
 
     @property
     def over(self) -> bool:
-        """See `DhtWork`."""
         return self.done
 
     def poll(self, now: float) -> list[Request]:
-        """See `DhtWork`."""
         self._requests.let_go_of_the_slow(now)
         out: list[Request] = []
         for path in range(PATHS) if not self.done else ():
@@ -190,11 +188,9 @@ class Lookup:
         return out
 
     def wake(self) -> float:
-        """See `DhtWork`."""
         return min(self._requests.wake(), self._give_up_at())
 
     def answered(self, peer: PeerId, answer: Rpc, now: float) -> None:
-        """See `DhtWork`."""
         if self.done:
             return
         try:
@@ -205,23 +201,18 @@ class Lookup:
         self._requests.settle(peer, _QueryState.ANSWERED)
         path = self._requests.by_peer[peer].path
         named = [other for other, _ in answer.closer[:K] if self._worth_asking(other, now)]
-        takers = [
-            path,
-            *(other for other in range(PATHS) if not self._ranked(other, 1)),
-        ]  # a path that has nobody gets a share
+        # A path that has nobody gets a share.
+        takers = [path, *(other for other in range(PATHS) if not self._ranked(other, 1))]
         for number, other in enumerate(named):
             self._paths[takers[number % len(takers)]].add(other)
         self._ended -= set(takers)
         self._sound &= self._ended
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """See `DhtWork`."""
         self._requests.settle(peer, _QueryState.FAILED)
 
     def nearest(self, count: int) -> list[PeerId]:
-        """The result: who answered, and whom a path that came to its end has named; nearest
-        first.
-        """
+        """The result: who answered, and whom a finished path named; nearest first."""
         found = {
             peer
             for path in self._sound or range(PATHS)
@@ -297,7 +288,6 @@ class Store:
 
     @property
     def over(self) -> bool:
-        """See `DhtWork`."""
         if self._requests.flying():
             return False
         return self.stored >= self._wanted or (
@@ -306,11 +296,9 @@ class Store:
 
     @property
     def done(self) -> bool:
-        """See `DhtWork`."""
         return 2 * self.stored > self._wanted or self.over
 
     def poll(self, now: float) -> list[Request]:
-        """See `DhtWork`."""
         self._requests.let_go_of_the_slow(now)
         out: list[Request] = []
         while self._waiting and self.stored + len(self._requests.flying()) < self._wanted:
@@ -322,14 +310,11 @@ class Store:
         return out
 
     def wake(self) -> float:
-        """See `DhtWork`."""
         return min(self._requests.wake(), self._patient_until)
 
     def answered(self, peer: PeerId, answer: Rpc, now: float) -> None:
-        """See `DhtWork`."""
         self._requests.settle(peer, _QueryState.ANSWERED)
         self.stored += self._kept(answer)
 
     def failed(self, peer: PeerId, now: float) -> None:
-        """See `DhtWork`."""
         self._requests.settle(peer, _QueryState.FAILED)

@@ -120,14 +120,11 @@ class LanDiscovery:
 
 
 def _socket(host: str) -> trio.socket.SocketType:
-    """For datagrams to and from the group on the interface that has the address ``host``. Raises
-    OSError.
-    """
+    """For datagrams to and from the group on the interface with ``host``. Raises OSError."""
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-        sock.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # the system's responder is there, too
+        # The system's responder is there, too.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if sys.platform.startswith("linux"):
@@ -137,8 +134,7 @@ def _socket(host: str) -> trio.socket.SocketType:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(GROUP) + own)
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, TTL)
-        sock.setsockopt(
-            socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1
-        )  # another node on this machine
+        # Another node on this machine.
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
         stack.pop_all()
         return trio.socket.from_stdlib_socket(sock)

@@ -50,9 +50,7 @@ class Neighbours:
         self._second, self._read = -math.inf, 0
 
     def here(self, addresses: Sequence[str], now: float) -> None:
-        """We can be dialled at these on this network. Say so, and ask, if they were others
-        before.
-        """
+        """We can be dialled at these on this network. If they changed, announce and ask."""
         if tuple(addresses) == self._addresses:
             return
         self._addresses = tuple(addresses)

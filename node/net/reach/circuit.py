@@ -50,9 +50,7 @@ ANSWER_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """``expires_s``: seconds since 1970; ``addresses``: where the relay says that it can be
-    dialled.
-    """
+    """``expires_s``: seconds since 1970; ``addresses``: of the relay, by its own account."""
 
     expires_s: int
     addresses: tuple[str, ...]

@@ -38,9 +38,7 @@ MAX_PAUSE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A place at a relay: the circuits it is called by, and when it is to be renewed (trio's
-    time).
-    """
+    """A place at a relay: the circuits it is called by, and when to renew it (trio's time)."""
 
     addresses: tuple[str, ...]
     renew_at: float

@@ -53,7 +53,6 @@ class RelayLedger:
         return True
 
     def holds(self, peer: PeerId, now: float) -> bool:
-        """Whether ``peer`` has a place."""
         self._expire(now)
         return peer in self._reserved
 
@@ -81,7 +80,6 @@ class RelayLedger:
         self._circuits = +self._circuits
 
     def reserved(self) -> list[PeerId]:
-        """Who has a place."""
         return sorted(self._reserved)
 
     def _expire(self, now: float) -> None:

@@ -55,14 +55,12 @@ class AddressManager:
         self._way = ""
         self._mapped: dict[str, str] = {}
         self._observed: dict[str, tuple[str, float]] = {}  # by the observer's host
-        self._reports: dict[
-            str, dict[str, tuple[bool, float]]
-        ] = {}  # by address and by the server's host
+        # By address and by the server's host.
+        self._reports: dict[str, dict[str, tuple[bool, float]]] = {}
         self._circuits: tuple[str, ...] = ()
 
     @property
     def way(self) -> str:
-        """See `interfaces`."""
         return self._way
 
     # ---- what is learned
@@ -116,9 +114,7 @@ class AddressManager:
 
     # ---- what follows
     def seen_at(self, now: float) -> list[str]:
-        """At which addresses the internet sees our listen port, the one most observers agree on
-        first.
-        """
+        """Where the internet sees our listen port, the address of most observers first."""
         if self._relay_only:
             return []
         fresh = [address for address, at in self._observed.values() if now - at <= FRESH_S]
@@ -175,9 +171,7 @@ class AddressManager:
         )
 
     def _tells(self, address: str) -> bool:
-        """Whether an address is of the family by which others reach us, or do not: IPv4, if we have
-        it.
-        """
+        """Whether an address is of the family by which others may reach us: IPv4 if we have it."""
         return address in telling([*self._own, address])
 
     def _is_own(self, address: str) -> bool:
@@ -202,9 +196,7 @@ class AddressManager:
 
     @property
     def online(self) -> bool:
-        """Whether we have met the internet: private addresses then mean something in our house
-        only.
-        """
+        """Whether we have met the internet: then private addresses mean our house only."""
         return any(is_internet(address) for address in (*self._own, *self._announce)) or bool(
             self._observed
         )

@@ -162,9 +162,8 @@ class PortMapper:
         host = upnp.external_in(
             await _http(control, upnp.call(service, control, "GetExternalIPAddress", {}))
         )
-        others = [
-            self._rng.randint(*OUTSIDE) for _ in range(TRIES)
-        ]  # another node of this house may have ours
+        # Another node of this house may have ours.
+        others = [self._rng.randint(*OUTSIDE) for _ in range(TRIES)]
         for outside in dict.fromkeys([self._outside or inside[1], inside[1], *others]):
             for life_s in (LIFE_S, 0):  # some routers know mappings without an end only
                 wish = upnp.add_port(outside, inside[1], inside[0], life_s)

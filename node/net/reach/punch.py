@@ -88,9 +88,8 @@ class Puncher:
         self._host, self._faults, self._rng = host, faults, rng
         self._seen_at, self._lan, self._known = seen_at, lan, known
         self._driving: set[PeerId] = set()
-        self._talking: dict[
-            PeerId, tuple[trio.CancelScope, bool]
-        ] = {}  # the conversation, and whether it is ours
+        # The conversation, and whether it is ours.
+        self._talking: dict[PeerId, tuple[trio.CancelScope, bool]] = {}
         self._served: dict[PeerId, tuple[float, int]] = {}
         self._nursery: trio.Nursery | None = None
         host.handle(PROTOCOL, self._serve)
@@ -150,9 +149,7 @@ class Puncher:
 
     @contextmanager
     def _conversation(self, peer: PeerId, *, ours: bool) -> Generator[None]:
-        """The only one with ``peer`` from now on. It is left early where another one takes its
-        place.
-        """
+        """The only one with ``peer`` from now on. It ends early if another replaces it."""
         if peer in self._talking:
             self._talking[peer][0].cancel()
         with trio.CancelScope() as scope:

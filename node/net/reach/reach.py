@@ -134,9 +134,8 @@ class Reachability:
         self._lane_at: dict[str, str] = {}  # by the means
         self._look = trio.Event()
         self._look_s = ASK_AGAIN_S
-        self._asked: dict[
-            tuple[str, str], float
-        ] = {}  # (server's host, address; "": observed): when
+        # (server's host, address; "": observed): when.
+        self._asked: dict[tuple[str, str], float] = {}
         self._announced: tuple[str, ...] = ()
         self._nat = "unknown"
         self._paths: dict[PeerId, str] = {}
@@ -217,9 +216,7 @@ class Reachability:
 
     # ---- our own addresses
     def _update(self) -> None:
-        """Something is known that was not. If others are to be told other addresses now, they
-        are.
-        """
+        """Something new is known. Others are told if our addresses are now different."""
         self.manager.circuits(self.circuits.addresses())
         addresses, nat = tuple(self._host.addresses()), self.manager.nat(trio.current_time())
         changed, turned = addresses != self._announced, nat != self._nat
@@ -372,9 +369,8 @@ class Reachability:
         return any(address in direct for address in telling([*self.manager.lan(), *direct]))
 
     def _relays(self) -> list[PeerId]:
-        return [
-            peer for peer, _ in self._servers() if self._host.path(peer) != "punched"
-        ]  # those are behind a NAT themselves
+        # Those are behind a NAT themselves.
+        return [peer for peer, _ in self._servers() if self._host.path(peer) != "punched"]
 
     def status(self) -> dict[str, Any]:
         """For `atoll status`, `atoll netcheck` and the metrics; plain values."""

@@ -105,7 +105,6 @@ def add_port(outside: int, inside: int, host: str, life_s: int) -> dict[str, obj
 
 
 def delete_port(outside: int) -> dict[str, object]:
-    """The arguments of DeletePortMapping."""
     return {"NewRemoteHost": "", "NewExternalPort": outside, "NewProtocol": "TCP"}
 
 

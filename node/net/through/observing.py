@@ -53,9 +53,7 @@ class Observing:
 
 
 async def ask(sock: trio.socket.SocketType, observer: tuple[str, int]) -> Seen:
-    """How ``observer`` sees this socket's port. The socket is bound; it stays connected. Raises
-    OSError.
-    """
+    """How ``observer`` sees this bound socket's port; it stays connected. Raises OSError."""
     await sock.connect(observer)
     await sock.send(MAGIC)
     data = b""

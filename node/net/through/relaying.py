@@ -111,7 +111,6 @@ class LaneRelay:
 
     @property
     def circuits(self) -> int:
-        """How many are open."""
         self._tidy()
         return self._vouchers.circuits
 
@@ -121,7 +120,6 @@ class LaneRelay:
         return self._splice.nbytes if self._splice else 0
 
     def close(self) -> None:
-        """Cut all circuits."""
         if self._splice is not None:
             self._splice.stop()
             self._splice = None
@@ -208,9 +206,7 @@ class LaneRelay:
 
 
 class Helpers:
-    """Connected peers with public addresses, and what they do for us. Used from the trio thread
-    only.
-    """
+    """Connected peers with public addresses, and what they do for us. Trio thread only."""
 
     def __init__(self, host: Host, addresses: Callable[[PeerId], Sequence[str]]) -> None:
         """``addresses``: where a peer is reached."""
@@ -234,13 +230,10 @@ class Helpers:
                 self._serving[peer] = answer
 
     def lost(self, peer: PeerId) -> None:
-        """The connection is gone."""
         self._serving.pop(peer, None)
 
     def observers(self, but: PeerId) -> list[tuple[str, int]]:
-        """Where to ask how we are seen: one address of each machine, IPv4 only, and not this
-        peer.
-        """
+        """Where to ask how we are seen: one IPv4 address a machine, without this peer."""
         found: dict[str, tuple[str, int]] = {}
         for peer, serving in self._serving.items():
             for host, port in (
@@ -251,7 +244,6 @@ class Helpers:
         return list(found.values())
 
     def relays(self, but: PeerId) -> list[PeerId]:
-        """Who relays."""
         return [peer for peer, serving in self._serving.items() if serving.relays and peer != but]
 
     async def circuit(

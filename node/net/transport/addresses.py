@@ -122,9 +122,7 @@ def without_peer(address: str) -> str:
 
 
 def usable(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The dialable ones among ``addresses``, without duplicates, in order, at most
-    `MAX_ADDRESSES`.
-    """
+    """The dialable ones of ``addresses``, in order, each once, at most `MAX_ADDRESSES`."""
     return tuple(dict.fromkeys(address for address in addresses if is_address(address)))[
         :MAX_ADDRESSES
     ]
@@ -292,9 +290,7 @@ def listening_at(bound: Iterable[tuple[str, int]]) -> list[str]:
 
 
 def everywhere(port: int) -> tuple[str, ...]:
-    """What to listen on for all addresses of this machine: IPv4, and IPv6 where the system has
-    it.
-    """
+    """What to listen on for all addresses of this machine: IPv4, and IPv6 if there is any."""
     found = [f"/ip4/0.0.0.0/tcp/{port}"]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

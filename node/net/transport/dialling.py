@@ -67,9 +67,8 @@ class Dialler:
         learns nothing by it, and two who dial each other at the same moment from their listen ports
         get one connection with two beginnings."""
         self._sources: dict[int, tuple[str, int]] = {}
-        self._paths: WeakKeyDictionary[RawConnection, str] = (
-            WeakKeyDictionary()
-        )  # noted before anybody can hear of the connection
+        # Noted before anybody can hear of the connection.
+        self._paths: WeakKeyDictionary[RawConnection, str] = WeakKeyDictionary()
 
     def listens(self, host: str, port: int) -> None:
         """A socket of ours listens there (``host`` may be a wildcard): dials may leave from it."""

@@ -20,9 +20,7 @@ class Door:
         self._inside: dict[Hashable, str] = {}  # oldest first
 
     def enter(self, who: Hashable, host: str) -> Hashable | None:
-        """``who`` has come from ``host``. Who has to go: ``who`` itself, somebody else, or
-        nobody.
-        """
+        """``who`` has come from ``host``. Who must go: ``who``, somebody else, or nobody."""
         machine = machine_of(host)
         if len(self._inside) >= self._most:
             counts = Counter(self._inside.values())

@@ -34,9 +34,7 @@ class FrameReader:
     """Takes frames out of a byte stream."""
 
     def __init__(self, receive: Callable[[int], Awaitable[bytes]], peer: PeerId) -> None:
-        """``receive(max_bytes)`` returns some bytes, b"" at the end; ``peer`` is named in
-        errors.
-        """
+        """``receive(max_bytes)`` returns bytes, b"" at the end; ``peer`` is named in errors."""
         self._receive = receive
         self._peer = peer
         self._buffer = bytearray()

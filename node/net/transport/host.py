@@ -239,9 +239,7 @@ class Host:
         return holds(self.path(peer))
 
     async def wait_direct(self, peer: PeerId, patience_s: float) -> bool:
-        """Whether there is a connection to ``peer`` that goes through no relay, within
-        ``patience_s``.
-        """
+        """Whether there is a connection to ``peer`` without a relay, within ``patience_s``."""
         return await self.wait_path(peer, lambda path: path not in ("", "relay"), patience_s)
 
     def path(self, peer: PeerId) -> str:
@@ -324,7 +322,6 @@ class Host:
                 log.debug("close failed: %r", error)
 
     def connected(self, peer: PeerId) -> bool:
-        """Whether there is an open connection."""
         return peer in self._up
 
     def remote_host(self, peer: PeerId) -> str:
@@ -340,7 +337,6 @@ class Host:
         return ""
 
     def peers(self) -> list[PeerId]:
-        """The connected peers."""
         return sorted(self._up)
 
     async def connect(
@@ -442,7 +438,7 @@ class Host:
         dial: trio.CancelScope,
         pause_s: Callable[[], float],
     ) -> None:
-        """See `Dialler.punch`. Whether it worked, `wait_direct` tells."""
+        """Whether it worked, `wait_direct` tells."""
         try:
             await self.dialler.punch(
                 address, ID.from_base58(peer), initiator=initiator, dial=dial, pause_s=pause_s
@@ -477,9 +473,7 @@ class Host:
         ]
 
     def has_connection(self, peer: PeerId) -> bool:
-        """Whether there is an open connection, as of now: `connected` follows what libp2p has
-        told.
-        """
+        """Whether there is an open connection now: `connected` follows libp2p's notices."""
         return bool(self._open_connections(peer))
 
     async def open_stream(self, peer: PeerId, protocol: str, timeout_s: float = 10.0) -> PeerStream:

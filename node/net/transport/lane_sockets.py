@@ -140,9 +140,7 @@ class LaneListener:
         self._services[magic] = service
 
     def addresses(self) -> list[str]:
-        """Where the listener can be dialled; empty before `run` has started, and where nobody is to
-        know.
-        """
+        """Where the listener can be dialled; empty before `run` and if nobody may know."""
         if self.hidden:
             return []
         return [*self.outside(), *self._announce]
@@ -341,9 +339,7 @@ async def _dial_one(host: str, port: int, token: bytes, secrets: bytes) -> socke
 
 
 async def hello(sock: trio.socket.SocketType, token: bytes, secrets: bytes) -> bool:
-    """Prove ourselves on a socket we have dialled; whether the other end did, too. Raises
-    OSError.
-    """
+    """Prove ourselves on a socket we dialled; whether the other end did, too. Raises OSError."""
     await send_all(sock, MAGIC + token + proof(secrets, b"dial", token))
     return hmac.compare_digest(
         await receive_exactly(sock, PROOF_BYTES), proof(secrets, b"take", token)

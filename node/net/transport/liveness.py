@@ -50,9 +50,7 @@ class Liveness:
         self._heard_at, self._waits = now, False
 
     def due(self, now: float) -> Verdict:
-        """What to do at ``now``: nothing until `at`, ask for a sign of life, or give the connection
-        up.
-        """
+        """What to do at ``now``: nothing until `at`, ask for life, or drop the connection."""
         if now < self.at:
             return "wait"
         if self._waits and now < self.at + LATE_S:

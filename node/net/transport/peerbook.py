@@ -75,9 +75,7 @@ class PeerBook:
                 del shelf[next(iter(shelf))]
 
     def confirm(self, peer: PeerId) -> None:
-        """We were connected to ``peer``: it is the last to be forgotten and the first to be
-        cached.
-        """
+        """We were connected to ``peer``: it is the last to forget and the first to cache."""
         known = usable((*self._announced.pop(peer, ()), *self._heard.pop(peer, ())))
         if known:
             self._announced[peer] = known

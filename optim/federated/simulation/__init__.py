@@ -49,8 +49,6 @@ __all__ = [
 def simulate(
     task: Task, parts: Sequence[Indices], fleet: Fleet, settings: StudySettings
 ) -> StudyResult:
-    """One run, from the model's first parameters to its end. The same arguments give the same
-    result.
-    """
+    """One run, from the first parameters to its end. Equal arguments give equal results."""
     study = Study(task, parts, fleet, settings)
     return run_arriving(study) if settings.name in ARRIVING else run_synchronous(study)

@@ -23,9 +23,7 @@ from .study import ClientDelta, Study, StudyResult
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """A client is back: with its work (None: it dropped), on the anchor that it was served at
-    ``began``.
-    """
+    """A client is back with its work (None: it dropped) on the anchor served at ``began``."""
 
     client: int
     began: float
@@ -65,9 +63,7 @@ class Arriving:
         self._waiting: dict[int, float] = {}  # since when
 
     def send(self, client: int, steps: int | None = None) -> None:
-        """Give a client the anchor, and so many steps; it comes back when its device has made
-        them.
-        """
+        """Give a client the anchor and a number of steps; it returns when they are made."""
         study, result = self.study, self.study.result
         result.waited_s += self.now - self._waiting.pop(client, self.now)
         served, steps = study.server.served(), study.steps_of(client) if steps is None else steps
@@ -116,7 +112,6 @@ class FedAsync(Scheme):
     """An outer step at every arrival."""
 
     def back(self, run: Arriving, back: Back) -> None:
-        """See `Scheme`."""
         server, settings = run.study.server, run.study.settings
         for work in run.study.attacked([back.work] if back.work else []):
             if not work.finite:
@@ -136,13 +131,13 @@ class FedBuff(Scheme):
             peer: study.steps_of(int(peer)) * study.fleet.devices[int(peer)].step_s
             for peer in self._shares
         }  # T_i, as measured
+        # Outer steps, and how many contributions of each client were in them.
         self._steps, self._in = (
             0,
             dict.fromkeys(self._shares, 0),
-        )  # outer steps, and how many contributions of each client were in them
+        )
 
     def back(self, run: Arriving, back: Back) -> None:
-        """See `Scheme`."""
         self._seconds[PeerId(str(back.client))] = run.now - back.began
         if back.work:
             self._buffer.append((back.work, back.served.version))
@@ -193,16 +188,14 @@ class FedFix(Scheme):
         self._here: list[Back] = []
 
     def back(self, run: Arriving, back: Back) -> None:
-        """See `Scheme`: here clients wait for the next step."""
+        """Here clients wait for the next step."""
         self._seconds[PeerId(str(back.client))] = run.now - back.began
         self._here.append(back)
 
     def due(self) -> float:
-        """See `Scheme`."""
         return self._due
 
     def tick(self, run: Arriving) -> None:
-        """See `Scheme`."""
         works = run.study.attacked([back.work for back in self._here if back.work])
         if works:
             study, weights = run.study, fixed_weights(self._shares, self._seconds, self._period)
@@ -226,12 +219,11 @@ class FedCompass(Scheme):
         )
 
     def begin(self, run: Arriving) -> None:
-        """See `Scheme`."""
         for client in range(run.study.clients):
             self._do(run, self._compass.join(PeerId(str(client)), run.now))
 
     def back(self, run: Arriving, back: Back) -> None:
-        """See `Scheme`. Who dropped joins again."""
+        """Who dropped joins again."""
         peer = PeerId(str(back.client))
         self._do(
             run,
@@ -241,12 +233,11 @@ class FedCompass(Scheme):
         )
 
     def due(self) -> float:
-        """See `Scheme`: just after the latest arrival, which is in time."""
+        """Just after the latest arrival, which is in time."""
         due = self._compass.due
         return math.inf if due is None else math.nextafter(due, math.inf)
 
     def tick(self, run: Arriving) -> None:
-        """See `Scheme`."""
         self._do(run, self._compass.tick(run.now))
 
     def _do(self, run: Arriving, decisions: Sequence[Decision[ClientDelta]]) -> None:
@@ -264,9 +255,7 @@ class FedCompass(Scheme):
 
 
 def run_arriving(study: Study) -> StudyResult:
-    """A run by the scheme that the settings name, measured as often as there would be synchronous
-    rounds.
-    """
+    """A run by the settings' scheme, measured as often as there would be synchronous rounds."""
     schemes = {
         "fedasync": FedAsync,
         "fedbuff": lambda: FedBuff(study),

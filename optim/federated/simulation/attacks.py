@@ -44,16 +44,12 @@ def alie(honest: Tensor, z: float = 1.5) -> Tensor:
 
 
 def mimic(honest: Tensor, row: int = 0) -> Tensor:
-    """A copy of one honest member, who then counts too much. Karimireddy et al. 2022, arXiv
-    2006.09365.
-    """
+    """A copy of one honest member, who counts too much (Karimireddy 2022, arXiv 2006.09365)."""
     return honest[row].clone()
 
 
 def random_direction(honest: Tensor, seed: int = 0, scale: float = 1000.0) -> Tensor:
-    """A random direction that the attackers have agreed upon, ``scale`` times as long as the
-    mean.
-    """
+    """A random direction that the attackers agreed on, ``scale`` times as long as the mean."""
     direction = torch.randn(
         honest.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -86,7 +82,6 @@ def reverse(honest: Tensor, radii: float = 0.9) -> Tensor:
 
 
 def gaussian(honest: Tensor, seed: int = 0, sigma: float = 200.0) -> Tensor:
-    """Noise."""
     return sigma * torch.randn(honest.shape[1], generator=torch.Generator().manual_seed(seed))
 
 
@@ -103,9 +98,7 @@ def no_number(honest: Tensor, value: float = float("nan")) -> Tensor:
 
 
 def optimised_alie(honest: Tensor, f: int, rule: Rule, evaluations: int = 20) -> Tensor:
-    """`alie` with the z, of both signs, that moves the result of ``rule`` farthest from the honest
-    mean.
-    """
+    """`alie` with the z, of either sign, that moves ``rule`` farthest from the honest mean."""
     return _worst(honest, f, rule, lambda z: alie(honest, z), evaluations)
 
 
@@ -169,9 +162,7 @@ class Delayed:
         self._kept: deque[Tensor] = deque(maxlen=steps + 1)
 
     def send(self, own: Tensor) -> Tensor:
-        """What is sent in the round in which an honest member would send ``own``; a copy of that is
-        kept.
-        """
+        """What is sent in place of an honest member's ``own``, of which a copy is kept."""
         self._kept.append(own.clone())
         return self._kept[0]
 

@@ -118,9 +118,7 @@ def _ditto(study: Study, settings: StudySettings, pull: float) -> list[Tensor]:
 def _clustered(
     task: Task, parts: Sequence[Indices], fleet: Fleet, settings: StudySettings, warm: int
 ) -> tuple[list[int], list[Tensor]]:
-    """Each site's cluster, and the last anchor of it: as many rounds in all as the run of one
-    model.
-    """
+    """Each site's cluster and its last anchor: as many rounds in all as a run of one model."""
     assert settings.rounds is not None
     first, found = Study(task, parts, fleet, settings), list[int]()
     served = first.server.served()

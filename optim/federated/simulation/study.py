@@ -295,9 +295,7 @@ class Study:
         return ClientDelta(client, pseudo, control - own, steps)
 
     def probe(self, client: int, served: Served) -> Tensor:
-        """Which way a turn of this client would go, anchor - parameters; what it keeps is as
-        before.
-        """
+        """The way a turn of this client would go, anchor - parameters; its state is kept."""
         own = self._own[client]
         work = self.turn(client, served, self.steps_of(client))
         self._own[client] = own

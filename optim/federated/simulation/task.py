@@ -59,9 +59,7 @@ class Learner:
                 tensor.grad = self.gradient[spec.offset : spec.offset + spec.numel].view(spec.shape)
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The gradient of the mean loss at `live`, float32 (parameters,); overwritten by the next
-        call.
-        """
+        """Gradient of the mean loss at `live`, float32 (parameters,); the next call reuses it."""
         self.gradient.zero_()
         F.cross_entropy(self.model(x).flatten(0, -2), y.flatten()).backward()
         return self.gradient

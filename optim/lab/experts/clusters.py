@@ -60,10 +60,8 @@ class Clusters:
 
     def _nearest(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Of each sample: its cluster, and the squared distance to its centre."""
-        found = [
-            torch.cdist(part.float(), self.centres).min(1)
-            for part in features.split(BATCH)  # each (batch, count)
-        ]
+        # Each (batch, count).
+        found = [torch.cdist(part.float(), self.centres).min(1) for part in features.split(BATCH)]
         return torch.cat([each.indices for each in found]), torch.cat(
             [each.values for each in found]
         ).square()
