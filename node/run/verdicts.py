@@ -155,7 +155,7 @@ on something else. Known from attachment.log(loss=...), in rounds of eight logge
     [train.outer] preset = "auto"        in a new manifest: the plain mean
     [train] sync_every                   a smaller one
     [train.outer] governor = true        restarts momentum when an update or the loss jumps
-    atoll new RUN.toml --from DIR        goes on from the model that atoll export wrote""",
+    atoll new RUN.toml --from DIR        goes on from what atoll export RUN DIR wrote""",
     ),
     "V11": VerdictPage(
         "no-script",
@@ -343,8 +343,8 @@ class Verdicts:
             return []
         try:
             kind = str(event.get("event"))
-            self._of_duty(self._duty.take(kind, event, float(at)), float(at))
             self._take(kind, event, float(at))
+            self._of_duty(self._duty.take(kind, event, float(at)), float(at))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             pass  # of another version
         return self.look(float(at))
