@@ -271,7 +271,7 @@ class Operations:
             operation.holders.add(peer)
             if operation.done:
                 self.trim()
-        if calls and not body.weight:
+        if calls and isinstance(body, m.Ready) and not body.weight:
             return  # it only listens, and says so to those who have called something else
         operation.timeline.heard(now, peer, body)
         operation.machine.on_message(now, peer, envelope.incarnation, envelope.round, body)

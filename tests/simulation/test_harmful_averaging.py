@@ -113,5 +113,5 @@ def test_a_run_that_is_well_is_never_accused(
 ) -> None:
     rounds = 8 if task is line else 240 // steps
     for told in reports(task, PLAIN_MEAN, steps, rounds, seed):
-        assert sum("loss_after" in metrics for metrics in told) >= rounds - 1
+        assert sum("loss_after" in metrics for metrics in told) >= rounds - 2
         assert judged(told) == []

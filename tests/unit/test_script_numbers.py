@@ -84,12 +84,12 @@ def begun(swarm: SoloSwarm) -> tuple[Attachment, Callable[[], None]]:
     return sync, step
 
 
-@pytest.mark.parametrize(("value", "number"), NUMBERS, ids=lambda each: repr(each)[:30])
+@pytest.mark.parametrize(("value", "number"), NUMBERS, ids=lambda each: type(each).__name__)
 def test_what_is_a_number_is_taken_as_one(value: object, number: float) -> None:
     assert number_of(value) == number
 
 
-@pytest.mark.parametrize(("value", "kind"), NONE_OF_THEM, ids=lambda each: repr(each)[:30])
+@pytest.mark.parametrize(("value", "kind"), NONE_OF_THEM, ids=lambda each: type(each).__name__)
 @pytest.mark.filterwarnings("error")
 def test_what_is_no_number_is_named_once_and_ends_nothing(
     value: object, kind: str, caplog: pytest.LogCaptureFixture
