@@ -1,9 +1,12 @@
 """The sweep of outer settings (scripts/bench/sweep_outer.py): models of one batch are independent,
-synchronous steps are those of one machine, and the outer step is the published one.
+synchronous steps are those of one machine, and the outer step is the published one. The page has
+the ratios of the record.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 import sys
 from dataclasses import replace
@@ -23,7 +26,7 @@ from atoll.optim.outer.rules import RULES
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts" / "bench"))
 from _sweep_models import BETAS, DECAY, SIZES, Models, forward, initial, orthogonal, views  # noqa: E402
-from sweep_outer import Arm, Group, Play, groups, outer_step, quantise  # noqa: E402
+from sweep_outer import KEYS, Arm, Group, Play, groups, outer_step, quantise  # noqa: E402
 
 TINY = replace(SIZES["tiny"], width=16, context=16)
 STEPS = 30
@@ -209,3 +212,44 @@ def test_members_take_the_anchor_and_keep_their_optimizers() -> None:
     assert torch.equal(moments["exp_avg"], kept)
     assert kept.abs().sum() > 0
     assert play.exchanges(5) == 1
+
+
+def rows(heading: str) -> list[dict[str, str]]:
+    """The table below that heading of docs/benchmarks-outer.md, its rows by column."""
+    page = (ROOT / "docs" / "benchmarks-outer.md").read_text(encoding="utf-8")
+    section = page.split(f"## {heading}\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    head, _, *body = ([cell.strip(" `") for cell in line.split("|")[1:-1]] for line in lines)
+    return [dict(zip(head, cells, strict=True)) for cells in body]
+
+
+def test_the_page_has_the_ratios_of_the_record() -> None:
+    """Each cell is the mean over seeds; bold where a seed was above alone."""
+    with gzip.open(ROOT / "docs" / "benchmarks-outer.jsonl.gz", "rt", encoding="utf-8") as file:
+        lines: list[dict[str, Any]] = [json.loads(line) for line in file]
+    found: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for line in lines:
+        if not line["tune"]:
+            found.setdefault((*(line[key] for key in KEYS[1:6]), line["arm"]), []).append(line)
+
+    def cell(*setting: Any) -> str:
+        of = found[setting]
+        ratio = f"{sum(line['ratio'] for line in of) / len(of):.3f}"
+        return f"**{ratio}**" if any((line["to_alone"] or 0) > 1 for line in of) else ratio
+
+    compared = 0
+    for row in rows("All settings"):
+        k, h, steps = (int(row[key]) for key in ("K", "H", "steps"))
+        setting = row["size"], row["inner"].lower(), k, h, steps
+        assert int(row["seeds"]) == len(found[(*setting, "1/0")])
+        for arm, said in row.items():
+            if "/" in arm and said:
+                assert said == cell(*setting, arm), (setting, arm)
+                compared += 1
+    for row in rows("One million parameters, 1,000 steps, AdamW"):
+        columns = ("K = 4, H = 10", 4, 10), ("20", 4, 20), ("50", 4, 50), ("100", 4, 100)
+        for column, k, h in (*columns, ("K = 2, H = 20", 2, 20)):
+            if row[column]:
+                assert row[column] == cell("1m", "adamw", k, h, 1000, row["arm"]), row
+                compared += 1
+    assert compared > 250
