@@ -311,10 +311,12 @@ class Attachment:
             self._stateless.add(id(optimizer))
         self._outside("optimizer.step()")
         self._weights.before_step()
+        self._uncounted.stepping(True)
         return self._strands[0].replica.before_step(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._weights.after_step()
+        self._uncounted.stepping(False)
         stateless = id(optimizer) in self._stateless
         self._stateless.discard(id(optimizer))
         if stateless and moves_nothing(optimizer):

@@ -100,7 +100,7 @@ class Uncounted:
         self._versions: list[int] | None = None
         self._sample: Tensor | None = None
         self._told_by_versions = False
-        self._own = False  # whether an attached optimizer has stepped since the last backward
+        self._inside_step = False
         self._still_why = ""
         if optimizers and (unstepped := self._unstepped()):
             logger.info(
@@ -123,6 +123,13 @@ class Uncounted:
 
     # ---- steps
 
+    def stepping(self, stepping: bool) -> None:
+        """An attached optimizer's step begins or ends. One that evaluates a closure has many
+        backwards and changes of weights inside of a step, which are no finding.
+        """
+        self._inside_step = stepping
+        self.wrote()
+
     def counted(self) -> None:
         """A step is counted."""
         self.wrote()
@@ -139,12 +146,11 @@ class Uncounted:
 
     def stepped_in_part(self, optimizer: Optimizer) -> None:
         """One of several attached optimizers has stepped, which is no step yet."""
-        self._own = True
         self._stepped.add(id(optimizer))
         self._silence.stepped_in_part()
 
     def wrote(self) -> None:
-        """The attachment itself has changed weights."""
+        """The attachment, or an attached optimizer, has changed weights."""
         self._versions = self._sample = None
 
     def look(self) -> None:
@@ -159,6 +165,8 @@ class Uncounted:
     def reached(self, index: int) -> None:
         """A gradient comes to a hooked parameter."""
         parameter = self._leaves[index]
+        if self._inside_step:
+            return
         if parameter.is_cuda and torch.cuda.is_current_stream_capturing():
             return  # no gradient comes, and a look at values would spoil the graph
         if self._reached and index not in self._reached:
@@ -187,13 +195,10 @@ class Uncounted:
         that autograd knows of. Ways that it does not (``.data``, kernels by pointer) are seen on a
         sample, at backwards 1, 2, 4, 8, … beyond the usual accumulation: that reads the device.
         """
-        own, self._own = self._own, False
         last, self._versions = self._versions, [_version(each) for each in self._leaves]
-        told = last is not None and last != self._versions and not own
+        told = last is not None and last != self._versions
         self._told_by_versions |= told
         changed, at = int(told), self._silence.backwards + 1
-        if own:
-            self._sample = None
         if at > self._silence.usual and not at & (at - 1) and not self._told_by_versions:
             before, self._sample = self._sample, _sampled(self._leaves)
             if before is not None and not torch.equal(before, self._sample):

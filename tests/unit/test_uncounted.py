@@ -18,7 +18,7 @@ from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.run.verdicts import NOT_COUNTED, Verdicts
 from atoll.node.run.verdicts import STILL as STILL_METRICS
 from atoll.optim import Attachment, DiLoCo, GradientAveraging, SoloSwarm, attach
-from atoll.optim.script.silence import ADDING_S, Finding, Silence
+from atoll.optim.script.silence import ADDING_S, FIRST_FOREIGN, Finding, Silence
 from atoll.optim.script.uncounted import CURES, STILL
 
 SETTINGS = RunSettings(sync_every=5, outer=OuterSettings("nesterov", 0.9, 0.6))
@@ -336,10 +336,14 @@ def slow_data(member: Member) -> None:
 
 
 def line_search(member: Member) -> None:
-    optimizer = torch.optim.LBFGS(member.model.parameters(), max_iter=30)
+    optimizer = torch.optim.LBFGS(
+        member.model.parameters(), lr=0.01, max_iter=30, tolerance_grad=0, tolerance_change=0
+    )
     member.attach(optimizer)
+    closures = [0]
 
     def closure() -> torch.Tensor:
+        closures[0] += 1
         optimizer.zero_grad()
         loss = member.model(torch.ones(8, 4)).square().mean()
         loss.backward()
@@ -347,6 +351,7 @@ def line_search(member: Member) -> None:
 
     for _ in range(12):
         optimizer.step(closure)
+    assert closures[0] > 12 * FIRST_FOREIGN
 
 
 def clamping(member: Member) -> None:
