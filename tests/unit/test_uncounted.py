@@ -597,7 +597,7 @@ def test_an_expanded_parameter_is_refused_by_its_name(member: Member) -> None:
 
 def test_more_samples_than_a_contribution_can_stand_for_are_refused(member: Member) -> None:
     sync = member.attach(sgd(member.model))
-    with pytest.raises(ConfigError, match=f"{2**70} samples"):
+    with pytest.raises(ConfigError, match="more than a step or a round has"):
         sync.samples(2**70)
 
 
