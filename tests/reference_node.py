@@ -256,7 +256,7 @@ class ReferenceSession:
     def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
         if call.op_id in self.called:
             raise LocalProtocolError(f"{call.op_id} was called already")
-        shape = spec_of(call, numel, "fp32").shape((Member(PEER, 0),))
+        shape = spec_of(call, numel).shape((Member(PEER, 0),))
         self.called.add(call.op_id)
         self.reductions[call.op_id] = call, PooledBuffer(4 * shape.numel, None)
         grid = (shape.codec, shape.chunk_elements, shape.numel)
