@@ -222,6 +222,20 @@ all. It is withdrawn with the next contribution that holds some.
 
     attachment.log(loss=loss)            does the loss fall?""",
     ),
+    "V16": VerdictPage(
+        "weights-moved",
+        "weights that were not trained are left out",
+        """\
+Something other than the attached optimizer changed the script's weights, once and not as a habit: a
+checkpoint that was loaded in the middle of the run, averaged or best weights that a callback left
+in the model, tensors that were replaced (load_state_dict(assign=True)), an optimizer over other
+tensors. That is no progress: the work since the last round was dropped, and the model went back to
+the run's. The script's log names the tensors. It is withdrawn after five rounds without one.
+
+    attachment.finish()                  before best or averaged weights are loaded at the end
+    attachment.moved("why")              next to a change that is meant
+    attach(...)                          after weights are loaded, not before""",
+    ),
 }
 NOT_COUNTED: Mapping[str, str] = {
     "uncounted_replaced": "the model holds other tensors than those that its optimizer steps",
@@ -322,6 +336,7 @@ class Verdicts:
         self._own = Usual(APART, APART_OF)
         self._others: dict[str, deque[bool]] = {}
         self._dropped, self._drops = 0.0, deque[bool](maxlen=DROPS_OF)
+        self._moved, self._unmoved = 0.0, 0  # changes of the weights; rounds since the last one
         self._edge = 0
         self._averaging = ""  # the settings, in words
         self._adopted: float | None = None  # this script's loss right after the last adoption
@@ -385,6 +400,7 @@ class Verdicts:
                 self._report(event["metrics"], at)
             case "script.attached":
                 self._averaging, self._adopted = str(event.get("averaging", "")), None
+                self._moved = 0.0
                 self._scripts += 1
                 self._decided_at = at
             case "script.ended":
@@ -494,9 +510,12 @@ class Verdicts:
         """Of this machine's script, once a round."""
         if metrics.keys() <= OF_DUTY:
             return
+        moved = self._weights(metrics, at)
         dropped = float(metrics.get("dropped", 0))
         loss = metrics.get("loss")
-        bad = dropped > self._dropped or (loss is not None and not math.isfinite(loss))
+        bad = (dropped > self._dropped and not moved) or (
+            loss is not None and not math.isfinite(loss)
+        )
         self._dropped = dropped
         self._drops.append(bad)
         if sum(self._drops) >= DROPS:
@@ -525,6 +544,21 @@ class Verdicts:
                     self._raise(
                         code, "", at, f"{times:.0f} contributions in a row are zero: {causes[name]}"
                     )
+
+    def _weights(self, metrics: Mapping[str, float], at: float) -> bool:
+        """Whether work was dropped since the weights were changed by others (`optim.script`)."""
+        changes = float(metrics.get("moved", 0))
+        moved, self._moved = changes > self._moved, changes
+        self._unmoved = 0 if moved else self._unmoved + 1
+        if moved:
+            step, far = float(metrics.get("moved_step", 0)), float(metrics.get("moved_by", 0))
+            how = f"changed by {far:.3g} times the length of a step" if far else "replaced"
+            self._withdraw("V16", "", at)
+            text = f"this script's weights were {how}, after its step {step:.0f}"
+            self._raise("V16", "", at, text)
+        elif self._unmoved >= DROPS_OF:
+            self._withdraw("V16", "", at)
+        return moved
 
     def _adoption(self, metrics: Mapping[str, float], at: float) -> None:
         """What adopting an anchor did to this script's loss (`optim.script.adoption`). Its own loss

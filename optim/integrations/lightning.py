@@ -18,6 +18,7 @@ from ..script.schedules import compare_schedule
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.callbacks import StochasticWeightAveraging
 except ImportError as error:
     raise ConfigError(
         f"AtollLightningCallback needs lightning: {error}",
@@ -55,7 +56,9 @@ class AtollLightningCallback(Callback):
         trainer.fit(module, loader)
 
     Training starts from the run's anchor, also where Lightning resumes: from its checkpoint come
-    the inner optimizer and the schedule. At the end progress is contributed (`Attachment.sync`).
+    the inner optimizer and the schedule. At the end progress is contributed (`Attachment.finish`),
+    before callbacks such as StochasticWeightAveraging put other weights into the module: wherever
+    it is listed, this one goes first.
     ``samples(batch)`` says how many samples a batch has; by default `batch_size`. ``attachment``:
     the newest one, None before the first `fit()`; it stays readable after the end.
     """
@@ -73,6 +76,25 @@ class AtollLightningCallback(Callback):
         """
         self.attachment: Attachment | None = None
         self._swarm, self._samples, self._on_round, self._strict = swarm, samples, on_round, strict
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Go before all other callbacks: at the end they may change the weights."""
+        callbacks: list[Callback] = cast("Any", trainer).callbacks
+        callbacks.remove(self)
+        callbacks.insert(0, self)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Contribute what is left, and detach, before the epoch in which StochasticWeightAveraging
+        trains nothing and renews running statistics with the averaged weights.
+        """
+        averaging = (
+            each
+            for each in cast("Any", trainer).callbacks
+            if isinstance(each, StochasticWeightAveraging)
+        )
+        assert self.attachment is not None
+        if any(trainer.current_epoch == each.swa_end + 1 for each in averaging):
+            self.attachment.finish()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Attach. Raises ConfigError where there is not one optimizer."""
@@ -129,5 +151,4 @@ class AtollLightningCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Contribute what is left, and detach."""
         assert self.attachment is not None
-        self.attachment.sync()
-        self.attachment.detach()
+        self.attachment.finish()

@@ -36,11 +36,12 @@ class AtollCallback(TrainerCallback):
         trainer.train()
 
     Training starts from the run's anchor, also where Trainer resumes: from its checkpoint come the
-    inner optimizer and the schedule. At the end progress is contributed (`Attachment.sync`). A step
-    counts as the batches it was made of, each of the size that Trainer takes now: after an
-    out-of-memory error with ``auto_find_batch_size`` of a smaller one. ``max_steps`` that is not
-    the run's (`steps_left`) is told. ``attachment``: the newest one, None before the first
-    `train()`; it stays readable after the end.
+    inner optimizer and the schedule. At the end progress is contributed (`Attachment.finish`),
+    before the best model is loaded and before other callbacks change the weights. A step counts as
+    the batches it was made of, each of the size that Trainer takes now: after an out-of-memory
+    error with ``auto_find_batch_size`` of a smaller one. ``max_steps`` that is not the run's
+    (`steps_left`) is told. ``attachment``: the newest one, None before the first `train()`; it
+    stays readable after the end.
     """
 
     def __init__(
@@ -96,23 +97,38 @@ class AtollCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Stop when the run is done."""
+        """Stop when the run is done; contribute what is left after the last step."""
         assert self.attachment is not None
         if self.attachment.done:
             control.should_training_stop = True
+        self._last(control.should_training_stop)
+
+    def on_save(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Contribute what is left where an evaluation has ended training."""
+        self._last(control.should_training_stop)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """The node is shown the loss."""
-        loss = kwargs.get("logs", {}).get("loss")
+        """The node is shown the loss. The log of the whole training is the last that comes before
+        the best model is loaded.
+        """
+        logs = kwargs.get("logs", {})
+        loss = logs.get("loss")
         if loss is not None and self.attachment is not None:
             self.attachment.log(loss=loss)
+        self._last("train_loss" in logs)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Contribute what is left, and detach."""
         assert self.attachment is not None
-        self.attachment.sync()
-        self.attachment.detach()
+        self.attachment.finish()
+
+    def _last(self, ends: bool) -> None:
+        """The last contribution, as soon as it is known that no step follows."""
+        if ends and self.attachment is not None and self.attachment.stats["samples_unsent"]:
+            self.attachment.sync()

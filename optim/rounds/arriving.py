@@ -21,7 +21,7 @@ from ..federated.arrivals import buffered_factor, faded, fixed_weight
 from ..model.flat import FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 from ..outer.step import statistics_ranges
-from .replica import OfferedContribution, Replica
+from .replica import MOVED, OfferedContribution, Replica
 from .replica import WaitedOutcome as Look
 
 OVER = "the run was complete before they were counted"
@@ -95,7 +95,7 @@ class ArrivingReplica(Replica):
                     ),
                 )
             if self.moved:
-                return self.drop(self.swarm.anchor(), self.moved)
+                return self.drop(self.swarm.anchor(), MOVED.format(self.moved))
             before = self._newest_round()
             yield (look := self._offer(left_s, decidable))
             left_s = max(0.0, left_s - look.waited_s)

@@ -40,6 +40,8 @@ NOT_FINITE = (
     "state may be damaged, too)"
 )
 
+MOVED = "{}. The model goes back to the anchor"
+
 OUTLIER = (
     "its norm {:.3g} is far above those of rounds before, {:.3g}; the model goes back to the anchor"
 )
@@ -197,7 +199,7 @@ class Replica:
         if bad := self.not_finite():
             self.drop(self.swarm.anchor(), NOT_FINITE.format(bad))
         elif self.moved:
-            self.drop(self.swarm.anchor(), self.moved)
+            self.drop(self.swarm.anchor(), MOVED.format(self.moved))
         elif self._norms is not None and (why := self._outlier(self._norms)):
             self.drop(self.swarm.anchor(), why)
         else:
@@ -267,6 +269,12 @@ class Replica:
         self._take(new)
         self.forget()
         self._dropped(samples, reason)
+
+    def give_up(self) -> None:
+        """Drop what was not sent and leave the live parameters as they are: nothing follows."""
+        samples, self.unsent = self.unsent, 0
+        if samples:
+            self._dropped(samples, self.moved)
 
     def forget(self) -> None:
         """The live values have no history with the anchor: nothing is carried over."""

@@ -373,6 +373,19 @@ class Attachment:
         self._outside("sync()")
         return None if self.done else self._sync(self._strands)
 
+    def finish(self) -> Outcome | None:
+        """Training has ended: contribute what is left as `sync` does, and detach. Where something
+        else than the optimizer has changed the weights since the last step, such as a callback
+        that leaves averaged or the best ones in the model, they stay there, and what was trained
+        since the last boundary is dropped with a warning. Idempotent.
+        """
+        if self._detached:
+            return None
+        self._outside("finish()")
+        outcome = None if self.done else self._sync(self._strands, leaves=True)
+        self.detach()
+        return outcome
+
     def settle(self) -> Outcome | None:
         """Wait for what is under way and adopt it, without contributing anything; None when there
         was nothing.
@@ -388,9 +401,12 @@ class Attachment:
     @torch.inference_mode(
         mode=False
     )  # snapshots outlive the with block of a script that synchronises before it evaluates
-    def _sync(self, strands: Sequence[Strand], *, only_settle: bool = False) -> Outcome | None:
+    def _sync(
+        self, strands: Sequence[Strand], *, only_settle: bool = False, leaves: bool = False
+    ) -> Outcome | None:
         """A boundary of these strands: adopt what was decided and contribute; or, some steps into a
-        round, adopt only.
+        round, adopt only. A script that ``leaves`` keeps the weights that others have left in its
+        model.
         """
         self._flat.follow()
         self._collect()
@@ -407,6 +423,10 @@ class Attachment:
             for strand in strands:
                 strand.collect(loss)
             self._judge_weights()
+            if leaves and any(strand.replica.moved for strand in strands):
+                for strand in strands:
+                    strand.replica.give_up()
+                return None
         turns: list[WaitedOutcome] = []
         failure: AtollError | None = None
         with self._weights.writing(ends=not only_settle):

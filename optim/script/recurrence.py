@@ -19,7 +19,10 @@ from typing import Literal
 SEVERAL = 3
 """Changes in one round that are a habit; rounds running of like ones; changes evenly apart."""
 ALIKE = 2.0  # ratio of the longest changes of rounds whose changes are alike
-MUCH_LONGER = 10.0  # times the usual length: within a habit, another change than that
+MUCH_LONGER, LONG = 10.0, 5.0
+"""Times the usual length, and steps: within a habit, a change that is longer is another one. What
+normalises rows does more to an anchor that was adopted than to the work of a step.
+"""
 ORDINARY = 4  # intervals that a change is held against; before that nothing is unusual
 KEPT = 64  # intervals that a habit is looked for in
 
@@ -64,7 +67,7 @@ class Recurrence:
         often = 2 * len(usual) >= len(self._recent) and len(usual) >= SEVERAL - 1
         if not often and 2 * len(changed) < max(len(lengths), SEVERAL):
             return changed
-        limit = MUCH_LONGER * median(usual)
+        limit = max(MUCH_LONGER * median(usual), LONG)
         return [index for index in changed if lengths[index] > limit]
 
     def _evenly(self, first: int, changed: list[int]) -> bool:

@@ -43,23 +43,19 @@ MEANT = (
 REPLACED = (
     "the model holds other tensors than those that were attached ({names}): "
     "load_state_dict(assign=True), a conversion or an assignment replaced them, and the optimizer "
-    "does not step the new ones; the model goes back to the anchor. Copy into the parameters "
-    "(load_state_dict without assign), or detach, make the optimizer anew and attach again"
+    "does not step the new ones. Copy into the parameters (load_state_dict without assign), or "
+    "detach, make the optimizer anew and attach again"
 )
 STILL = "the model still holds other tensors than those that were attached ({names})"
 STRAY = (
-    "the optimizer steps tensors that are not the model's and no longer has {names}; the model "
-    "goes back to the anchor. Make the optimizer from model.parameters() of the attached model and "
-    "attach again"
+    "the optimizer steps tensors that are not the model's and no longer has {names}. Make the "
+    "optimizer from model.parameters() of the attached model and attach again"
 )
-EVENT = (
-    "the weights were changed {when} and not by the optimizer, {far}, in {names}; the model goes "
-    "back to the anchor. " + MEANT
-)
+EVENT = "the weights were changed {when} and not by the optimizer, {far}, in {names}. " + MEANT
 
 
 @dataclass(slots=True)
-class _Slot:
+class _ModuleSlot:
     """One place in a module that holds a watched parameter."""
 
     name: str
@@ -74,7 +70,7 @@ class WeightSlots:
     """
 
     def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self._slots: list[_Slot] = []
+        self._slots: list[_ModuleSlot] = []
         self.parameters: dict[str, Tensor] = {}  # each once, under its first name
         known: dict[int, str] = {}
         for prefix, module in unwrap(model).named_modules(remove_duplicate=False):
@@ -83,7 +79,7 @@ class WeightSlots:
                     continue
                 name = f"{prefix}.{key}" if prefix else key
                 self._slots.append(
-                    _Slot(name, cast("dict[str, Any]", module._parameters), key, parameter)
+                    _ModuleSlot(name, cast("dict[str, Any]", module._parameters), key, parameter)
                 )
                 if id(parameter) not in known:
                     known[id(parameter)] = name
@@ -117,7 +113,7 @@ class WeightSlots:
 
 
 @dataclass(slots=True)
-class _Group:
+class _SampledGroup:
     """Views of the sampled elements of the parameters on one device, of one type."""
 
     names: list[str] = field(default_factory=list[str])
@@ -134,7 +130,7 @@ class WeightSample:
         self._parameters, self._rng = parameters, rng
         self._plain = [p for p in parameters.values() if type(p) in (Tensor, nn.Parameter)]
         self._offsets: dict[str, float] = {}
-        self.groups: list[_Group] = []
+        self.groups: list[_SampledGroup] = []
         self._where: list[int] = []
         self.draw()
 
@@ -160,11 +156,11 @@ class WeightSample:
         return [parameter.data_ptr() for parameter in self._plain]
 
     def _make_views(self) -> None:
-        groups: dict[tuple[torch.device, torch.dtype], _Group] = {}
+        groups: dict[tuple[torch.device, torch.dtype], _SampledGroup] = {}
         for name, parameter in self._parameters.items():
             view = _view(parameter, self._offsets[name])
             if view is not None:
-                group = groups.setdefault((view.device, view.dtype), _Group())
+                group = groups.setdefault((view.device, view.dtype), _SampledGroup())
                 group.names.append(name)
                 group.views.append(view)
         self.groups = list(groups.values())

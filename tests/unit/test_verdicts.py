@@ -471,3 +471,26 @@ def test_a_command_that_fails_is_a_line_in_the_log(caplog: pytest.LogCaptureFixt
         "[notify] command cannot be run",
         "[notify] command ended with status 3",
     ]
+
+
+def test_weights_that_others_changed_are_named_at_once_and_are_no_damaged_batch() -> None:
+    verdicts = Verdicts()
+    verdicts.take({"at": 0.0, "event": "script.attached"})
+    changes, moved = list[VerdictChange](), {"moved": 1, "moved_step": 155, "moved_by": 53.46}
+    for at in range(1, 13):
+        report = {"loss": 1.0, **({} if at < 5 else {**moved, "dropped": 320})}
+        changes += verdicts.take({"at": float(at), "event": "script.report", "metrics": report})
+    assert [(change.raised, change.verdict.code, change.at) for change in changes] == [
+        (True, "V16", 5.0),
+        (False, "V16", 10.0),
+    ]
+    assert changes[0].verdict.said == (
+        "this script's weights were changed by 53.5 times the length of a step, after its step 155"
+    )
+    for number in range(3):  # tensors that were replaced: each round, and never V04
+        report = {"moved": 2 + number, "moved_step": 160, "moved_by": 0, "dropped": 640 + number}
+        changes += verdicts.take({"at": 20.0, "event": "script.report", "metrics": report})
+    assert set(verdicts.standing) == {("V16", "")}
+    verdicts.take({"at": 21.0, "event": "script.attached"})  # another script counts from 0
+    (again,) = verdicts.take({"at": 22.0, "event": "script.report", "metrics": moved})[-1:]
+    assert again.raised

@@ -472,3 +472,27 @@ def test_a_views_elements_are_drawn_anew_and_follow_the_memory() -> None:
     assert torch.equal(torch.cat(sample.gather()), before)  # what was there
     assert sample.moved()
     assert torch.equal(torch.cat(sample.gather()), before + 1)
+
+
+def test_who_finishes_keeps_what_was_left_in_the_model(caplog: pytest.LogCaptureFixture) -> None:
+    script = Script()
+    average = copy.deepcopy(script.model.state_dict())
+    script.run(2 * H + 5)
+    before = script.anchor()
+    script.model.load_state_dict(average)
+    assert script.sync.finish() is None
+    assert not script.sync.attached
+    assert torch.equal(script.anchor(), before)
+    assert all(torch.equal(script.model.state_dict()[name], average[name]) for name in average)
+    assert "work of 160 samples" in dropped(caplog)[0]
+    assert "goes back" not in dropped(caplog)[0]
+    assert script.sync.finish() is None
+
+
+def test_who_finishes_contributes_what_is_left() -> None:
+    script = Script()
+    script.run(2 * H + 5)
+    outcome = script.sync.finish()
+    assert outcome is not None
+    assert outcome.counted
+    assert (script.sync.attached, script.swarm.anchor().round) == (False, 3)
