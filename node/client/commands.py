@@ -8,6 +8,7 @@ from typing import Any
 
 from ...collectives.identifiers import PeerId
 from ..control import protocol as p
+from ..control.descriptors import Descriptor
 from ..home.paths import Paths
 from .find import connect_running
 from .link import Link
@@ -127,7 +128,7 @@ class NodeClient:
         while self._link.wait_for(lambda: bool(self._events), None):
             yield self._events.pop(0)
 
-    def _pushed(self, push: p.Push, fds: Sequence[int]) -> None:
+    def _pushed(self, push: p.Push, fds: Sequence[Descriptor]) -> None:
         del fds  # of reductions, which belong to scripts
         if isinstance(push, p.EventPush):
             self._events.append(push.event)

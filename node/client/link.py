@@ -12,7 +12,7 @@ that another thread sets. None of them bends the connection:
 * ``_torn`` is set while a record is taken apart, and while bytes are sent and struck off. Whoever
   finds it set knows that an exception ended that in the middle: the connection is lost, with that
   as its reason, and is made anew like any other that is lost.
-* Descriptors are `Descriptor` objects, which close with their last reference: an answer that nobody
+* Descriptors are owned by objects (`Descriptor`) that close them with their last reference: an answer that nobody
   takes leaves none open. An answer names the files that its descriptors are of; others than those
   end the connection.
 * Locks are entered with ``with``, which no exception can come into. Nobody depends on another
@@ -41,7 +41,7 @@ from ...collectives.errors import (
 )
 from ..control import protocol as p
 from ..control.address import check_folder, check_peer
-from ..control.descriptors import Descriptor, close_all, files_of, numbers
+from ..control.descriptors import Descriptor, close_all, files_of, numbers, own
 from ..home.failures import error_of
 from ..home.lifecycle import close_in_children
 from .eager import eager
@@ -318,11 +318,11 @@ class Link:
         nothing.
         """
         data, ancillary, flags, _ = self._arrived[0]
-        self._fds.extend(map(Descriptor, numbers(ancillary)))  # one step, as above
+        self._fds.extend(map(own, numbers(ancillary)))  # one step, as above
         self._arrived.clear()
         if not _CLOEXEC:
             for fd in self._fds:
-                os.set_inheritable(fd, False)
+                os.set_inheritable(fd.fileno(), False)
         if not data or flags & socket.MSG_CTRUNC:
             return self._ending or "the node ended"
         try:
@@ -415,10 +415,10 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
         arrived, self._arrived = self._arrived, []  # never twice: rather one is left open
-        owned = [*self._fds]
+        owned = {fd.fileno() for fd in self._fds}
         for _, ancillary, *_ in arrived:
-            owned += [Descriptor(fd) for fd in numbers(ancillary) if fd not in owned]
-        close_all(owned)
+            close_all(fd for fd in numbers(ancillary) if fd not in owned)
+        close_all(self._fds)
         self._fds.clear()
         self._wake()
         self._ended = True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from blake3 import blake3
 
 from ...collectives.errors import LocalProtocolError
-from ..control.descriptors import let_go, received
+from ..control.descriptors import Descriptor, let_go, received
 from ..control.protocol import opened_fds
 from ..control.shared_memory import (
     SLOTS,
@@ -41,7 +41,7 @@ class RunMemory:
     ``numels``: length of each fragment.
     """
 
-    def __init__(self, fds: Sequence[int], numels: Sequence[int]) -> None:
+    def __init__(self, fds: Sequence[int | Descriptor], numels: Sequence[int]) -> None:
         contribution, *slots = received(fds, opened_fds(len(numels)))
         self.contribution = WritableFloats(contribution, sum(numels))
         self.bounds = [
@@ -70,15 +70,19 @@ class ReductionMemory:
         self._mapped: dict[int, tuple[tuple[VectorEncoding, bool], EncodedVector]] = {}
         self._lock = threading.Lock()  # each thread of the script may call
 
-    def contribution(self, number: int, fd: int, grid: VectorEncoding) -> EncodedVector:
+    def contribution(
+        self, number: int, fd: int | Descriptor, grid: VectorEncoding
+    ) -> EncodedVector:
         """Where to encode a contribution. Takes ``fd`` over."""
         return self._map(number, fd, grid, writable=True)
 
-    def result(self, number: int, fd: int, grid: VectorEncoding) -> EncodedVector:
+    def result(self, number: int, fd: int | Descriptor, grid: VectorEncoding) -> EncodedVector:
         """What to decode; it cannot be written to. Takes ``fd`` over."""
         return self._map(number, fd, grid, writable=False)
 
-    def _map(self, number: int, fd: int, grid: VectorEncoding, *, writable: bool) -> EncodedVector:
+    def _map(
+        self, number: int, fd: int | Descriptor, grid: VectorEncoding, *, writable: bool
+    ) -> EncodedVector:
         from ...collectives.codecs import codec  # loads torch, as the caller has
         from ...collectives.codecs.encoded import EncodedVector
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ...collectives.errors import AtollError, LocalProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Outcome
-from ..control.descriptors import received
+from ..control.descriptors import Descriptor, received
 from .eager import eager
 from .link import PendingAnswer
 from .memory import copy_range
@@ -90,19 +90,20 @@ class ReduceTicket:
         grid: VectorEncoding,
         members: tuple[PeerId, ...],
         hooks: Hooks,
+        op_id: str,
     ) -> None:
         self.outcome: Outcome | None = None
         self.call: PendingAnswer | None = None
-        self.members, self.numel = members, grid.numel
+        self.op_id, self.members, self.numel = op_id, members, grid.numel
         self._swarm, self._memory, self._grid, self._hooks = swarm, memory, grid, hooks
         # Number and descriptor of the result's memory, until it is mapped.
-        self._fd: tuple[int, int] | None = None
+        self._fd: tuple[int, int | Descriptor] | None = None
         self._result: EncodedVector | None = None
         self._settled = False
         self._settling = threading.RLock()  # each thread of the script may wait
         self._open = True
 
-    def resolve(self, outcome: Outcome, number: int, fds: Sequence[int]) -> None:
+    def resolve(self, outcome: Outcome, number: int, fds: Sequence[Descriptor]) -> None:
         """The node's last word."""
         if fds:
             self._fd = (number, received(fds, 1)[0])

@@ -83,8 +83,8 @@ def open_session(
 
 
 class Reattach:
-    """A thread that tries ``attempt(give_up)`` until it succeeds or `stop` is called; ``failed``
-    hears of each failure.
+    """A thread that tries ``attempt(give_up)`` from `start` until it succeeds or `stop` is called;
+    ``failed`` hears of each failure.
     """
 
     def __init__(
@@ -94,6 +94,9 @@ class Reattach:
         self._failed = failed
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="atoll-reattach", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Whoever makes it keeps it first: an exception leaves none that nobody can stop."""
         self._thread.start()
 
     @property
@@ -104,7 +107,8 @@ class Reattach:
     def stop(self) -> None:
         """End it and wait for its end (it looks several times a second)."""
         self._stop.set()
-        self._thread.join()
+        if self.running:
+            self._thread.join()
 
     def _run(self) -> None:
         delay_s = FIRST_DELAY_S

@@ -4,6 +4,10 @@ The script sees one tensor at one address. What lies behind the address changes:
 so that an operation need not copy; and memory of the script alone, with the same values, once the
 node may still be reading the old one after the script was told that its operation is open. So a
 contribution that was planned stays frozen, whatever the script writes next.
+
+A forked child gets memory of its own as well, before any code of the script runs in it: like any
+other tensor, its copy is its own. (Memory that a child does not inherit would end it at the first
+touch; memory that is wiped would be zeros in silence.)
 """
 
 from __future__ import annotations
@@ -21,7 +25,8 @@ from ...collectives.errors import LocalProtocolError, StorageError
 from ...collectives.plain import plainly, whole
 from ...collectives.swarm import Call
 from ...security.rule_names import parse_reducer
-from ..control.descriptors import let_go
+from ..control.descriptors import Descriptor, let_go, number_of
+from ..home.lifecycle import close_in_children
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,12 +77,12 @@ class SharedFloats:
             raise LocalProtocolError("a buffer has one tensor")
         return torch.frombuffer(memory, dtype=torch.float32)
 
-    def move_to(self, home: object, number: int, fd: int) -> None:
+    def move_to(self, home: object, number: int, fd: int | Descriptor) -> None:
         """Put the node's memory behind the address, with the present values. Takes ``fd`` over.
         Raises StorageError.
         """
         try:
-            self._move(mmap.MAP_SHARED | _POPULATE, fd)
+            self._move(mmap.MAP_SHARED | _POPULATE, number_of(fd))
         finally:
             let_go(fd)
         self.home, self.number = home, number
@@ -89,6 +94,14 @@ class SharedFloats:
         if self.home is not None:
             self._move(mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1)
         self.home, self.number = None, 0
+
+    def in_child(self) -> None:
+        """Put a copy of the parent's memory behind the address; nothing, where there is no room."""
+        try:
+            self.detach()
+        except StorageError:
+            _libc().munmap(self.address, self.nbytes)
+        self.ticket = None
 
     def _move(self, flags: int, fd: int) -> None:
         held = self._memory()  # not unmapped meanwhile
@@ -115,6 +128,13 @@ class Buffers:
         self._by_address: dict[int, SharedFloats] = {}
         # Single operations on a deque or a dict are atomic.
         self._ended: deque[tuple[object, int]] = deque()
+        close_in_children(self)
+
+    def in_child(self) -> None:
+        """What the child writes must not be seen in the parent, nor by the node."""
+        for shared in list(self._by_address.values()):
+            shared.in_child()
+        self._ended.clear()
 
     def make(self, numel: int) -> Tensor:
         """A new one. Raises LocalProtocolError, StorageError."""

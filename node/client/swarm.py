@@ -48,7 +48,7 @@ from ...collectives.metrics import Warned
 from ...collectives.plain import DEVICES, flat_of, placed
 from ...collectives.swarm import MAX_SAMPLES, Call, Outcome, PeerView, Tally, sample_count
 from ..control import protocol as p
-from ..control.descriptors import close_all, received
+from ..control.descriptors import Descriptor, close_all, received
 from ..control.shared_memory import AnchorSlot
 from .eager import eager
 from .link import Link, closed
@@ -426,7 +426,7 @@ class RunSwarm(SeededWork):
                     lambda committed: self._settled(at, shared, committed),
                     lambda: at.dropped.append(call.op_id),
                 )
-                ticket = ReduceTicket(self, at.reductions, grid, opened.members, hooks)
+                ticket = ReduceTicket(self, at.reductions, grid, opened.members, hooks, call.op_id)
             except BaseException:
                 at.dropped.append(call.op_id)  # the node may have opened it meanwhile
                 raise
@@ -638,7 +638,7 @@ class RunSwarm(SeededWork):
         """An "open" outcome that says why."""
         return Outcome("open", self._round + 1, reason=self.trouble or "not decided yet")
 
-    def _pushed(self, push: p.Push, fds: Sequence[int]) -> None:
+    def _pushed(self, push: p.Push, fds: Sequence[Descriptor]) -> None:
         if isinstance(push, p.Decided):
             for ticket in self._tickets.values():
                 if ticket.cid == push.cid:
@@ -706,6 +706,7 @@ class RunSwarm(SeededWork):
                 and (self._reattach is None or not self._reattach.running)
             ):
                 self._reattach = Reattach(self._try_again, self._failed_again)
+                self._reattach.start()
 
     def _try_again(self, give_up: Callable[[], bool]) -> None:
         """One attempt of the reattaching thread."""

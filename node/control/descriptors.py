@@ -10,27 +10,35 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from ...collectives.errors import LocalProtocolError
 
 
-class Descriptor(int):
-    """A descriptor of this process. It is closed with its last reference, if not before: whatever
+class Descriptor(Protocol):
+    """A descriptor of this process that is closed with its last reference, if not before: whatever
     interrupts the code between its arrival and its use, none is left open.
     """
 
-    _closed = False
+    def fileno(self) -> int:
+        """Its number."""
+        ...
 
     def close(self) -> None:
         """Close it. Idempotent."""
-        if not self._closed:
-            # first: a number that is closed twice may be another file's by then.
-            self._closed = True
-            os.close(self)
+        ...
 
-    __del__ = close
+
+# The standard library's one type that closes any descriptor with its last reference, without a line
+# of Python in which an exception could come, and without a warning. It looks at nothing before that
+# but the number.
+own: Callable[[int], Descriptor] = (
+    select.epoll.fromfd if hasattr(select, "epoll") else select.kqueue.fromfd
+)
+"""Take a descriptor over."""
 
 
 def numbers(ancillary: Iterable[tuple[int, int, bytes]]) -> array.array[int]:
@@ -42,27 +50,32 @@ def numbers(ancillary: Iterable[tuple[int, int, bytes]]) -> array.array[int]:
     return found
 
 
-def files_of(fds: Iterable[int]) -> tuple[int, ...]:
+def number_of(fd: int | Descriptor) -> int:
+    """The number of a descriptor."""
+    return fd if isinstance(fd, int) else fd.fileno()
+
+
+def files_of(fds: Iterable[int | Descriptor]) -> tuple[int, ...]:
     """Which files descriptors are of: the same numbers in every process that has them."""
-    return tuple(os.fstat(fd).st_ino for fd in fds)
+    return tuple(os.fstat(number_of(fd)).st_ino for fd in fds)
 
 
-def let_go(fd: int) -> None:
+def let_go(fd: int | Descriptor) -> None:
     """Close a descriptor that is not needed any more; a `Descriptor` ends by itself."""
-    if not isinstance(fd, Descriptor):
+    if isinstance(fd, int):
         os.close(fd)
 
 
-def close_all(fds: Iterable[int]) -> None:
+def close_all(fds: Iterable[int | Descriptor]) -> None:
     """Close them now."""
     for fd in fds:
-        if isinstance(fd, Descriptor):
-            fd.close()
-        else:
+        if isinstance(fd, int):
             os.close(fd)
+        else:
+            fd.close()
 
 
-def received(fds: Sequence[int], expected: int) -> Sequence[int]:
+def received(fds: Sequence[int | Descriptor], expected: int) -> Sequence[int | Descriptor]:
     """Check the number of descriptors that came with a message; closes them and raises
     LocalProtocolError when it is wrong.
     """

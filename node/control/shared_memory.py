@@ -34,7 +34,7 @@ import msgspec
 from blake3 import blake3
 
 from ...collectives.errors import LocalProtocolError, OutOfDateError, StorageError
-from .descriptors import let_go
+from .descriptors import Descriptor, let_go, number_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -222,7 +222,7 @@ class WritableFloats:
     and closes it.
     """
 
-    def __init__(self, fd: int, numel: int) -> None:
+    def __init__(self, fd: int | Descriptor, numel: int) -> None:
         self.numel = numel
         self._memory = map_bytes(fd, numel * FLOAT_BYTES, writable=True)
 
@@ -309,7 +309,7 @@ class ReadOnlyFloats:
     tensors over one.
     """
 
-    def __init__(self, fd: int, numel: int) -> None:
+    def __init__(self, fd: int | Descriptor, numel: int) -> None:
         self.numel = numel
         self._memory = map_bytes(fd, numel * FLOAT_BYTES, writable=False)
 
@@ -354,16 +354,19 @@ class ReadOnlyFloats:
             digest.update(view)
 
 
-def map_bytes(fd: int, nbytes: int, *, writable: bool, copy: bool = False) -> mmap.mmap:
+def map_bytes(
+    fd: int | Descriptor, nbytes: int, *, writable: bool, copy: bool = False
+) -> mmap.mmap:
     """Map and close ``fd``. ``copy``: what is written to the mapping stays in this process (torch
     wants writable memory even where it only reads). Raises StorageError when the file is shorter
     than said (touching the rest would be a SIGBUS)."""
     try:
-        size = os.fstat(fd).st_size
+        size = os.fstat(number := number_of(fd)).st_size
         if size < nbytes:
             raise StorageError(f"shared memory has {size} bytes, {nbytes} are needed")
         shared = mmap.MAP_PRIVATE if copy else mmap.MAP_SHARED
-        return mmap.mmap(fd, nbytes, shared, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        return mmap.mmap(number, nbytes, shared, protection)
     finally:
         let_go(fd)
 

@@ -40,7 +40,7 @@ FILES = {
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
-FINALISERS = {descriptors.Descriptor.close.__code__, pending.ReduceTicket.__del__.__code__}
+FINALISERS = {pending.ReduceTicket.__del__.__code__}
 """Nobody runs one again that an exception has ended."""
 
 

@@ -90,3 +90,25 @@ def test_what_is_not_a_whole_buffer_is_an_ordinary_tensor() -> None:
         buffers.make(1.5)  # type: ignore[arg-type]
     with pytest.raises(StorageError, match="no memory"):
         buffers.make(1 << 55)
+
+
+def test_a_forked_child_has_a_copy_of_its_own() -> None:
+    buffers, home, node = Buffers(), object(), SharedBuffer(4 * NUMEL)
+    tensor = buffers.make(NUMEL).fill_(3)
+    shared = buffers.of(MEAN, tensor)
+    assert shared is not None
+    shared.move_to(home, 7, os.dup(node.fd))
+    pid = os.fork()
+    if pid == 0:
+        right = False
+        try:
+            right = tensor.unique().tolist() == [3] and shared.home is None
+            tensor.fill_(9)
+            right = right and tensor.unique().tolist() == [9]
+        finally:
+            os._exit(0 if right else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert tensor.unique().tolist() == node.tensor().unique().tolist() == [3]
+    assert (shared.home, shared.number) == (home, 7)
+    tensor.fill_(4)
+    assert node.tensor().unique().tolist() == [4]  # the parent's is the node's still
