@@ -192,7 +192,7 @@ def all_reduce(
         call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec, tag=kind),
         flat,
     )
-    vanished = lost_by(op_id, flat, codec)
+    vanished = lost_by(swarm, op_id, flat, codec)
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed":
@@ -275,7 +275,7 @@ def reduce_scatter(
         flat,
     )
 
-    vanished = lost_by(op_id, flat, codec)
+    vanished = lost_by(swarm, op_id, flat, codec)
 
     def finish(outcome: Outcome) -> Scattered:
         outcome = dataclasses.replace(outcome, vanished=vanished)
@@ -494,16 +494,14 @@ def _one_vector(
     return flat, tree_kind(given), put_back
 
 
-def lost_by(op_id: str, flat: Tensor, codec: str) -> float:
+def lost_by(swarm: Swarm, op_id: str, flat: Tensor, codec: str) -> float:
     """Which share of the values of ``flat`` that are not 0 a codec that was asked for makes 0; a
     log line, once a codec, where they are more than a gradient has.
     """
     if codec in EXACT:
         return 0.0
-    from .codecs.vanished import vanished_share
-
     with plainly():
-        share = vanished_share(flat, codec)
+        share = swarm.vanished(flat, codec)
     if share > USUALLY_LOST.get(codec, 1.0) and codec not in _told:
         _told.add(codec)
         log.warning(

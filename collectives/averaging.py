@@ -139,7 +139,7 @@ def average(
         )
         for step, group in enumerate(groups)
     ]
-    vanished = lost_by(op_id, flat, codec)
+    vanished = lost_by(swarm, op_id, flat, codec)
     return Averaging(swarm, flat, calls, plan, own, weight is None, vanished)
 
 

@@ -648,6 +648,12 @@ class Swarm(Protocol):
         once."""
         ...
 
+    def vanished(self, flat: Tensor, codec: str) -> float:
+        """The share of the values of ``flat`` (float32) that are not 0 and that ``codec`` makes
+        0; of a long vector an estimate.
+        """
+        ...
+
     def operate(self, call: Call, source: Tensor) -> Operating:
         """Call a free-standing operation with ``source`` (float32, contiguous, CPU, or words in its
         place), which is read before this returns, unless it is a whole `buffer`.

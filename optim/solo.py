@@ -21,6 +21,7 @@ from torch import Tensor
 from ..collectives.api import Handle, all_reduce
 from ..collectives.codecs.codec import Grid, chunk_elements
 from ..collectives.codecs.encoded import EncodedVector, why_refused
+from ..collectives.codecs.vanished import vanished_share
 from ..collectives.errors import (
     ConfigError,
     LocalProtocolError,
@@ -368,6 +369,9 @@ class SoloSwarm:
     def buffer(self, numel: int) -> Tensor:
         """An ordinary tensor."""
         return torch.zeros(numel, dtype=torch.float32, device="cpu")
+
+    def vanished(self, flat: Tensor, codec: str) -> float:
+        return vanished_share(flat, codec)
 
     def operate(self, call: Call, source: Tensor) -> Alone:
         """Whatever the reduction, over one member it is ``source`` itself."""

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from atoll.collectives.codecs.vanished import vanished_share
 from atoll.collectives.errors import (
     LocalProtocolError,
     ModelMismatchError,
@@ -187,6 +188,9 @@ class TableSwarm:
 
     def buffer(self, numel: int) -> Tensor:
         return torch.zeros(numel)
+
+    def vanished(self, flat: Tensor, codec: str) -> float:
+        return vanished_share(flat, codec)
 
     def operate(self, call: Call, source: Tensor) -> NoReturn:
         raise NotEnoughPeersError("the table has no free-standing operations")

@@ -12,9 +12,9 @@ that another thread sets. None of them bends the connection:
 * ``_torn`` is set while a record is taken apart, and while bytes are sent and struck off. Whoever
   finds it set knows that an exception ended that in the middle: the connection is lost, with that
   as its reason, and is made anew like any other that is lost.
-* Descriptors are owned by objects (`Descriptor`) that close them with their last reference: an answer that nobody
-  takes leaves none open. An answer names the files that its descriptors are of; others than those
-  end the connection.
+* Descriptors are owned by objects (`Descriptor`) that close them with their last reference: an
+  answer that nobody takes leaves none open. An answer names the files that its descriptors are of;
+  others than those end the connection.
 * Locks are entered with ``with``, which no exception can come into. Nobody depends on another
   thread to go on reading: it says every _SLICE_S that it does, or another reads in its place.
 """

@@ -400,6 +400,11 @@ class RunSwarm(SeededWork):
         self._check_open()
         return self._buffers.make(numel)
 
+    def vanished(self, flat: Tensor, codec: str) -> float:
+        from ...collectives.codecs.vanished import vanished_share
+
+        return vanished_share(flat, codec)
+
     def operate(self, call: Call, source: Tensor) -> ReduceTicket:
         """Raises SwarmClosedError without a node."""
         import torch  # the caller has it

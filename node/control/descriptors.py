@@ -13,7 +13,7 @@ import os
 import select
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ...collectives.errors import LocalProtocolError
 
@@ -35,9 +35,8 @@ class Descriptor(Protocol):
 # The standard library's one type that closes any descriptor with its last reference, without a line
 # of Python in which an exception could come, and without a warning. It looks at nothing before that
 # but the number.
-own: Callable[[int], Descriptor] = (
-    select.epoll.fromfd if hasattr(select, "epoll") else select.kqueue.fromfd
-)
+_owner: Any = getattr(select, "epoll", None) or getattr(select, "kqueue", None)
+own: Callable[[int], Descriptor] = _owner.fromfd
 """Take a descriptor over."""
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...collectives import telemetry
 from ...collectives.api import Handle, all_reduce
 from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.vanished import vanished_share
 from ...collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout, cut
@@ -336,6 +337,9 @@ class LocalMember:
     def buffer(self, numel: int) -> Tensor:
         """An ordinary tensor."""
         return torch.zeros(numel, dtype=torch.float32, device="cpu")
+
+    def vanished(self, flat: Tensor, codec: str) -> float:
+        return vanished_share(flat, codec)
 
     def operate(self, call: Call, source: Tensor) -> LocalOperating:
         node = self._node()

@@ -10,6 +10,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
+from ...collectives.codecs.vanished import vanished_share
 from ...collectives.errors import ConfigError, LocalProtocolError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
@@ -247,6 +248,9 @@ class RankSwarm:
     def buffer(self, numel: int) -> Tensor:
         """Refused, as the next two: a job's ranks have torch.distributed among themselves."""
         self._refuse("buffer")
+
+    def vanished(self, flat: Tensor, codec: str) -> float:
+        return vanished_share(flat, codec)
 
     def operate(self, call: Call, source: Tensor) -> Any:
         """Refused."""

@@ -251,8 +251,8 @@ class Attachment:
         self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
         self._stateless = set[int]()
         self._retry_at = 0.0
-        self._told_habit = False  # that the script changes weights itself
-        self._told_error = False  # that rounds lose more than is wished
+        # Told once: that the script changes weights itself; that rounds lose more than is wished.
+        self._told_habit = self._told_error = False
         self._resuming: PendingLoad | None = None
         with naming_tensors(self._flat):
             enter(swarm, self._flat, self._strands)
@@ -260,17 +260,14 @@ class Attachment:
         self._adapters.turn(self.round)
         self._weights.begin()
         self._hooks: list[Any] = []
-        # A compiled function around optimizer.step() must break its graph here, not trace through a
-        # round.
+        # A compiled function around optimizer.step() must break its graph here.
         before, after = (
             cast("Any", torch.compiler.disable(hook))
             for hook in (self._before_step, self._after_step)
         )
         for optimizer in optimizers:
-            self._hooks += [
-                optimizer.register_step_pre_hook(before),
-                optimizer.register_step_post_hook(after),
-            ]
+            self._hooks.append(optimizer.register_step_pre_hook(before))
+            self._hooks.append(optimizer.register_step_post_hook(after))
             attached[optimizer] = weakref.ref(self)
         attached[model] = attached[swarm] = weakref.ref(self)
         self._keeper.begin(self.evaluate_anchor, self.round)

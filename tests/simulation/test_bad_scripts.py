@@ -151,8 +151,11 @@ def test_what_the_codec_cannot_hold_is_dropped_with_the_reason(
         life.attached()
         while life.attachment.round < 2:
             life.step()
-        with torch.no_grad():
-            life.model[2].bias[1] += 3.4e38
+        life.optimizer.zero_grad(set_to_none=False)
+        life.optimizer.param_groups[0]["lr"] = 1.0
+        life.model[2].bias.grad[1] = -3.4e38
+        life.optimizer.step()
+        life.optimizer.param_groups[0]["lr"] = 0.01
         life.optimizer.zero_grad(set_to_none=False)
         while not life.attachment.stats["samples_dropped"]:
             life.optimizer.step()  # no loss: it would be infinite, and the gradients NaN

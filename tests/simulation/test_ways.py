@@ -114,7 +114,9 @@ class Sum:
         member.sleep(BEGIN_S - member.clock())
         assert len(member.members()) == 8
         tensor = self.given(member.peer)
-        outcome = member.all_reduce(tensor, op_id="x", weight=1 + member.index).wait()
+        outcome = member.all_reduce(
+            tensor, op_id="x", weight=1 + member.index, codec=member.settings.codec
+        ).wait()
         assert outcome.status == "committed", outcome
         elapsed = member.clock() - BEGIN_S
         member.sleep(3.0)

@@ -168,7 +168,7 @@ def test_oversized_frames_are_refused_by_their_length(size: int) -> None:
                 {"weight": -1},
                 {"deadline_s": -1.0},
                 {"tag": "A/B"},
-                {"tag": "x" * 17},
+                {"tag": "x" * 49},
                 {"op_id": ""},
                 {"more": 1},
             )

@@ -81,7 +81,7 @@ def toml(tables: dict[str, Any], path: str = "") -> str:
     )
 
 
-OF_OTHER_TABLES = ("noise", "threshold", "validators", "preset")
+OF_OTHER_TABLES = ("noise", "threshold", "validators", "preset", "optimizer", "lr", "momentum")
 """Keys of [privacy], [secure], [btard] and [train.outer], which stand below their own header."""
 
 
