@@ -266,13 +266,15 @@ class Peers:
                 return
         raise AssertionError(f"no common round in {tries} tries")
 
-    def mean(self, seed: int, contributors: dict[str, int]) -> torch.Tensor:
-        """What the mean over exactly these contributors must decode to, bit for bit: codec, order
-        and arithmetic by the public functions.
+    def mean(self, seed: int, contributors: dict[str, int], codec: str = "int8") -> torch.Tensor:
+        """What the mean over exactly these contributors must decode to, bit for bit: codec (a
+        round's by default), order and arithmetic by the public functions.
         """
-        return unfold(self.folded_mean(seed, contributors), self.numel)
+        return unfold(self.folded_mean(seed, contributors, codec), self.numel)
 
-    def folded_mean(self, seed: int, contributors: dict[str, int]) -> torch.Tensor:
+    def folded_mean(
+        self, seed: int, contributors: dict[str, int], codec: str = "int8"
+    ) -> torch.Tensor:
         """What `unfold` makes the mean: contributions repeat themselves after `PERIOD` elements, a
         whole number of the codec's blocks.
         """
@@ -283,7 +285,7 @@ class Peers:
             vectors = [torch.empty(min(PERIOD, self.numel)) for _ in members]
             for peer, vector in zip(members, vectors, strict=True):
                 contribution(seed + self.all.index(peer), len(vector), vector)
-            pieces.append(_mean([vector[:length] for vector in vectors], weights))
+            pieces.append(_mean([vector[:length] for vector in vectors], weights, codec))
         return torch.cat(pieces)
 
 
@@ -296,9 +298,9 @@ def unfold(folded: torch.Tensor, numel: int) -> torch.Tensor:
     return out
 
 
-def _mean(vectors: Sequence[torch.Tensor], weights: Sequence[int]) -> torch.Tensor:
-    """What the weighted mean of these vectors becomes in int8."""
-    codec, factors, n = get_codec("int8"), MEAN.factors(weights), len(vectors[0])
+def _mean(vectors: Sequence[torch.Tensor], weights: Sequence[int], name: str) -> torch.Tensor:
+    """What the weighted mean of these vectors becomes in this codec."""
+    codec, factors, n = get_codec(name), MEAN.factors(weights), len(vectors[0])
     wires = [codec.wire(memoryview(bytearray(codec.wire_bytes(n))), n) for _ in vectors]
     for vector, wire in zip(vectors, wires, strict=True):
         assert codec.encode(vector, wire)

@@ -86,7 +86,7 @@ def committed(
             index for index, known in enumerate(swarm.all) if known.peer == peer
         )
     before, swarm.numel = swarm.numel, numel
-    mean = swarm.mean(seed, first["contributors"])
+    mean = swarm.mean(seed, first["contributors"], "fp32")
     swarm.numel = before
     assert first["digest"] == blake3(mean.numpy().data.cast("B")).hexdigest()
     return first["contributors"]
@@ -103,9 +103,8 @@ def test_two_at_once_count_everybody_and_their_bytes(swarm: Peers) -> None:
     outcomes = [[peer.expect("reduced") for _ in ops] for peer in swarm.all]
     assert committed(swarm, [own[0] for own in outcomes], 100) == weights(swarm, 0, 1, 2, 3)
     assert committed(swarm, [own[1] for own in outcomes], 200, 70_001) == weights(swarm, 0, 1, 2, 3)
-    part = (
-        NUMEL * (1 + 4 / 256) * 3 / 4
-    )  # int8 with its scales: what each sends of its own, and again of the result
+    # float32, the default of operations: what each sends of its own, and again of the result.
+    part = NUMEL * 4 * 3 / 4
     for own in outcomes:
         assert part < own[0]["bytes_sent"] < 4 * part
         assert part < own[0]["bytes_received"] < 4 * part

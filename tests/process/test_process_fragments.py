@@ -209,7 +209,7 @@ def test_a_late_joiner_gets_both_and_the_model_can_be_taken_away(
     (signed,) = list_runs(find_paths(home)).values()
     for _ in range(200):  # the checkpoint is written beside the rounds
         export_run(find_paths(home), signed, tmp_path, force=True)
-        found = load_file(tmp_path / "model.safetensors")
+        found = load_file(tmp_path / "partial.safetensors")
         flat = np.concatenate([found[spec.name] for spec in LAYOUT.tensors])
         if np.array_equal(flat, np.concatenate(reference.anchors)):
             break
