@@ -80,9 +80,9 @@ class ChunkReducer:
         for peer, cid, held in job.sources:
             if cid == job.own_cid:
                 assert own is not None
-                wire, finite = own.wire(
-                    state.slot, chunk, self._workspace, look=job.factors is None
-                )  # no sum hides what is not finite
+                # No sum hides what is not finite.
+                look = job.factors is None
+                wire, finite = own.wire(state.slot, chunk, self._workspace, look=look)
                 if not finite:
                     return (peer, cid)
                 wires.append(wire)

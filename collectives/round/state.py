@@ -234,7 +234,8 @@ class OpenRound:
     """By (plan, cid or owner): chunks outstanding from that source, and since when no fewer."""
     held: set[tuple[bytes, tuple[bytes, ...]]] = field(
         default_factory=set[tuple[bytes, tuple[bytes, ...]]]
-    )  # complete results: what they are the result of (`digest.meaning`), and their part digests
+    )
+    """Complete results: what they are the result of (`digest.meaning`), and their part digests."""
     known: dict[bytes, Entry] = field(default_factory=dict[bytes, Entry])  # entries seen, by hash
     unverified: set[tuple[int, bytes, Member]] = field(
         default_factory=set[tuple[int, bytes, Member]]

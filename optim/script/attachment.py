@@ -395,9 +395,8 @@ class Attachment:
         under_way = [strand for strand in self._strands if strand.replica.frozen is not None]
         return self._sync(under_way, only_settle=True) if under_way and not self._detached else None
 
-    @torch.inference_mode(
-        mode=False
-    )  # snapshots outlive the with block of a script that synchronises before it evaluates
+    # Snapshots outlive the with block of a script that synchronises before it evaluates.
+    @torch.inference_mode(mode=False)
     def _sync(
         self, strands: Sequence[Strand], *, only_settle: bool = False, leaves: bool = False
     ) -> Outcome | None:

@@ -87,9 +87,10 @@ def step_costs(rate: float, noise: float) -> Costs:
     elif rate == 1 or noise < SMALLEST:
         costs = _orders / (2 * noise**2)
     else:
+        # Next to nothing may round below 0.
         costs = np.array(
             [max(0.0, _log_moment(rate, noise, order)) / (order - 1) for order in ORDERS]
-        )  # next to nothing may round below it
+        )
     costs.flags.writeable = False
     return costs
 

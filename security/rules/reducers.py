@@ -51,9 +51,10 @@ class WeightedSum:
 
     def __init__(self, weights: Sequence[float], spread: float | None = None) -> None:
         self.spread = spread
+        # A weight that is not finite: no vectors have such a matrix.
         self.weights = tuple(
             to_float32(weight) if math.isfinite(weight) else 0.0 for weight in weights
-        )  # no vectors have such a matrix
+        )
         self.factors = Factors(self.weights, 1.0)
 
     def reduce(self, rows: Tensor, out: Tensor) -> None:
