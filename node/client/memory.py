@@ -5,10 +5,10 @@ reads what it had leased.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import ReferenceType
 
 from blake3 import blake3
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from ...collectives.codecs.encoded import EncodedVector
     from .link import Link
+    from .pending import ReduceTicket
 
 MAPPED = 8  # mappings kept: contribution and result of a few operations at once
 
@@ -106,8 +107,10 @@ class ReductionMemory:
 class Attached:
     """A connection with an open session, and its memory.
 
-    Attributes: ``dropped``: operations of it that the script has let go of without waiting for
-    them, which the node does not know yet.
+    Attributes: ``operations``: its operations by id, from before the node is asked to open one
+    until it is asked to close it (with ``closing`` held): a second call of an id that is in there
+    is refused. So whoever closes an id closes its own operation, and no other call's. A dead
+    reference is an operation that the script has let go of, and the node does not know that yet.
     """
 
     def __init__(self, link: Link, memory: RunMemory) -> None:
@@ -115,7 +118,8 @@ class Attached:
         self.memory = memory
         self.reductions = ReductionMemory()
         self.reclaiming = Reclaiming(memory.contribution, memory.bounds)
-        self.dropped = deque[str]()  # single operations on a deque are atomic
+        self.operations: dict[str, ReferenceType[ReduceTicket]] = {}
+        self.closing = threading.RLock()
 
 
 def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:

@@ -32,10 +32,6 @@ class Hooks(NamedTuple):
     """Before its caller hears that the operation is over, or gives it up: what was given is the
     caller's again.
     """
-    dropped: Callable[[], None] = lambda: None
-    """In place of ``close``, where the caller has let go of the ticket: called in whatever thread
-    and moment, it must not talk to the node.
-    """
 
 
 class Ticket:
@@ -79,29 +75,28 @@ class Ticket:
 class ReduceTicket:
     """A free-standing operation (an Operating). A lost node ends it as "open": its votes do not
     survive a node.
+
+    It is made before the node is asked, and `opened` with the node's answer. One that nobody holds
+    any more is closed with the next call of its connection (`Attached.operations`).
     """
 
-    _open = False  # what an exception kept from being made has nothing to close
-
-    def __init__(
-        self,
-        swarm: RunSwarm,
-        memory: ReductionMemory,
-        grid: VectorEncoding,
-        members: tuple[PeerId, ...],
-        hooks: Hooks,
-        op_id: str,
-    ) -> None:
+    def __init__(self, swarm: RunSwarm, memory: ReductionMemory, hooks: Hooks, op_id: str) -> None:
         self.outcome: Outcome | None = None
         self.call: PendingAnswer | None = None
-        self.op_id, self.members, self.numel = op_id, members, grid.numel
-        self._swarm, self._memory, self._grid, self._hooks = swarm, memory, grid, hooks
+        self.op_id, self.numel = op_id, 0
+        self.members: tuple[PeerId, ...] = ()
+        self._swarm, self._memory, self._hooks = swarm, memory, hooks
+        self._grid: VectorEncoding | None = None
         # Number and descriptor of the result's memory, until it is mapped.
         self._fd: tuple[int, int | Descriptor] | None = None
         self._result: EncodedVector | None = None
         self._settled = False
         self._settling = threading.RLock()  # each thread of the script may wait
         self._open = True
+
+    def opened(self, grid: VectorEncoding, members: tuple[PeerId, ...]) -> None:
+        """The node has opened it: how its vectors are encoded, and who its members are."""
+        self._grid, self.numel, self.members = grid, grid.numel, members
 
     def resolve(self, outcome: Outcome, number: int, fds: Sequence[Descriptor]) -> None:
         """The node's last word."""
@@ -149,7 +144,7 @@ class ReduceTicket:
             self._copy_into(destination, start)
 
     def _copy_into(self, destination: Tensor, start: int) -> None:
-        if self._fd is not None:
+        if self._fd is not None and self._grid is not None:
             self._result = self._memory.result(*self._fd, self._grid)
             self._fd = None
         if self._result is None or start < 0 or start + destination.numel() > self.numel:
@@ -168,7 +163,3 @@ class ReduceTicket:
     def cancel(self) -> None:
         if self._open and not self.resolved():
             self._hooks.cancel()
-
-    def __del__(self) -> None:
-        if self._open:
-            self._hooks.dropped()

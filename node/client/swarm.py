@@ -33,7 +33,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, ref
 
 from ...collectives.api import Handle, all_reduce
 from ...collectives.errors import (
@@ -130,7 +130,6 @@ class RunSwarm(SeededWork):
         self._closing: dict[int, int] = {}  # by fragment
         self._progress = progress
         self._tickets: dict[int, Ticket] = {}  # the newest of each fragment
-        self._reductions = WeakValueDictionary[str, ReduceTicket]()  # those that somebody holds
         self._buffers = Buffers()
         self._views: set[SlotView] = set()  # not yet released, of this node or an earlier one
         self._members: tuple[PeerView, ...] = ()
@@ -416,24 +415,30 @@ class RunSwarm(SeededWork):
 
     def _operate(self, at: Attached, call: Call, values: Tensor) -> ReduceTicket:
         try:
-            while at.dropped:
-                self._end_reduction(at, at.dropped.popleft())
+            for op_id, dropped in at.operations.copy().items():
+                if dropped() is None:
+                    self._end_reduction(at, op_id, dropped)
             shared = self._shared(at, call, values)
             number = shared.number if shared is not None else 0
+            hooks = Hooks(
+                lambda: at.link.lost is not None,
+                lambda: self._end_reduction(at, call.op_id, mine),
+                lambda: self._tell(at, lambda id_: p.ReduceCancel(id_, call.op_id)),
+                lambda committed: self._settled(at, shared, committed),
+            )
+            ticket = ReduceTicket(self, at.reductions, hooks, call.op_id)
+            mine = ref(ticket)
             try:
+                if at.operations.setdefault(call.op_id, mine) is not mine:
+                    raise LocalProtocolError(
+                        f"{call.name} is open already", hint="give every operation its own op_id"
+                    )
                 asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
                 opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
                 grid = VectorEncoding(opened.codec, opened.numel, opened.chunk_elements)
-                hooks = Hooks(
-                    lambda: at.link.lost is not None,
-                    lambda: self._end_reduction(at, call.op_id),
-                    lambda: self._tell(at, lambda id_: p.ReduceCancel(id_, call.op_id)),
-                    lambda committed: self._settled(at, shared, committed),
-                    lambda: at.dropped.append(call.op_id),
-                )
-                ticket = ReduceTicket(self, at.reductions, grid, opened.members, hooks, call.op_id)
+                ticket.opened(grid, opened.members)
             except BaseException:
-                at.dropped.append(call.op_id)  # the node may have opened it meanwhile
+                del ticket  # the next call closes it: the node may have opened it meanwhile
                 raise
             try:
                 if shared is not None:
@@ -444,7 +449,6 @@ class RunSwarm(SeededWork):
                     )
                     if call.weight:
                         memory.encode(placed(values, opened.numel, opened.members, self.peer))
-                self._reductions[call.op_id] = ticket
                 ticket.call = at.link.submit(lambda id_: p.ReduceStart(id_, call.op_id))
             except BaseException:
                 ticket.release()
@@ -514,9 +518,12 @@ class RunSwarm(SeededWork):
             ):  # and with the connection goes what it was about
                 at.link.submit(make).abandoned = True
 
-    def _end_reduction(self, at: Attached, op_id: str) -> None:
-        self._reductions.pop(op_id, None)
-        self._tell(at, lambda id_: p.ReduceClose(id_, op_id))
+    def _end_reduction(self, at: Attached, op_id: str, mine: ReferenceType[ReduceTicket]) -> None:
+        if at.link.lost is None:  # else the node has closed it
+            with at.closing:
+                if at.operations.get(op_id) is mine:
+                    self._tell(at, lambda id_: p.ReduceClose(id_, op_id))
+                    del at.operations[op_id]  # last: until then nobody else can open the id
 
     # ── the rest of Swarm ──
 
@@ -652,12 +659,11 @@ class RunSwarm(SeededWork):
             self._closing[push.fragment] = max(self._closing.get(push.fragment, 0), push.round)
         elif isinstance(push, p.Asked):
             self._asked.append(SeededTask(push.number, push.round, push.seed, push.interval))
-        elif (
-            isinstance(push, p.ReductionOutcome)
-            and (reduction := self._reductions.get(push.op_id)) is not None
-        ):
-            reduction.resolve(push.outcome, push.number, fds)
-            return
+        elif isinstance(push, p.ReductionOutcome) and (at := self._at) is not None:
+            held = at.operations.get(push.op_id)
+            if held is not None and (reduction := held()) is not None:
+                reduction.resolve(push.outcome, push.number, fds)
+                return
         close_all(fds)
 
     def _check_open(self) -> None:
@@ -696,7 +702,6 @@ class RunSwarm(SeededWork):
         with self._lock:
             if self._at is at and not self._closed:
                 self._at, self._gone = None, error
-                self._reductions.clear()
                 self._entry.dial.lost()
                 self._seek()
         return error

@@ -281,6 +281,32 @@ def test_operations_whose_handles_are_dropped_leave_nothing_behind(
     assert held.wait(60).counted
 
 
+def decide(node: Node, op_id: str) -> None:
+    """Have the node decide an operation that it has held."""
+    session = node.service.run.session
+    assert session is not None
+    node.do(lambda: session.reduce_start(op_id))
+
+
+def test_a_call_of_an_id_that_is_open_is_refused_and_ends_no_other_call(
+    node: Node, swarm: RunSwarm
+) -> None:
+    swarm.open(LAYOUT, fill(0.0))
+    node.service.run.hold = True
+    first = swarm.all_reduce(torch.ones(5), op_id="same", op="sum")
+    swarm.members()  # the node has handled the start
+    node.service.run.hold = False
+    for _ in range(2):
+        with pytest.raises(LocalProtocolError, match="is open already"):
+            swarm.all_reduce(torch.ones(5), op_id="same", op="sum")
+    # A call closes what was let go before it.
+    assert swarm.all_reduce(torch.ones(5), op_id="other").wait(60).counted
+    decide(node, "same")
+    assert first.wait(60).counted
+    with pytest.raises(LocalProtocolError, match="called already"):
+        swarm.all_reduce(torch.ones(5), op_id="same", op="sum")
+
+
 def test_report_leave_and_reopen(node: Node, swarm: RunSwarm) -> None:
     swarm.open(LAYOUT, fill(0.0)).release()
     swarm.report({"step": 3, "loss": 2.5, "x" * 100: 1.0})
@@ -439,6 +465,28 @@ def test_the_node_is_lost_and_comes_back(tmp_path: Path) -> None:
         assert torch.equal(read(base), torch.arange(N) + 0.0)  # still the old node's memory
         base.release()
         assert swarm.contribute(samples=1, write=all_of(1.0)).wait(60).round == 2
+    node.stop()
+
+
+def test_an_operation_of_a_lost_node_ends_none_of_the_next(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    with join(INVITE, home=tmp_path, private=False, progress=lambda *_: None) as swarm:
+        swarm.open(LAYOUT, fill(0.0)).release()
+        node.service.run.hold = True
+        lost = swarm.all_reduce(torch.ones(5), op_id="same")
+        node.stop()
+        with pytest.raises(SwarmClosedError):
+            swarm.all_reduce(torch.ones(5), op_id="same")
+        node = Node(tmp_path)
+        while not swarm.connected:
+            time.sleep(0.01)
+        node.service.run.hold = True
+        again = swarm.all_reduce(torch.ones(5), op_id="same")
+        assert lost.wait(60).status == "open"
+        swarm.members()  # the node has handled the start, and the end of the other if there was one
+        node.service.run.hold = False
+        decide(node, "same")
+        assert again.wait(60).counted
     node.stop()
 
 
