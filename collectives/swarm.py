@@ -93,6 +93,10 @@ def sample_count(samples: Any) -> int:
     return count
 
 
+MOST_WARMUP = 1_000_000
+"""Outer steps, which a float32 counts."""
+
+
 class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The outer optimizer, applied to the anchor in the node: one of `optim.outer.rules`. Each
     reads what it needs of the rest. `optim.outer.presets` has values that were tried.
@@ -115,6 +119,9 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spread: float = 0.0  # of delayed_nesterov: the share of momentum that the steps between take
     agreement: float = 0.5  # of heloco: the cosine with momentum from which nothing is corrected
     momentum_dtype: Literal["fp32", "bf16"] = "fp32"  # how momenta are kept between rounds
+    # Of nesterov and momentum: outer steps over which lr and momentum grow from 1 and 0, those of
+    # the plain mean.
+    warmup: int = 0
 
 
 PLAIN_MEAN = OuterSettings("sgd", 1.0)

@@ -111,6 +111,29 @@ def _check_outer(train: TrainTable, name: str) -> None:
             key="$.train.outer.momentum_dtype",
             hint="Leave it out, or choose an outer step with momentum (docs/optimizers.md).",
         )
+    if outer.warmup:
+        _check_warmup(train, name)
+
+
+def _check_warmup(train: TrainTable, name: str) -> None:
+    """Refuse a warm-up of anything but momentum in rounds for which members wait."""
+    clash = (
+        ("optimizer", train.outer.optimizer, "nesterov"),
+        ("method", train.method, "diloco"),
+        ("overlap", train.overlap, "none"),
+    )
+    for key, given, needed in clash:
+        if given != needed:
+            path = "$.train.outer.optimizer" if key == "optimizer" else f"$.train.{key}"
+            raise ConfigError(
+                f'{name}: $.train.outer.warmup is given, and {path} is "{given}"',
+                key="$.train.outer.warmup",
+                why=(
+                    "lr and momentum grow from those of the plain mean; that was measured with "
+                    "Nesterov's momentum, in rounds for which members wait."
+                ),
+                hint=f'Leave it out, or {key} = "{needed}".',
+            )
 
 
 def check_share(train: TrainTable, name: str) -> None:

@@ -191,6 +191,12 @@ def _of_diloco(manifest: Manifest) -> list[Refusal]:
             'method = "diloco"',
         ),
         (
+            train.outer.warmup > 0,
+            "$.train.outer.warmup",
+            "It was measured in rounds of all members.",
+            "Leave it out.",
+        ),
+        (
             train.overlap != "none",
             "$.train.overlap",
             "A member's work of one turn would be in two contributions.",

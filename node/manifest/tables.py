@@ -14,6 +14,7 @@ from ...collectives.group import MAX_MEMBERS, MAX_STAR
 from ...collectives.layout import MAX_FRAGMENTS
 from ...collectives.schemes import PlanName
 from ...collectives.swarm import (
+    MOST_WARMUP,
     AdapterSettings,
     CoordinateRule,
     GramRule,
@@ -131,6 +132,8 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agreement: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     # how members keep momenta between rounds: 4 bytes each, or 2
     momentum_dtype: Literal["fp32", "bf16"] = "fp32"
+    # of nesterov: rounds over which lr and momentum grow from those of the plain mean, 1 and 0
+    warmup: Annotated[int, msgspec.Meta(ge=0, le=MOST_WARMUP)] = 0
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
@@ -149,6 +152,7 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.spread,
             self.agreement,
             self.momentum_dtype,
+            self.warmup,
         )
 
 

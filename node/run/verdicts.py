@@ -152,7 +152,7 @@ adoption before, by more than the noise of its steps. The usual causes: outer mo
 that started cold, an outer lr that is too high, rounds that are too long, a member that trains
 on something else. Known from attachment.log(loss=...), in rounds of eight logged losses and more.
 
-    [train.outer] preset = "auto"        in a new manifest: the plain mean
+    [train.outer] preset = "plain-mean"  in a new manifest: no outer momentum
     [train] sync_every                   a smaller one
     [train.outer] governor = true        restarts momentum when an update or the loss jumps
     atoll new RUN.toml --from DIR        goes on from what atoll export RUN DIR wrote""",

@@ -11,21 +11,24 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 
+import msgspec
 import torch
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.layout import Layout, Role
-from ...collectives.swarm import PLAIN_MEAN, OuterSettings, RunSettings
+from ...collectives.swarm import MOST_WARMUP, PLAIN_MEAN, OuterSettings, RunSettings
 from ...collectives.telemetry import emit
 from . import governor
 from .readings import Reported, median_loss, stretch, total
-from .rules import RULES, as_float32, norm
+from .rules import RULES, Rule, as_float32, norm
 from .state import BLOCK_ELEMENTS, StateVectors
 
 logger = logging.getLogger("atoll")
 
 DTYPES = ("fp32", "bf16")
+WARMING = ("nesterov", "momentum")
+"""Rules whose lr and momentum may warm up: without momentum they are the plain mean."""
 
 
 def effective_outer(settings: RunSettings) -> OuterSettings:
@@ -33,6 +36,21 @@ def effective_outer(settings: RunSettings) -> OuterSettings:
     ``settings.outer``.
     """
     return PLAIN_MEAN if settings.method == "local_sgd" else settings.outer
+
+
+def warmed(settings: OuterSettings, steps: float) -> tuple[float, float]:
+    """lr and momentum of the outer step that follows ``steps`` others: they grow linearly from
+    those of the plain mean, and are the settings' own after ``warmup`` steps.
+
+    >>> from atoll.collectives.swarm import OuterSettings
+    >>> settings = OuterSettings("nesterov", lr=0.5, momentum=0.5, warmup=3)
+    >>> [warmed(settings, steps) for steps in range(5)]
+    [(0.875, 0.125), (0.75, 0.25), (0.625, 0.375), (0.5, 0.5), (0.5, 0.5)]
+    """
+    part = (steps + 1) / (settings.warmup + 1)
+    if part >= 1:
+        return settings.lr, settings.momentum
+    return 1 + (settings.lr - 1) * part, settings.momentum * part
 
 
 class OuterStep:
@@ -58,7 +76,8 @@ class OuterStep:
     **State** is one float32 vector of `state_numel` elements, zero at first: the rule's vectors one
     after another, then what is kept a tensor or a round. A rule without any still has one vector,
     which nothing reads or writes: so every state has room for momentum. With ``momentum_dtype``
-    "bf16" momenta take half the room (`state`).
+    "bf16" momenta take half the room (`state`). With ``warmup`` the last element counts the steps
+    taken, up to that number.
 
     A step holds scratch and is used by one thread at a time.
     """
@@ -105,7 +124,7 @@ class OuterStep:
     def state_numel(self, numel: int) -> int:
         """Length of the state of an anchor of ``numel`` elements."""
         tail = governor.NUMBERS if self.settings.governor else 0
-        tail += self._rule.numbers * max(1, len(self._tensors))
+        tail += self._rule.numbers * max(1, len(self._tensors)) + (self.settings.warmup > 0)
         return self._vectors(numel).length + tail
 
     def _vectors(self, numel: int) -> StateVectors:
@@ -132,6 +151,7 @@ class OuterStep:
                 self.apply_range(
                     anchor_in, mean, state, anchor_out, start, start + mean.numel(), reported
                 )
+            self._count(state)
             return
         mean = torch.empty(anchor_in.numel(), dtype=torch.float32, device="cpu")
         for start, part in means:
@@ -151,9 +171,10 @@ class OuterStep:
         `run`. A ``mean`` to be stretched is scaled in place."""
         numel = anchor_in.numel()
         if not self.whole:
-            return self.apply_range(anchor_in, mean, state, anchor_out, 0, numel, reported)
+            self.apply_range(anchor_in, mean, state, anchor_out, 0, numel, reported)
+            return self._count(state)
         assert state is not None
-        lr, tail = self._lr, self._vectors(numel).length
+        (rule, lr), tail = self._present(state), self._vectors(numel).length
         length = self._norm(mean) if self._measures else 0.0
         if self.settings.stretch and (factor := as_float32(stretch(reported, length))) != 1.0:
             length *= factor
@@ -180,11 +201,12 @@ class OuterStep:
         longest = self.settings.clip_norm
         if longest is not None and length > longest:
             self._scale(mean, as_float32(longest / length))
-        if self._rule.whole:
+        if rule.whole:
             return self._apply_tensors(
                 anchor_in, mean, state, anchor_out, tail, lr, total(reported)
             )
-        return self._apply(anchor_in, mean, state, anchor_out, (0, numel), lr, total(reported))
+        self._apply(anchor_in, mean, state, anchor_out, (0, numel), rule, lr, total(reported))
+        return self._count(state)
 
     def apply_range(
         self,
@@ -202,7 +224,7 @@ class OuterStep:
         (numel,), ``state`` (updated in place; None where the rule has none) has `state_numel`
         elements; ``mean`` (read) holds only the range, shape (stop - start,). ``anchor_out`` is
         another buffer than ``anchor_in``. Each element must be covered exactly once a round; order
-        and cuts are free.
+        and cuts are free. The step of a warm-up is not counted: `run` and `apply` do that.
         """
         if mean.numel() != stop - start:
             raise ValueError(f"mean of {mean.numel()} elements for a range of {stop - start}")
@@ -210,7 +232,20 @@ class OuterStep:
             raise ValueError(f"{self.settings.kind} needs a state")
         if self.whole:
             raise ValueError(f"{self.settings.kind} steps on all of the mean at once")
-        self._apply(anchor_in, mean, state, anchor_out, (start, stop), self._lr, total(reported))
+        bounds, weight = (start, stop), total(reported)
+        self._apply(anchor_in, mean, state, anchor_out, bounds, *self._present(state), weight)
+
+    def _present(self, state: Tensor | None) -> tuple[Rule, float]:
+        """The rule and the lr of the step that is due."""
+        if state is None or not self.settings.warmup:
+            return self._rule, self._lr
+        lr, momentum = warmed(self.settings, state[-1].item())
+        now = msgspec.structs.replace(self.settings, momentum=momentum)
+        return RULES[self.settings.kind](now), as_float32(lr)
+
+    def _count(self, state: Tensor | None) -> None:
+        if state is not None and self.settings.warmup:
+            state[-1] = min(state[-1].item() + 1, self.settings.warmup)
 
     @torch.no_grad()
     def _apply(
@@ -220,10 +255,11 @@ class OuterStep:
         state: Tensor | None,
         new: Tensor,
         bounds: tuple[int, int],
+        rule: Rule,
         lr: float,
         weight: int,
     ) -> None:
-        (start, stop), rule = bounds, self._rule
+        start, stop = bounds
         lie = StateVectors(old.numel(), rule.vectors, self._halves)
         for first, last, role in self._pieces(start, stop):
             for a in range(first, last, BLOCK_ELEMENTS):
@@ -303,7 +339,8 @@ class OuterStep:
 
 def check_outer(settings: OuterSettings) -> None:
     """Raise ConfigError for values outside lr > 0, 0 <= momentum < 1, 0 <= beta2 < 1, epsilon > 0,
-    clip > 0, every >= 1, 0 <= spread <= 1, 0 <= agreement <= 1.
+    clip > 0, every >= 1, 0 <= spread <= 1, 0 <= agreement <= 1, and for a warmup of a rule that
+    has none.
     """
     positive = {"lr": settings.lr, "epsilon": settings.epsilon, "clip": settings.clip}
     if settings.clip_norm is not None:
@@ -324,6 +361,15 @@ def check_outer(settings: OuterSettings) -> None:
     for name, value in {"spread": settings.spread, "agreement": settings.agreement}.items():
         if not 0 <= value <= 1:
             raise ConfigError(f"outer {name} {value} is not in [0, 1]", key=f"$.train.outer.{name}")
+    if not 0 <= settings.warmup <= MOST_WARMUP or (
+        settings.warmup and settings.kind not in WARMING
+    ):
+        raise ConfigError(
+            f"outer {settings.kind} with a warmup of {settings.warmup} steps",
+            key="$.train.outer.warmup",
+            why=f"It begins with the plain mean; up to {MOST_WARMUP:,} steps.",
+            hint=f"Leave it out, or take one of: {', '.join(WARMING)}",
+        )
     if settings.every < 1:
         raise ConfigError(
             f"outer every {settings.every} is not a number of steps", key="$.train.outer.every"

@@ -65,10 +65,13 @@ def test_a_swarm_trains_a_model_and_all_end_with_the_same_anchor() -> None:
     assert swarm.now >= 6 * 4 * 0.25  # every round is one of steps
 
 
-@pytest.mark.parametrize("kind", ["adam", "co2", "delayed_nesterov", "heloco"])
+@pytest.mark.parametrize("kind", ["adam", "co2", "delayed_nesterov", "heloco", "nesterov"])
 def test_an_outer_optimizer_with_more_state_reaches_those_who_come_late_or_back(kind: str) -> None:
-    """Two vectors, or numbers a tensor: the state is transferred, hashed and restored whole."""
-    outer = OuterSettings(kind=kind, lr=0.05, momentum=0.5, governor=True)  # type: ignore[arg-type]
+    """Two vectors, numbers a tensor, or steps of a warm-up: the state is transferred, hashed and
+    restored whole.
+    """
+    warmup = 7 if kind == "nesterov" else 0
+    outer = OuterSettings(kind, 0.05, 0.5, governor=True, warmup=warmup)  # type: ignore[arg-type]
     settings = msgspec.structs.replace(SETTINGS, outer=outer, rounds=8)
     swarm = LocalSwarm(3, settings=settings).join_at(2, 4.0).crash_at(1, 6.0, back_after_s=0.5)
     results = swarm.run(train, step_s=0.25)

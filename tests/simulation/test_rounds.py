@@ -54,6 +54,15 @@ def test_momenta_in_bf16_are_the_same_on_all_members(seed: int) -> None:
     assert run_seed(seed, Options(halved=True)).problem == ""
 
 
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + 8))
+def test_momentum_warms_up_alike_at_all_members(seed: int) -> None:
+    """Also at who was killed, who came later with a snapshot, and in each fragment by its own steps:
+    the checker steps on its own.
+    """
+    fragments = 1 if seed % 2 else 3
+    assert run_seed(seed, Options(warmup=9, fragments=fragments)).problem == ""
+
+
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
 def test_without_faults_nobody_needs_a_second_ballot(seed: int) -> None:
     verdict = run_seed(seed, NO_FAULTS)

@@ -87,7 +87,7 @@ class Options:
     contributions; ``lying``: so many members tell ``lies``; ``losing``: the share of the seeds with each of the
     kinds of `losses`, and of faults that aim, where these are asked for. ``arrivals``: rounds wait
     for a quorum of contributions and a grace window, both by the seed. ``halved``: momenta are kept
-    in bf16. ``relayed_above``: of how many members on a configuration has relays, None: as in a
+    in bf16; ``warmup``: of the outer step. ``relayed_above``: of how many members on a configuration has relays, None: as in a
     node; half of the seeds with relays have one member that passes nothing on. ``sparse_above``: see `Timing`."""
 
     peers: tuple[int, int] = (5, 9)
@@ -104,6 +104,7 @@ class Options:
     losing: float = SHARE
     arrivals: bool = False
     halved: bool = False
+    warmup: int = 0
     relayed_above: int | None = None
     sparse_above: int = TIMING.sparse_above
 
@@ -186,7 +187,11 @@ class SimSwarm:
             codec=self.options.codec
             or (plain if plant is not None or self.options.reducer != "mean" else coarse),
             outer=OuterSettings(
-                "nesterov", 0.7, 0.5, momentum_dtype="bf16" if self.options.halved else "fp32"
+                "nesterov",
+                0.7,
+                0.5,
+                momentum_dtype="bf16" if self.options.halved else "fp32",
+                warmup=self.options.warmup,
             ),
             reducer=self.options.reducer,
             plan=self.options.plan or self._drawn(ways),
