@@ -19,6 +19,7 @@ from ..manifest import Manifest
 from ..manifest.federated import PLAIN_LANES, privacy_lines
 from ..manifest.methods import counting, rounds_text
 from ..manifest.optional_tables import liars_borne
+from ..manifest.presets import momentum_text
 from ..manifest.tables import AdaptersTable
 from ..views.documents import lying_text, rule_text
 from .needs import needs_document, needs_lines, needs_of
@@ -67,6 +68,7 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
             "lr": settings.outer.lr,
             "momentum": settings.outer.momentum,
             "momentum_dtype": settings.outer.momentum_dtype,
+            "warmup": settings.outer.warmup,
         },
         "join": manifest.join.policy,
     }
@@ -157,7 +159,7 @@ def _steps_text(manifest: Manifest) -> str:
         )
     return (
         f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum "
-        f"{settings.outer.momentum:g}"
+        + momentum_text(settings.outer)
         + (" in bf16" if settings.outer.momentum_dtype == "bf16" else "")
     )
 

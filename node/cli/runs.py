@@ -66,11 +66,13 @@ lr = 2e-3
 steps = 2000                       # length of the cosine schedule
 batch = 8
 
-# [train.outer]                    # without it the new model is the mean of the members' models
+# [train.outer]                    # without it the new model is the mean of the members' models,
+#                                  # and outer momentum grows over 20 rounds (atoll validate --explain)
 # preset = "published"             # DiLoCo's values, or another preset: docs/presets.md
 # optimizer = "nesterov"           # or values of your own: these three, in place of preset
 # lr = 0.7
 # momentum = 0.9
+# warmup = 20                      # lr and momentum grow over so many rounds
 
 [exchange]
 codec = "int8"                     # CODECS

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from ...collectives.errors import ConfigError
+from ...collectives.swarm import OuterSettings
 from .manifest import Manifest
 from .tables import WITHOUT_MOMENTUM, OuterTable
 
@@ -24,8 +25,9 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 PEERS = 4  # where the manifest does not say how many are expected
-CHOICE = ("optimizer", "lr", "momentum")
-"""Keys of which a text gives none, or all that its optimizer has."""
+CHOICE = ("optimizer", "lr", "momentum", "warmup")
+"""Keys of which a text gives none, or all that its optimizer needs."""
+MEASURED_CODECS = ("fp32", "bf16", "int8")  # and bf16, which is between the other two
 
 
 class OuterChoice(NamedTuple):
@@ -53,7 +55,7 @@ def take_choice(table: dict[str, Any], name: str) -> OuterChoice:
                 f"{name} gives both $.train.outer.{asked} and $.train.outer.{given[0]}",
                 key=f"$.train.outer.{given[0]}",
                 code="E414",
-                why="A preset sets optimizer, lr and momentum; peers is what it is chosen by.",
+                why="A preset sets optimizer, lr, momentum and warmup; peers is what it is chosen by.",
                 hint="Remove one of the two.",
             )
     preset, peers = outer.pop("preset", None), outer.pop("peers", PEERS)
@@ -107,7 +109,11 @@ def with_choice(manifest: Manifest, choice: OuterChoice, name: str) -> Manifest:
         preset = preset_named(choice.preset)
     train, values = manifest.train, preset.outer
     outer = msgspec.structs.replace(
-        train.outer, optimizer=values.kind, lr=values.lr, momentum=values.momentum
+        train.outer,
+        optimizer=values.kind,
+        lr=values.lr,
+        momentum=values.momentum,
+        warmup=values.warmup,
     )
     mixing = _mixing(manifest, preset) if train.mixing is None else train.mixing
     return msgspec.structs.replace(
@@ -159,7 +165,37 @@ def fitting(manifest: Manifest) -> Preset:
     """The preset that "auto" stands for in such a run."""
     from ...optim.outer.presets import choose  # loads torch
 
-    return choose(worker_momentum=manifest.robust.momentum > 0)
+    return choose(worker_momentum=manifest.robust.momentum > 0, measured=_is_measured(manifest))
+
+
+def _is_measured(manifest: Manifest) -> bool:
+    """Whether the sweep has runs like this one (docs/benchmarks-outer.md): rounds of 20 to 100 inner
+    steps, at least ten of them, for which members wait; a weighted mean of all parameters; an inner
+    AdamW whose learning rate decays, as far as the manifest says it.
+    """
+    from ...optim.outer.presets import COLD_ROUNDS, COLD_STEPS  # loads torch
+
+    train, exchange, inner = manifest.train, manifest.exchange, manifest.train.inner
+    rounds, builtin = train.rounds, manifest.model.entry == "builtin:gpt"
+    if train.sync_every is None or train.sync_every not in COLD_STEPS:
+        return False
+    if builtin and rounds is None and inner.steps is not None and inner.samples is None:
+        rounds = inner.steps // train.sync_every
+    return (
+        manifest.mode == "swarm"
+        and manifest.secure is None
+        and manifest.btard is None
+        and manifest.robust == type(manifest.robust)()
+        and (train.overlap, train.local_after, train.share) == ("none", 0, None)
+        and not train.outer.stretch
+        and exchange.arrivals is None
+        and exchange.codec in MEASURED_CODECS
+        and not (exchange.codecs or exchange.feedback or exchange.error)
+        and exchange.fragments == 1
+        and manifest.adapters.mode == "plain"
+        and (rounds is None or rounds >= COLD_ROUNDS)
+        and (not builtin or (inner.optimizer, inner.schedule) == ("adamw", "cosine"))
+    )
 
 
 def explain_outer(manifest: Manifest) -> str:
@@ -180,15 +216,23 @@ def explain_outer(manifest: Manifest) -> str:
     if auto in same:
         return f'preset "{auto.name}", which "{AUTO}" takes for this run: {auto.source}'
     values = f"{auto.outer.kind} with lr {auto.outer.lr:g}"
+    if auto.outer.momentum:
+        values += f" and momentum {momentum_text(auto.outer)}"
     advice = f'"{AUTO}" takes "{auto.name}" for this run, {values}: {auto.source}'
     return (
         f'preset "{same[0].name}": {same[0].source}. {advice}' if same else f"no preset. {advice}"
     )
 
 
-def _compared(outer: Any, mixing: float | None) -> tuple[str, float, float, float | None]:
+def _compared(outer: OuterSettings, mixing: float | None) -> tuple[object, ...]:
     momentum = 0.0 if outer.kind in WITHOUT_MOMENTUM else outer.momentum
-    return outer.kind, outer.lr, momentum, mixing
+    return outer.kind, outer.lr, momentum, outer.warmup, mixing
+
+
+def momentum_text(outer: OuterSettings) -> str:
+    """The momentum, and after how many rounds a run has it and its lr: for people."""
+    text = f"{outer.momentum:g}"
+    return f"{text} after {outer.warmup} rounds of warm-up" if outer.warmup else text
 
 
 def averaging_text(manifest: Manifest) -> str:
@@ -198,4 +242,4 @@ def averaging_text(manifest: Manifest) -> str:
     settings = manifest.settings()
     outer, steps = effective_outer(settings), settings.sync_every
     ends = f"H = {steps}" if steps is not None else "rounds by time or samples"
-    return f"outer {outer.kind} lr {outer.lr:g} momentum {outer.momentum:g}, {ends}"
+    return f"outer {outer.kind} lr {outer.lr:g} momentum {momentum_text(outer)}, {ends}"

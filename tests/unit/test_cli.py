@@ -256,7 +256,7 @@ def test_validate_explains_the_outer_values(atoll: Cli, tmp_path: Path) -> None:
     )
     assert atoll("validate", "run.toml", "--explain") == 0
     assert 'why      outer values: preset "published": many rounds: as published' in atoll.out
-    assert '"auto" takes "plain-mean" for this run, sgd with lr 1: ' in atoll.out
+    assert '"auto" takes "cold" for this run, nesterov with lr 0.9 and momentum 0.6 ' in atoll.out
     (tmp_path / "run.toml").write_text(RUN)
     found = atoll.json("validate", "run.toml", "--explain")
     assert found["explained"]["outer"].startswith(
@@ -267,7 +267,11 @@ def test_validate_explains_the_outer_values(atoll: Cli, tmp_path: Path) -> None:
         "lr": 1.0,
         "momentum": 0.0,
         "momentum_dtype": "fp32",
+        "warmup": 0,
     }
+    (tmp_path / "run.toml").write_text(RUN + "[train]\nrounds = 10\n")
+    assert atoll("validate", "run.toml") == 0
+    assert "outer nesterov lr 0.9 momentum 0.6 after 20 rounds of warm-up, 10 in all" in atoll.out
     assert "explained" not in atoll.json("validate", "run.toml")
 
 

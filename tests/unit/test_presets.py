@@ -24,14 +24,59 @@ from atoll.optim.model.momentum import ContributionMomentum
 from atoll.optim.outer import effective_outer
 from atoll.optim.outer.presets import PRESETS, choose
 
+COLD = OuterSettings("nesterov", 0.9, 0.6, warmup=20)
 
-@pytest.mark.parametrize("train", ["rounds = 35", "rounds = 500", ""])
-@pytest.mark.parametrize("overlap", ["none", "late", "eager"])
-def test_a_run_that_chooses_nothing_takes_the_plain_mean(train: str, overlap: str) -> None:
-    """Whatever its length and overlap: such a run starts cold, from random or from given weights."""
-    found = run("", f'sync_every = 20\noverlap = "{overlap}"\n{train}')
+
+@pytest.mark.parametrize(
+    ("train", "more"),
+    [
+        ("sync_every = 20\nrounds = 10", ""),
+        ("sync_every = 20\nrounds = 500", ""),
+        ("sync_every = 20", ""),
+        ("sync_every = 70", ""),  # of 700 inner steps
+        ("rounds = 35", '[exchange]\ncodec = "fp32"\nplan = "ring"'),  # of 100 steps each
+        ("", '[model]\nentry = "local:x"\n[train.inner]\nschedule = "constant"'),  # is not read
+    ],
+)
+def test_a_run_that_chooses_nothing_and_was_measured_warms_up(train: str, more: str) -> None:
+    found = run("governor = true\nclip_norm = 9.0", train, more)
+    assert found.settings().outer == msgspec.structs.replace(COLD, governor=True, clip_norm=9.0)
+    assert run("", train, more).settings().outer == COLD
+    assert run("", train, more) == run('preset = "cold"', train, more)
+
+
+@pytest.mark.parametrize(
+    ("train", "more"),
+    [
+        ("sync_every = 20\nrounds = 9", ""),
+        ("sync_every = 71", ""),  # of 700 inner steps
+        ("sync_every = 19\nrounds = 500", ""),
+        ("sync_every = 101\nrounds = 500", ""),
+        ("round_s = 60.0\nrounds = 500", ""),
+        ('overlap = "late"\nrounds = 500', ""),
+        ('overlap = "eager"\nrounds = 500', ""),
+        ("sync_every = 20\nlocal_after = 100", ""),
+        ("sync_every = 20\nshare = 0.9", '[model]\nentry = "local:x"'),
+        ("sync_every = 20", '[train.inner]\nschedule = "constant"'),
+        ("sync_every = 20", '[train.inner]\noptimizer = "sgd"'),
+        ("sync_every = 20", '[exchange]\ncodec = "int4"'),
+        ("sync_every = 20", "[exchange]\nfeedback = true"),
+        ("sync_every = 20", "[exchange]\nerror = 0.05"),
+        ("sync_every = 20", '[exchange]\ncodecs = { "*" = "int4" }'),
+        ("sync_every = 20", '[model]\nentry = "local:x"\n[exchange]\nfragments = 3'),
+        ("sync_every = 20", '[model]\nentry = "local:x"\n[adapters]\nmode = "ffa"'),
+        ("sync_every = 20", "[exchange.arrivals]\nquorum = 2"),
+        ("sync_every = 20", "[robust]\nrule = 'median'\nf = 1"),
+    ],
+)
+def test_a_run_that_chooses_nothing_and_was_not_measured_takes_the_plain_mean(
+    train: str, more: str
+) -> None:
+    found = run("", train, more)
     assert found.settings().outer == PLAIN_MEAN == OuterSettings("sgd", 1.0, 0.0)
     assert found.train.mixing is None
+    stretched = 'preset = "auto"\nstretch = true'
+    assert run(stretched, "sync_every = 20").settings().outer.kind == "sgd"
 
 
 def test_a_script_without_a_manifest_means_the_same() -> None:
@@ -49,7 +94,7 @@ def test_the_example_and_all_templates_leave_the_choice_to_auto(name: str) -> No
     if found.mode == "federated":  # whose method is the outer step
         assert found.train.outer == OuterTable()
         return
-    assert found.settings().outer == PLAIN_MEAN
+    assert found.settings().outer == (COLD if name == "example" else PLAIN_MEAN)
     assert found.encode() == parse_manifest(f'{text}\n[train.outer]\npreset = "auto"\n').encode()
 
 
@@ -79,9 +124,10 @@ def test_a_manifest_records_the_values_and_not_the_name() -> None:
     assert run('preset = "short"') == by_hand
     assert run('preset = "short"').run_id == by_hand.run_id
     assert decode_manifest(run('preset = "short"').encode()) == by_hand
-    plain = run('optimizer = "sgd"\nlr = 1.0')
-    assert plain == run("") == run('preset = "auto"') == run('preset = "auto"\npeers = 8')
-    assert plain == run("peers = 8") == decode_manifest(run("").encode())
+    cold = run("lr = 0.9\nmomentum = 0.6\nwarmup = 20")
+    assert cold == run("") == run('preset = "auto"') == run('preset = "auto"\npeers = 8')
+    assert cold == run("peers = 8") == decode_manifest(run("").encode())
+    assert run('preset = "plain-mean"') == run('optimizer = "sgd"\nlr = 1.0')
     late = 'overlap = "late"\ndelay = 3\nsync_every = 20\nrounds = 500'
     overlapping = 'preset = "published-overlap"'
     assert run(overlapping, late).train.mixing == 0.5  # which 0.4 and 0.9 want
@@ -89,12 +135,6 @@ def test_a_manifest_records_the_values_and_not_the_name() -> None:
     assert run(overlapping, 'overlap = "eager"\nrounds = 500').train.mixing is None
     assert run('preset = "co2"', 'overlap = "late"').settings().outer == OuterSettings(
         "co2", 1.0, 0.5
-    )
-
-
-def test_settings_that_choose_no_optimizer_leave_the_choice_to_auto() -> None:
-    assert run("governor = true\nclip_norm = 10.0").settings().outer == OuterSettings(
-        "sgd", 1.0, governor=True, clip_norm=10.0
     )
 
 
@@ -205,11 +245,21 @@ def test_a_preset_that_means_nothing_is_refused_by_key(outer: str, train: str, k
 
 
 def test_people_are_told_where_values_come_from_and_what_would_be_taken() -> None:
-    plain = choose().source
+    late = 'overlap = "late"\nrounds = 35'
+    plain, cold = choose().source, choose(measured=True).source
     assert (
-        explain_outer(run("")) == f'preset "plain-mean", which "auto" takes for this run: {plain}'
+        explain_outer(run("", late))
+        == f'preset "plain-mean", which "auto" takes for this run: {plain}'
     )
-    advice = f'"auto" takes "plain-mean" for this run, sgd with lr 1: {plain}'
+    assert explain_outer(run("")) == f'preset "cold", which "auto" takes for this run: {cold}'
+    assert explain_outer(run("lr = 0.3\nmomentum = 0.1", late)).endswith(
+        f'"auto" takes "plain-mean" for this run, sgd with lr 1: {plain}'
+    )
+    advice = (
+        '"auto" takes "cold" for this run, nesterov with lr 0.9 and momentum 0.6 after 20 rounds '
+        f"of warm-up: {cold}"
+    )
+    assert explain_outer(run('preset = "short"')).startswith('preset "short": ')
     published = explain_outer(run("lr = 0.7\nmomentum = 0.9"))
     assert published.startswith('preset "published": many rounds: as published (DiLoCo')
     assert published.endswith(f". {advice}")

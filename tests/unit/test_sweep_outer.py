@@ -21,7 +21,9 @@ from torch import Tensor
 
 from atoll.collectives.codecs.codec import get_codec
 from atoll.collectives.swarm import OuterSettings
+from atoll.optim.outer import outer_preset
 from atoll.optim.outer.rules import RULES
+from atoll.optim.outer.step import warmed
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "scripts" / "bench"))
@@ -148,6 +150,14 @@ def test_an_outer_step_is_the_products(lr: float, mu: float) -> None:
         rule.step(theirs, moves.double().mean(0).float(), state, new, lr, scratch)
         theirs = new
         assert torch.allclose(anchor, theirs, atol=1e-5)
+
+
+def test_a_warm_up_is_the_products() -> None:
+    """The arm that the preset "cold" comes from."""
+    arm, preset = Arm.of("0.9/0.6 warm=20", 20), outer_preset("cold")
+    assert [arm.outer(index, 0.5) for index in range(40)] == [
+        warmed(preset, index) for index in range(40)
+    ]
 
 
 def test_int8_is_the_codecs() -> None:
