@@ -67,7 +67,7 @@ steps = 2000                       # length of the cosine schedule
 batch = 8
 
 # [train.outer]                    # without it the new model is the mean of the members' models,
-#                                  # and outer momentum grows over 20 rounds (atoll validate --explain)
+#                                  # in runs like this with momentum that grows over 20 rounds
 # preset = "published"             # DiLoCo's values, or another preset: docs/presets.md
 # optimizer = "nesterov"           # or values of your own: these three, in place of preset
 # lr = 0.7

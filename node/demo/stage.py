@@ -51,7 +51,7 @@ steps = {steps}
 batch = 8
 
 [train.outer]
-lr = 0.9        # as the demo was tuned; a run without this table takes the plain mean
+lr = 0.9        # as the demo was tuned; without this table lr and momentum warm up
 momentum = 0.6
 
 [exchange]

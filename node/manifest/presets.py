@@ -55,7 +55,10 @@ def take_choice(table: dict[str, Any], name: str) -> OuterChoice:
                 f"{name} gives both $.train.outer.{asked} and $.train.outer.{given[0]}",
                 key=f"$.train.outer.{given[0]}",
                 code="E414",
-                why="A preset sets optimizer, lr, momentum and warmup; peers is what it is chosen by.",
+                why=(
+                    "A preset sets optimizer, lr, momentum and warmup; peers is what it is "
+                    "chosen by."
+                ),
                 hint="Remove one of the two.",
             )
     preset, peers = outer.pop("preset", None), outer.pop("peers", PEERS)
@@ -169,9 +172,9 @@ def fitting(manifest: Manifest) -> Preset:
 
 
 def _is_measured(manifest: Manifest) -> bool:
-    """Whether the sweep has runs like this one (docs/benchmarks-outer.md): rounds of 20 to 100 inner
-    steps, at least ten of them, for which members wait; a weighted mean of all parameters; an inner
-    AdamW whose learning rate decays, as far as the manifest says it.
+    """Whether the sweep has runs like this one (docs/benchmarks-outer.md): rounds of 20 to 100
+    inner steps, at least ten of them, for which members wait; a weighted mean of all parameters; an
+    inner AdamW whose learning rate decays, as far as the manifest says it.
     """
     from ...optim.outer.presets import COLD_ROUNDS, COLD_STEPS  # loads torch
 

@@ -1,11 +1,11 @@
 """Outer values under a name, and which of them a run has that chooses none ("auto").
 
 A run that starts from random weights, or from weights that were trained elsewhere, begins with the
-plain mean: the new anchor is the mean of the members' models. Nesterov's first step moves lr·(1+μ) times
-the mean of the contributions, and a constant mean is amplified lr/(1-μ) times: 7 times at 0.7 / 0.9
-and 2.25 times at 0.9 / 0.6. The contributions of a cold run's first rounds are long and point the
-same way, so momentum carries the anchor past the members' models, and with large steps past the
-untrained one.
+plain mean: the new anchor is the mean of the members' models. Nesterov's first step moves lr·(1+μ)
+times the mean of the contributions, and a constant mean is amplified lr/(1-μ) times: 7 times at
+0.7 / 0.9 and 2.25 times at 0.9 / 0.6. The contributions of a cold run's first rounds are long and
+point the same way, so momentum carries the anchor past the members' models, and with large steps
+past the untrained one.
 
 Measured with a byte-level GPT of 10.9 million parameters, 2 members, H = 20, AdamW and 500 steps
 (held-out loss, as a multiple of the loss of one machine on the same samples; two seeds): cold with
@@ -17,10 +17,10 @@ synchronous steps. No run does that today by its manifest: ``[train] local_after
 rounds of one inner step, and outer momentum acts on those, too. So these are had by name only.
 
 "cold" is the plain mean at first, and 0.9 / 0.6 after 20 rounds. In a sweep of plain torch
-(`scripts/bench/sweep_outer.py`; docs/benchmarks-outer.md, arm ``0.9/0.6 warm=20``) its held-out loss
-was below the plain mean's in all 33 runs: 1 and 10 million parameters, 2 to 8 members, H = 10 to
-100, 10 to 100 rounds, AdamW and Muon, with an inner learning rate that decays. With H = 20 and more
-it was 0.5 to 7.5 % below (28 runs; two such quotients differ by 0.006), and no anchor from the
+(`scripts/bench/sweep_outer.py`; docs/benchmarks-outer.md, arm ``0.9/0.6 warm=20``) its held-out
+loss was below the plain mean's in all 33 runs: 1 and 10 million parameters, 2 to 8 members, H = 10
+to 100, 10 to 100 rounds, AdamW and Muon, with an inner learning rate that decays. With H = 20 and
+more it was 0.5 to 7.5 % below (28 runs; two such quotients differ by 0.006), and no anchor from the
 tenth round on was above the best member alone; with H = 10 one of five runs was, by 0.4 %. "auto"
 takes it for runs that such a row stands for, and the plain mean for all others.
 """

@@ -81,7 +81,10 @@ def toml(tables: dict[str, Any], path: str = "") -> str:
     )
 
 
-OF_OTHER_TABLES = ("noise", "threshold", "validators", "preset", "optimizer", "lr", "momentum")
+OF_OTHER_TABLES = (
+    *("noise", "threshold", "validators"),
+    *("preset", "optimizer", "lr", "momentum", "warmup"),
+)
 """Keys of [privacy], [secure], [btard] and [train.outer], which stand below their own header."""
 
 
