@@ -6,8 +6,8 @@ A byte-level GPT of a million parameters (`_methods.py`, without synchronous ste
 seed sees the same samples in every arm. The run's settings are those of a manifest that gives H,
 rounds and codec; members train with `DiLoCo` in a LocalSwarm.
 
-loss       of the last anchor, nats a byte; × one: over that of one machine
-× alone    the largest, over the member alone after as many steps, of every fifth round from the
+loss       of the last anchor, nats a byte; to_one: over that of one machine
+to_alone   the largest, over the member alone after as many steps, of every fifth round from the
            tenth on
 """
 
