@@ -65,7 +65,9 @@ class Averaged:
     status: Status
     steps: tuple[Outcome, ...]
     """One outcome for each dimension or pair: whose values this member's group averaged, with the
-    weight that each stood for by then (of pairs: times 65536)."""
+    weight that each stood for by then (of pairs: times 65536). A step that is committed and not
+    ``counted`` was decided before this member came to it, or without its value: it went on with the
+    mean of the result and its own value, by their weights."""
     members: int
     """In the configuration; 0 where no step was decided."""
     weight: int | None
@@ -168,6 +170,11 @@ def _pairs(rounds: int | None, members: int, drawn: bool) -> list[str]:
     return [f"p{first + number}" for number in range(count)]
 
 
+def pair_name() -> str:
+    """The group of pairs that are drawn anew for each operation."""
+    return _pairs(1, 1, True)[0]
+
+
 class Averaging:
     """An average under way (a Pending[Averaged])."""
 
@@ -244,15 +251,16 @@ class Averaging:
         """
         agreed(outcome)
         if outcome.status == "committed":
-            with plainly():
-                operating.copy_into(self._value)
             total, step = sum(share.samples for share in outcome.contributors), len(self._steps)
-            self._missed |= len(outcome.contributors) < len(operating.members)
-            self._weight = (
-                total
-                if self._disjoint(outcome.members, step)
-                else total // len(outcome.contributors)
-            )
+            with plainly():
+                if outcome.counted:
+                    operating.copy_into(self._value)
+                else:
+                    mix_in(operating, self._value, self._weight / (self._weight + total))
+                    total += self._weight
+            taken = len(outcome.contributors) + (not outcome.counted)
+            self._missed |= taken < len(operating.members)
+            self._weight = total if self._disjoint(outcome.members, step) else total // taken
         operating.release()
         if not self._steps:
             outcome = replace(outcome, vanished=self._vanished)
@@ -312,6 +320,15 @@ class Averaging:
             return None
         groups = (members + 1) // 2
         return sqrt(((groups - 1) / (members - 1)) ** len(decided))
+
+
+def mix_in(operating: Operating, value: Tensor, share: float) -> None:
+    """Make ``value`` (float32, contiguous) the mean of itself, which counts ``share``, and a result
+    that was decided without it: for a caller that came late, the mean that it would have had.
+    """
+    result = value.new_empty(value.shape)
+    operating.copy_into(result)
+    value.mul_(share).add_(result, alpha=1 - share)
 
 
 def drawn_error(drawn: float, members: int) -> float:

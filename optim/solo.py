@@ -445,6 +445,11 @@ class SoloSwarm:
             for at in rounds
         ]
 
+    def next_number(self, name: str, least: int = 0) -> int:
+        while f"{name}/{least}" in self._operations:
+            least += 1
+        return least
+
     def shard(self, loader: Any) -> Shard:
         from .data.shard import Shard
 

@@ -241,6 +241,9 @@ class ReferenceSession:
             for at in range(first, len(samples) + 1)
         ]
 
+    def next_number(self, name: str, least: int) -> int:
+        return least
+
     def report(self, metrics: Mapping[str, float]) -> None:
         self.metrics |= metrics
 

@@ -542,6 +542,11 @@ class RunSwarm(SeededWork):
     def tallies(self, first: int) -> Sequence[Tally]:
         return self._ask(self._ready(), lambda id_: p.Tallies(id_, first), p.TallyList).tallies
 
+    def next_number(self, name: str, least: int = 0) -> int:
+        return self._ask(
+            self._ready(), lambda id_: p.NextNumber(id_, name, least), p.Numbered
+        ).number
+
     def report(self, metrics: Mapping[str, float]) -> None:
         """A tensor on a device is waited for; at most MAX_METRICS names are kept."""
         for name, value in self._refused.taken(metrics).items():

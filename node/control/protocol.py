@@ -12,7 +12,7 @@ they are of.
 Script:  Hello → Welcome · JoinRun | FindRun → Joined
          · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
          then any of Start, Rest, Release, Contribute, Computed, Resume, Lease, Members, Tallies,
-         Report, Reduce…, Depart; at last Farewell.
+         NextNumber, Report, Reduce…, Depart; at last Farewell.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from ...collectives.errors import LocalProtocolError
 from ...collectives.group import MAX_MEMBERS, NO_READING, Cid, Peer, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
+from ...collectives.series import LARGEST_NUMBER
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Spent, Tally
 from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames
 from .shared_memory import SLOTS
 
-OLDEST, VERSION = 1, 4
+OLDEST, VERSION = 1, 5
 """What this side speaks. Where the other side is older, both speak its version. A new request
 raises VERSION and has a row in SINCE; a new field has a default."""
 REDUCE_FDS = 1
@@ -293,6 +294,14 @@ class Tallies(msgspec.Struct, frozen=True, tag="tallies"):
     first: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
+class NextNumber(msgspec.Struct, frozen=True, tag="next_number"):
+    """→ Numbered: which operation of series ``name`` to call next, ``least`` or a later one."""
+
+    id: Id
+    name: Name
+    least: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
+
+
 class Start(msgspec.Struct, frozen=True, tag="start"):
     """→ Starting. May the script make its first step? ``now``: with the members that are here."""
 
@@ -409,6 +418,7 @@ Request = (
     | Reclaim
     | Members
     | Tallies
+    | NextNumber
     | Start
     | Rest
     | Report
@@ -421,7 +431,15 @@ Request = (
     | ReduceCancel
     | ReduceClose
 )
-SINCE: dict[type, int] = {BeginRun: 2, Pause: 2, Start: 2, Rest: 2, Reclaim: 3, Farewell: 4}
+SINCE: dict[type, int] = {
+    BeginRun: 2,
+    Pause: 2,
+    Start: 2,
+    Rest: 2,
+    Reclaim: 3,
+    Farewell: 4,
+    NextNumber: 5,
+}
 """The first version that has a request, where that is not the oldest."""
 
 # ── replies
@@ -531,6 +549,13 @@ class TallyList(msgspec.Struct, frozen=True, tag="tally_list"):
     tallies: tuple[Tally, ...]
 
 
+class Numbered(msgspec.Struct, frozen=True, tag="numbered"):
+    """The number asked for."""
+
+    id: Id
+    number: int
+
+
 class BufferOpened(msgspec.Struct, frozen=True, tag="buffer_opened"):
     """The memory comes beside this (read-write)."""
 
@@ -634,6 +659,7 @@ Reply = (
     | Starting
     | Resting
     | TallyList
+    | Numbered
     | BufferOpened
     | ReduceOpened
     | Failure

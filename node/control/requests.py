@@ -65,6 +65,7 @@ class ConnectionRequests:
             p.Reclaim: self._reclaim,
             p.Members: self._members,
             p.Tallies: self._tallies,
+            p.NextNumber: self._next_number,
             p.Start: self._start,
             p.Rest: self._rest,
             p.Report: self._report,
@@ -329,6 +330,10 @@ class ConnectionRequests:
 
     async def _tallies(self, request: p.Tallies) -> None:
         self._post(p.TallyList(request.id, tuple(self._attached().tallies(request.first))), ())
+
+    async def _next_number(self, request: p.NextNumber) -> None:
+        number = self._attached().next_number(request.name, request.least)
+        self._post(p.Numbered(request.id, number), ())
 
     async def _start(self, request: p.Start) -> None:
         self._post(p.Starting(request.id, *self._attached().starts(request.now)), ())

@@ -143,6 +143,10 @@ class ScriptSession(Protocol):
         """See `Swarm.tallies`. Raises StorageError."""
         ...
 
+    def next_number(self, name: str, least: int) -> int:
+        """As `Series.next_number` of the script's side."""
+        ...
+
     def report(self, metrics: Mapping[str, float]) -> None:
         """Training metrics of the script, for status and telemetry."""
         ...

@@ -191,6 +191,10 @@ class AttachedScript:
     def tallies(self, first: int) -> Sequence[Tally]:
         return self.whole.sessions[0].tallies(first)
 
+    def next_number(self, name: str, least: int) -> int:
+        """Of a series of operations."""
+        return self.run.driven.sessions[0].operations.next_number(name, least)
+
     def report(self, metrics: Mapping[str, float]) -> None:
         """Training metrics."""
         self.run.metrics.update(metrics)

@@ -29,6 +29,7 @@ from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError
 from ...collectives.group import Config, Entry, Plan
 from ...collectives.identifiers import PeerId
+from ...collectives.series import number_of
 from ...collectives.swarm import Call
 from . import events as ev
 from .budgets import MADE
@@ -147,6 +148,24 @@ class Operations:
                 f"operation {op_id!r} is of {known.spec} at other members, of {spec} here"
             )
         return known
+
+    def next_number(self, name: str, least: int) -> int:
+        """See `Series.next_number`."""
+        number = least
+        for operation in self.by_key.values():
+            found = number_of(operation.spec.tag, name)
+            if found is not None and (operation.done or operation.callers):
+                number = max(number, found + operation.done)
+        while self._is_used(operation_key(self.session.run, f"{name}/{number}")):
+            number += 1
+        return number
+
+    def _is_used(self, key: str) -> bool:
+        """Whether an operation cannot be called by our script any more."""
+        known = self.by_key.get(key)
+        if known is None:
+            return key in self.spent
+        return known.done or known.op_id is not None or known.machine.contribution is not None
 
     def _check_members(self, call: Call, spec: Spec, config: Config, key: str) -> None:
         main, plan = self.session.machine, self.session.settings.plan

@@ -462,6 +462,9 @@ class LocalMember:
     def tallies(self, first: int) -> Sequence[Tally]:
         return self._session(0).tallies(first)
 
+    def next_number(self, name: str, least: int = 0) -> int:
+        return self._node().session.operations.next_number(name, least)
+
     def shard(self, loader: Any) -> Shard:
         return Shard(self, loader)
 

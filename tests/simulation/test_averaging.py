@@ -387,3 +387,24 @@ def test_a_swarm_of_36_errs_under_churn_as_predicted_and_as_it_says() -> None:
     calm = simulate_grid(9, churn=0.0, rounds=1)
     assert (calm.exact, calm.results, calm.told) == (9, 9, 0.0)
     assert calm.seen < 1e-6
+
+
+@pytest.mark.parametrize("plan", ["grid", "gossip"])
+def test_who_comes_late_keeps_its_own_value_in_the_mean(plan: Any) -> None:
+    """p2 calls when the others have decided without it: what it holds then counts its own, too."""
+    how: dict[str, Any] = {"dims": 1} if plan == "grid" else {"plan": "gossip", "rounds": 1}
+    count = 3 if plan == "grid" else 2
+
+    def body(member: LocalMember) -> tuple[Averaged, float]:
+        late = member.index == count - 1
+        member.sleep(40.0 if late else 0.0)
+        flat = torch.full((5,), 3.0 * member.index)
+        return average(member, flat, op_id="a", **how).wait(), flat[0].item()
+
+    played = play(count, body)
+    averaged, value = played[-1]
+    mine, theirs = 3.0 * (count - 1), sum(3.0 * index for index in range(count - 1))
+    assert (averaged.status, averaged.steps[0].counted) == ("committed", False)
+    assert value == pytest.approx((theirs + mine) / count)
+    assert callers(averaged) == [list(range(count - 1))]
+    assert played[0][1] == theirs / (count - 1)

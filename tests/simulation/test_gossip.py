@@ -6,12 +6,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from atoll.collectives.api import enter
-from atoll.collectives.swarm import RunSettings
+from atoll.collectives.series import number_of, series_tag
+from atoll.collectives.swarm import MAX_TAG, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim.lab.gossip import NoLoCo, TwoLevel, over_group, over_swarm
+from atoll.optim.solo import SoloSwarm
 
 
 def test_noloco_comes_together_and_goes_on_without_a_lost_peer() -> None:
@@ -77,3 +80,75 @@ def test_groups_agree_and_merge_to_one_model_though_a_member_is_lost() -> None:
                 if j in partners[i]:
                     assert torch.equal(seen[i][step][0], seen[j][step][0])
     assert abs(float(seen[0][11][1][0]) - 1.5) < 0.4
+
+
+@pytest.mark.parametrize("slower", [2, 4, 8])
+def test_a_slow_peers_work_counts_at_its_pace(slower: int) -> None:
+    """One of four peers is slower, and the only one that works: each of its steps adds 1 to its
+    value. It exchanges with whoever waits, so the sum over the peers is what it did.
+    """
+    ended, work = set[int](), list[float]()
+
+    def script(member: Any) -> tuple[float, set[str]]:
+        enter(member)
+        while len(member.members()) < 4:
+            member.sleep(0.1)
+        member.sleep(1.0)
+        exchange, how = over_swarm(member, "gossip", deadline_s=20.0), set[str]()
+        value, end = torch.zeros(3), member.clock() + 48.0
+        while member.clock() < end:
+            member.sleep(2.0 * (slower if member.index == 3 else 1))
+            if member.index == 3:
+                value += 1.0
+                work.append(1.0)
+            told = exchange(value)
+            assert told is not None
+            how.add(told.how)
+        ended.add(member.index)
+        while len(ended) < 4:
+            member.sleep(0.5)
+        return value[0].item(), how
+
+    ends = LocalSwarm(4, latency_s=0.02).run(script, limit_s=600.0)
+    assert len(work) >= 24 // slower - 1
+    assert sum(value for value, _ in ends) == pytest.approx(sum(work))  # none of it is lost
+    assert ends[3][1] == {"mean"}
+    assert min(value for value, _ in ends) > 0  # and all have some
+
+
+def test_a_newcomer_and_a_script_that_began_again_find_the_others_number() -> None:
+    seen = dict[int, list[tuple[int, str]]]()
+
+    def script(member: Any) -> None:
+        enter(member)
+        exchange, told = over_swarm(member, "gossip", deadline_s=20.0), list[tuple[int, str]]()
+        while member.clock() < 60.0:
+            member.sleep(2.0)
+            if len(told) == 3 and member.index == 1:  # as a script that does not remember
+                exchange = over_swarm(member, "gossip", deadline_s=20.0)
+            found = exchange(torch.full((3,), float(member.index)))
+            assert found is not None
+            told.append((found.number, found.how))
+        seen[member.index] = told
+        while len(seen) < 3:
+            member.sleep(0.5)
+
+    LocalSwarm(3, latency_s=0.02).join_at(2, 20.0).run(script, limit_s=600.0)
+    for told in seen.values():
+        numbers = [number for number, _ in told]
+        assert numbers == sorted(set(numbers))
+    assert seen[2][0][0] > 4
+    assert "mean" in [how for _, how in seen[2][:3]]
+
+
+def test_numbers_of_a_series_come_from_tags_alone() -> None:
+    tag = series_tag("float32[3]", "gossip", 17)
+    assert (number_of(tag, "gossip"), number_of(tag, "other")) == (17, None)
+    for other in ("float32[3]", "", "#.1", tag + "0" * 12, "float32[3]#00000000.1"):
+        assert number_of(other, "gossip") is None
+    longest = series_tag("x" * 200, "gossip", 10**12 - 1)
+    assert (len(longest) <= MAX_TAG, number_of(longest, "gossip")) == (True, 10**12 - 1)
+    swarm = SoloSwarm()
+    exchanges = [over_swarm(swarm, "alone"), over_swarm(swarm, "alone")]
+    told = [exchange(torch.ones(2)) for exchange in exchanges]
+    assert [(one.number, one.how) for one in told if one] == [(0, "own"), (1, "own")]

@@ -58,6 +58,7 @@ REQUESTS = [
     p.Resume(14, CID, 3),
     p.Members(15),
     p.Tallies(23, 5),
+    p.NextNumber(27, "gossip", 5),
     p.Start(26, True),
     p.Report({"loss": 1.5}),
     p.Depart(16),
@@ -87,6 +88,7 @@ ANSWERS = [
         7, (PeerView(PeerId("me"), 3, True, "self"),), Spent(1.0, None, 0.5, 1e-5, 8.0, 2, 14)
     ),
     p.TallyList(24, (Tally(2, 1, ((Member(PeerId("me"), 0), 5),), (Member(PeerId("me"), 0),)),)),
+    p.Numbered(27, 6),
     p.BufferOpened(9, 3),
     p.ReduceOpened(8, 3, "bits", 65_536, 12, (PeerId("a"), PeerId("b"))),
     p.Failure(9, "ConfigError", "E400", "no", "because", "do", 78, False, "", "$.x"),

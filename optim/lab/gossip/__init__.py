@@ -14,7 +14,7 @@ dadao      DADAO: gradients and gossip at their own rates, for strongly convex p
 
 from .acid import ContinuousMomentum
 from .dadao import Dadao, dadao
-from .exchange import Exchange, over_group, over_swarm
+from .exchange import Exchange, Exchanged, over_group, over_swarm
 from .graph import Spread, gossip_rates, spread_of
 from .halos import TwoLevel
 from .noloco import NoLoCo
@@ -23,6 +23,7 @@ __all__ = [
     "ContinuousMomentum",
     "Dadao",
     "Exchange",
+    "Exchanged",
     "NoLoCo",
     "Spread",
     "TwoLevel",

@@ -3,44 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
 from ....collectives.api import call_of
-from ....collectives.averaging import average
-from ....collectives.plain import DEVICES, agreed, kind_of, operate
-from ....collectives.swarm import Swarm
+from ....collectives.averaging import mix_in, pair_name
+from ....collectives.errors import ConfigError
+from ....collectives.identifiers import PeerId
+from ....collectives.plain import DEVICES, agreed, flat_of, kind_of, operate
+from ....collectives.series import MAX_SERIES_NAME, Series, series_tag
+from ....collectives.swarm import Outcome, Swarm
 
-Exchange = Callable[[Tensor], None]
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """What became of an exchange.
+
+    ``how``: "mean", the tensor is the mean over ``peers``, this one among them, which hold it, too;
+    "mixed", they were decided without this peer, and the tensor is the mean of theirs and its own
+    (theirs hold nothing of it); "own", nobody else came, or nothing was decided, and the tensor is
+    as it was. ``number``: of the exchange. ``outcome``: of its operation.
+    """
+
+    how: Literal["mean", "mixed", "own"]
+    peers: tuple[PeerId, ...]
+    number: int
+    outcome: Outcome
+
+
+Exchange = Callable[[Tensor], Exchanged | None]
 """Replaces a contiguous float32 tensor by its mean with the tensor that one other peer gives to the
-same exchange. Leaves it as it was where no other came: a step is then one's own."""
+same exchange. Leaves it as it was where no other came: a step is then one's own. Says which, if it
+knows.
+"""
 
 
 def over_swarm(
     swarm: Swarm, name: str, *, first: int = 0, codec: str = "fp32", deadline_s: float = 60.0
 ) -> Exchange:
-    """Exchanges with a member drawn anew each time, by `average` with ``plan="gossip"``.
+    """Exchanges with a member drawn anew each time, all of which count alike.
 
-    The number of an exchange is part of its operation's id, and all members count alike: they call
-    it equally often. A peer that comes later begins with ``first`` = the number the others are at.
-    An exchange raises what `Swarm.operate` raises.
+    The number of an exchange is part of its operation's id. A peer goes on at the number at which
+    another waits for it: one that is slow, new, or was started again exchanges with the others at
+    its own pace, and ``first``, the least number to begin with, is only for a swarm that does not
+    tell. Where the other was decided before this peer came, its own value is mixed in. An exchange
+    raises what `Swarm.operate` raises; ConfigError for a ``name`` that is too long.
     """
-    number = first
-
-    def exchange(tensor: Tensor) -> None:
-        nonlocal number
-        op_id, number = f"{name}/{number}", number + 1
-        average(
-            swarm,
-            tensor,
-            op_id=op_id,
-            plan="gossip",
-            rounds=1,
-            codec=codec,
-            deadline_s=deadline_s,
-        ).wait()
-
-    return exchange
+    return _exchanges(swarm, name, pair_name(), True, first, codec, deadline_s)
 
 
 def over_group(
@@ -54,22 +65,54 @@ def over_group(
 ) -> Exchange:
     """Exchanges with all members of a run, or of this member's ``group`` of it, such as a line of a
     grid, ``2x4.1`` (`collectives.groups`). The result is the same, bit for bit, for all whose
-    exchange is decided. Named and numbered as those of `over_swarm`.
+    exchange is decided: who comes late adopts it without its own value, and `Exchanged.outcome` is
+    not ``counted``. Numbered as those of `over_swarm`, but for late ones: members of a group call
+    equally often.
 
     A group of machines that stand together is a run of its own: `over_group(island, ...)` beside
     `over_group(world, ...)`. An exchange raises what `Swarm.operate` raises.
     """
-    number = first
+    return _exchanges(swarm, name, group, False, first, codec, deadline_s)
 
-    def exchange(tensor: Tensor) -> None:
-        nonlocal number
-        op_id, number = f"{name}/{number}", number + 1
-        kind = kind_of(tensor, devices=DEVICES)
-        call = call_of(op_id, "mean", deadline_s, False, codec=codec, tag=kind, group=group)
-        flat = tensor.view(-1)
+
+def _exchanges(
+    swarm: Swarm, name: str, group: str, pairs: bool, first: int, codec: str, deadline_s: float
+) -> Exchange:
+    if not 1 <= len(name) <= MAX_SERIES_NAME:
+        raise ConfigError(
+            f"exchanges named {name!r}: 1 to {MAX_SERIES_NAME} characters", key="name"
+        )
+    following = first
+
+    def exchange(tensor: Tensor) -> Exchanged:
+        nonlocal following
+        flat, kind = flat_of(tensor, devices=DEVICES), kind_of(tensor, devices=DEVICES)
+        number = following
+        if pairs and isinstance(swarm, Series):
+            number = swarm.next_number(name, following)
+        following = number + 1
+        call = call_of(
+            f"{name}/{number}",
+            "mean",
+            deadline_s,
+            False,
+            codec=codec,
+            tag=series_tag(kind, name, number),
+            group=group,
+        )
         operating = operate(swarm, call, flat)
-        if agreed(operating.wait(None)).status == "committed":
-            operating.copy_into(flat)
-        operating.release()
+        try:
+            outcome = agreed(operating.wait(None))
+            peers = tuple(share.peer for share in outcome.contributors)
+            if outcome.status != "committed":
+                return Exchanged("own", (), number, outcome)
+            if outcome.counted or not pairs:
+                operating.copy_into(flat)
+                how = "mean" if peers != (swarm.peer,) else "own"
+                return Exchanged(how, peers, number, outcome)
+            mix_in(operating, flat, 1 / (1 + len(peers)))
+            return Exchanged("mixed", peers, number, outcome)
+        finally:
+            operating.release()
 
     return exchange
