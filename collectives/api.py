@@ -34,10 +34,13 @@ from .plain import (
     WORD_BYTES,
     agreed,
     bytes_of,
+    check_swarm,
     flat_of,
     kind_of,
     operate,
+    patience,
     plainly,
+    seconds,
     tag_of,
     texts,
     tree_kind,
@@ -55,6 +58,7 @@ Reduction = Literal["mean", "sum", "max"]
 Rule = Literal[CoordinateRule, GramRule]
 RULES: tuple[str, ...] = get_args(Rule)
 EXACT = ("", "fp32", "bits")
+MOST_DEADLINE_S = 1e9
 USUALLY_LOST = {"bf16": 0.0, "int8": 0.05, "int4": 0.3}
 """The share of values that a codec makes 0 of a gradient, about (of normal values int8 loses 0.9 %,
 int4 14 %). The codecs of fewer bits lose most values of any vector.
@@ -83,7 +87,7 @@ class Handle(Generic[T]):
         "committed". Raises what the call was refused with. Ctrl-C leaves the operation under way.
         """
         if not self._result:
-            self._operating.wait(timeout_s)
+            self._operating.wait(patience(timeout_s))
             with self._finishing, plainly():  # several threads may wait
                 if not self._result:
                     return self._conclude()
@@ -319,6 +323,7 @@ def copy_from(
     everyone: bool = False,
 ) -> Handle[Outcome]:
     """A broadcast by several roots that hold the same bytes: each sends its part of them."""
+    check_swarm(swarm)
     flat, source = flat_of(tensor), swarm.peer in roots
     named = ",".join(texts(roots, "a root is the id of a peer"))
     tag = tag_of(f"{kind_of(tensor)}<{named}")
@@ -532,7 +537,9 @@ def _floats(tensor: Tensor, op: str, weight: int, f: int | None = None) -> Tenso
         )
     if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
         raise LocalProtocolError(
-            f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1"
+            f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1",
+            hint="who has nothing to give does not call, or gives zeros and a 0 to a sum of values "
+            "times counts, and of counts",
         )
     return flat_of(tensor, torch.float32, devices=DEVICES)
 
@@ -549,6 +556,16 @@ def call_of(
     group: str = "",
 ) -> Call:
     """A checked Call. Raises LocalProtocolError."""
+    if not isinstance(op_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LocalProtocolError(
+            f"op_id is a str, not {op_id!r}", hint=f"op_id={str(op_id)!r}, alike at all members"
+        )
+    deadline_s = seconds(deadline_s, "deadline_s")
+    if deadline_s > MOST_DEADLINE_S:
+        raise LocalProtocolError(
+            f"deadline_s is {deadline_s:g}, at most {MOST_DEADLINE_S:g}",
+            why="Others wait for whoever has called, so a call ends at some time.",
+        )
     try:
         str.encode(op_id)  # not every str can be
         call = Call(

@@ -39,7 +39,17 @@ from .api import call_of, lost_by
 from .errors import AtollError, LocalProtocolError
 from .group import MAX_MEMBERS
 from .groups import MAX_DIMENSIONS, grid_dims, is_cube
-from .plain import DEVICES, agreed, flat_of, kind_of, operate, plainly, whole
+from .plain import (
+    DEVICES,
+    agreed,
+    check_swarm,
+    flat_of,
+    kind_of,
+    operate,
+    patience,
+    plainly,
+    whole,
+)
 from .swarm import Call, Operating, Outcome, Status, Swarm
 
 if TYPE_CHECKING:
@@ -109,6 +119,7 @@ def average(
     """
     import torch
 
+    check_swarm(swarm)
     flat = flat_of(tensor, torch.float32, devices=DEVICES)
     if (
         plan not in ("grid", "pairwise", "gossip")
@@ -208,6 +219,7 @@ class Averaging:
     def wait(self, timeout_s: float | None = None) -> Averaged:
         """The result, or what is known after at most ``timeout_s`` seconds (then "open"). May be
         called again. The tensor is written by the first `wait` that sees "committed"."""
+        timeout_s = patience(timeout_s)
         while self._operating is not None:
             outcome = self._operating.wait(timeout_s)
             if not self._operating.done():

@@ -10,6 +10,7 @@ import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WORD_BYTES = 4
+LONGEST_WAIT_S = 1e6
+"""A longer wait is one without an end of its own: locks and sockets take no longer ones."""
 CPU = ("cpu",)
 DEVICES = ("cpu", "cuda")
 # a tensor that has its own (DTensor, a fake one) is not what its memory says
@@ -124,6 +127,43 @@ def whole(value: Any, name: str) -> int:
         raise LocalProtocolError(f"{name} is a whole number, not {value!r}") from None
 
 
+def seconds(value: Any, name: str) -> float:
+    """A length of time: a number of seconds or a timedelta; infinity too. Raises
+    LocalProtocolError.
+    """
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    if isinstance(value, str) or (found := _float(value)) is None or found != found:
+        raise LocalProtocolError(f"{name} is a number of seconds, not {value!r}")
+    return found
+
+
+def patience(timeout_s: Any) -> float | None:
+    """How long a `wait` may take, in seconds; None: until it is over, which the operation's own
+    deadline bounds. Raises LocalProtocolError.
+    """
+    if timeout_s is None:
+        return None
+    found = seconds(timeout_s, "timeout_s")
+    return None if found > LONGEST_WAIT_S else max(0.0, found)
+
+
+def _float(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def check_swarm(swarm: Any) -> None:
+    """Refuse what is no swarm, such as None at a rank that has not joined."""
+    if not hasattr(swarm, "operate"):
+        raise LocalProtocolError(
+            f"a collective takes a swarm first, not a {type(swarm).__name__}",
+            hint="join() returns one; of a job of several ranks rank 0 alone has it",
+        )
+
+
 def texts(values: Collection[Any], what: str) -> list[str]:
     """Arguments that must be str, sorted. Raises LocalProtocolError."""
     if wrong := [value for value in values if not isinstance(value, str)]:
@@ -140,6 +180,7 @@ def plainly() -> AbstractContextManager[Any]:
 
 def operate(swarm: Swarm, call: Call, values: Tensor) -> Operating:
     """`Swarm.operate`, whatever mode the caller is in."""
+    check_swarm(swarm)
     with plainly():
         return swarm.operate(call, values)
 

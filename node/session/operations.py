@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from .session import Session
 
 MAX_REFUSED = 64
+OWN_NAME = (
+    "an op_id serves once in the life of a run: put something into it that all members have alike "
+    "and that differs at each start of the script, such as swarm.anchor().round, or a name that "
+    "you give all of them when you start them, as in f\"{os.environ['LAUNCH']}/barrier 1\""
+)
 SHARE = 3, 4  # of all operations at once: as many may be known here by one peer's messages alone
 ACCOUNTS = 4  # so many members' bytes the operations of all others may take together
 # how long one is remembered that nobody here has called or voted in, once nothing is heard of it
@@ -132,7 +137,7 @@ class Operations:
                     "This peer has voted in it, perhaps in an earlier life, and its "
                     "result is no longer kept."
                 ),
-                hint="give every operation its own op_id",
+                hint=OWN_NAME,
             )
         if (
             known.op_id is not None
@@ -140,9 +145,7 @@ class Operations:
             or known.served
             or (known.done and not known.results)
         ):
-            raise LocalProtocolError(
-                f"operation {op_id!r} was called already", hint="give every operation its own op_id"
-            )
+            raise LocalProtocolError(f"operation {op_id!r} was called already", hint=OWN_NAME)
         if known.spec != spec:
             raise LocalProtocolError(
                 f"operation {op_id!r} is of {known.spec} at other members, of {spec} here"
@@ -150,7 +153,6 @@ class Operations:
         return known
 
     def next_number(self, name: str, least: int) -> int:
-        """See `Series.next_number`."""
         number = least
         for operation in self.by_key.values():
             found = number_of(operation.spec.tag, name)

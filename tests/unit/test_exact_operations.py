@@ -4,6 +4,7 @@ hears which share of its values it made 0. A `SoloSwarm` does as a run of one me
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from atoll.collectives import api
 from atoll.collectives.averaging import average
 from atoll.collectives.codecs.vanished import vanished_share
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.session.naming import spec_of
@@ -89,3 +90,38 @@ def test_a_maximum_takes_no_codec(codec: str) -> None:
         spec_of(call, 8)
     with pytest.raises(ConfigError, match="codec"):
         api.all_reduce(SoloSwarm(), torch.ones(8), op_id="op", op="max", codec=codec)
+
+
+def test_arguments_that_people_give_are_taken_or_refused_in_words() -> None:
+    swarm, never = SoloSwarm(), float("nan")
+    for number, wait in enumerate((float("inf"), 1e10, -1, timedelta(seconds=5), None)):
+        handle = api.all_reduce(
+            swarm,
+            torch.ones(4),
+            op_id=f"w{number}",
+            deadline_s=timedelta(seconds=5),  # type: ignore[arg-type]
+        )
+        assert handle.wait(wait).status == "committed"  # type: ignore[arg-type]
+        averaging = average(swarm, torch.ones(4), op_id=f"a{number}", dims=1)
+        assert averaging.wait(wait).status == "committed"  # type: ignore[arg-type]
+    for wait in (never, "5"):
+        handle = api.all_reduce(swarm, torch.ones(4), op_id=f"odd {wait}")
+        with pytest.raises(LocalProtocolError, match="timeout_s is a number of seconds"):
+            handle.wait(wait)  # type: ignore[arg-type]
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"op_id": 17}, "op_id is a str, not 17"),
+        ({"deadline_s": float("inf")}, "deadline_s is inf, at most"),
+        ({"deadline_s": never}, "deadline_s is a number of seconds"),
+        ({"weight": 0}, "a mean takes a weight of at least 1"),
+        ({"swarm": None}, "takes a swarm first, not a NoneType"),
+    ]
+    for options, words in refused:
+        with pytest.raises(LocalProtocolError, match=words):
+            api.all_reduce(
+                **{"swarm": swarm, "tensor": torch.ones(4), "op_id": "x", **options}  # type: ignore[arg-type]
+            )
+    for call in (api.broadcast, api.all_gather, average, api.check_state):
+        given: Any = {"w": torch.ones(1)} if call is api.check_state else torch.ones(1)
+        more = {"root": "p0"} if call is api.broadcast else {}
+        with pytest.raises(LocalProtocolError, match="takes a swarm first"):
+            call(None, given, op_id="x", **more)  # type: ignore[arg-type, operator]
