@@ -17,6 +17,7 @@ codec_names    the codecs, and what is known of them without torch
 arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          the Swarm seam: what a training script sees; no implementation
 plain          tensors whose values are their memory: flat, as bytes, as words
+awaiting       handles under asyncio and trio, and those that nobody waits for
 api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states
 averaging      the mean over many members in steps among few
 group          members, configurations, quorums, plans, log entries: frozen values

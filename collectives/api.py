@@ -15,18 +15,21 @@ contributors by name, or "open". Calls return at once with a handle: `wait` bloc
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import operator
+import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from blake3 import blake3
 
-from .errors import LocalProtocolError
+from .awaiting import awaited, warn_of_dropped
+from .errors import AtollError, LocalProtocolError
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
 from .plain import (
@@ -68,49 +71,74 @@ _told = set[str]()  # codecs of which this process has been told that they lose 
 
 
 class Handle(Generic[T]):
-    """A result that will come (a Pending[T])."""
+    """A result that will come (a Pending[T]). Any thread may call any of its methods; ``await`` it
+    under asyncio or trio. One that is dropped before its result was taken, or cancelled, warns
+    (RuntimeWarning): its tensors keep what they held, while others get what it gave.
+    """
+
+    _missed = False  # nobody has taken the result yet
 
     def __init__(self, operating: Operating, finish: Callable[[Outcome], T]) -> None:
         self._operating, self._finish = operating, finish
         self._result: list[T] = []
-        self._finishing = threading.Lock()
+        self._finishing = threading.RLock()  # of what is done once; a signal handler may look, too
+        self._missed = True
 
     def done(self) -> bool:
-        """Whether `wait` would return the final result at once."""
-        return bool(self._result) or self._operating.done()
+        """Whether the final result is here, and in the caller's tensors; or `wait` would raise."""
+        if not self._result and self._operating.done():
+            with contextlib.suppress(AtollError):
+                self._conclude()
+            return True
+        return bool(self._result)
 
     def wait(self, timeout_s: float | None = None) -> T:
         """The result; one that says "open" after ``timeout_s`` seconds or at the operation's own
         deadline. May be called again.
 
-        What is written into the caller's tensors is written by the first `wait` that sees
+        What is written into the caller's tensors is written by the first `wait` or `done` that sees
         "committed". Raises what the call was refused with. Ctrl-C leaves the operation under way.
         """
+        self._missed = False
         if not self._result:
             self._operating.wait(patience(timeout_s))
-            with self._finishing, plainly():  # several threads may wait
-                if not self._result:
-                    return self._conclude()
+            return self._conclude()
         return self._result[0]
 
     def _conclude(self) -> T:
-        # Asked first: what is decided between is not called open for ever.
-        final = self._operating.done()
-        result = self._finish(agreed(self._operating.wait(0.0)))
-        if final:
-            self._result.append(result)
-            self._operating.release()
-        return result
+        with self._finishing, plainly():
+            if self._result:
+                return self._result[0]
+            # Asked first: what is decided between is not called open for ever.
+            final = self._operating.done()
+            result = self._finish(agreed(self._operating.wait(0.0)))
+            if final:
+                self._result.append(result)
+                self._operating.release()
+                self._missed = False
+            return result
 
     def then(self, finish: Callable[[T], T]) -> Handle[T]:
         """A handle in place of this one, whose result ``finish`` has gone over."""
+        self._missed = False
         return Handle(self._operating, lambda outcome: finish(self._finish(outcome)))
 
     def cancel(self) -> None:
-        """Give up: `wait` says "open", unless it is decided already. The contribution is taken back
-        where no plan names it yet.
+        """Give up: `wait` says "open", in whatever thread, unless it is decided already. The
+        contribution is taken back where no plan names it yet.
         """
+        self._missed = False
         self._operating.cancel()
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        """The result. Other tasks of the loop run meanwhile. Cancelling the task leaves the
+        operation under way.
+        """
+        return awaited(self).__await__()
+
+    def __del__(self) -> None:
+        if self._missed and not sys.is_finalizing():
+            warn_of_dropped(self._operating.op_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,15 @@ average: a group's mean over M values drawn without replacement has the variance
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, log2, prod, sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .api import call_of, lost_by
+from .awaiting import awaited, warn_of_dropped
 from .errors import AtollError, LocalProtocolError
 from .group import MAX_MEMBERS
 from .groups import MAX_DIMENSIONS, grid_dims, is_cube
@@ -187,7 +190,11 @@ def pair_name() -> str:
 
 
 class Averaging:
-    """An average under way (a Pending[Averaged])."""
+    """An average under way (a Pending[Averaged]). Threads, ``await`` and the warning are those of a
+    `Handle`.
+    """
+
+    _dropped = False  # nobody has taken the result yet
 
     def __init__(
         self,
@@ -208,41 +215,71 @@ class Averaging:
         self._vanished = vanished  # in the first step; the others are of what came of it
         self._steps: list[Outcome] = []
         self._cancelled = self._missed = False
+        self._going_on = threading.RLock()  # any thread may look
         self._operating: Operating | None = self._begin()
+        self._dropped = True
 
     def done(self) -> bool:
-        """Whether `wait` would return at once. Begins the next step where one is over."""
-        while self._operating is not None and self._operating.done():
-            self._take(self._operating, self._operating.wait(0.0))
-        return self._operating is None
+        """Whether the result is here, and in the tensor; or `wait` would raise. Begins the next
+        step where one is over.
+        """
+        with self._going_on:
+            while (operating := self._under_way()) is not None:
+                if not operating.done():
+                    return False
+                try:
+                    self._take(operating, operating.wait(0.0))
+                except AtollError:
+                    return True  # which `wait` raises
+            self._conclude()
+            return True
 
     def wait(self, timeout_s: float | None = None) -> Averaged:
         """The result, or what is known after at most ``timeout_s`` seconds (then "open"). May be
-        called again. The tensor is written by the first `wait` that sees "committed"."""
-        timeout_s = patience(timeout_s)
-        while self._operating is not None:
-            outcome = self._operating.wait(timeout_s)
-            if not self._operating.done():
-                return self._result("open")
-            self._take(self._operating, self._operating.wait(0.0))
+        called again, by several threads. The tensor is written by the first `wait` or `done` that
+        sees "committed"."""
+        self._dropped, timeout_s = False, patience(timeout_s)
+        while True:
+            with self._going_on:
+                if (operating := self._under_way()) is None:
+                    return self._conclude()
+            outcome = operating.wait(timeout_s)
+            with self._going_on:
+                if operating is self._operating:  # else another thread has gone on from there
+                    if not operating.done():
+                        return self._result("open")
+                    self._take(operating, operating.wait(0.0))
             timeout_s = None if timeout_s is None else max(0.0, timeout_s - outcome.elapsed_s)
+
+    def _conclude(self) -> Averaged:
         committed = not self._cancelled and any(
             outcome.status == "committed" for outcome in self._steps
         )
         if committed and self._value is not self._target:
-            self._target.copy_(self._value)
+            with plainly():
+                self._target.copy_(self._value)
             self._value = self._target
+        self._dropped = False
         return self._result("committed" if committed else "open")
 
     def cancel(self) -> None:
-        """Give up: no more steps, and `wait` says "open", unless it is over. What the others
-        counted before stays counted.
+        """Give up: no more steps, and `wait` says "open", in whatever thread, unless it is over.
+        What the others counted before stays counted.
         """
-        if self._operating is not None:
-            self._operating.cancel()
-            self._steps.append(self._operating.wait(0.0))
-            self._operating.release()
-            self._operating, self._cancelled = None, True
+        with self._going_on:
+            self._dropped = False
+            if self._operating is not None or len(self._steps) < len(self._calls):
+                self._cancelled = True
+            if self._operating is not None:
+                self._operating.cancel()
+
+    def __await__(self) -> Generator[Any, Any, Averaged]:
+        """The result, as of a `Handle`: other tasks run meanwhile."""
+        return awaited(self).__await__()
+
+    def __del__(self) -> None:
+        if self._dropped and not sys.is_finalizing():
+            warn_of_dropped(self._calls[0].op_id.removesuffix("/0"))
 
     # ---- steps
     def _begin(self) -> Operating:
@@ -262,28 +299,39 @@ class Averaging:
         have called something else.
         """
         agreed(outcome)
+        value, weight, missed = self._value, self._weight, self._missed
         if outcome.status == "committed":
             total, step = sum(share.samples for share in outcome.contributors), len(self._steps)
             with plainly():
                 if outcome.counted:
-                    operating.copy_into(self._value)
+                    operating.copy_into(value)
                 else:
-                    mix_in(operating, self._value, self._weight / (self._weight + total))
-                    total += self._weight
+                    value = mixed(operating, value, weight / (weight + total))
+                    total += weight
             taken = len(outcome.contributors) + (not outcome.counted)
-            self._missed |= taken < len(operating.members)
-            self._weight = total if self._disjoint(outcome.members, step) else total // taken
-        operating.release()
+            missed |= taken < len(operating.members)
+            weight = total if self._disjoint(outcome.members, step) else total // taken
         if not self._steps:
             outcome = replace(outcome, vanished=self._vanished)
-        self._steps.append(outcome)
-        self._operating = None
+        # In one line: an exception before it has all of it done again, one after it nothing.
+        self._value, self._weight, self._missed, self._steps, self._operating = (
+            *(value, weight, missed, [*self._steps, outcome]),
+            None,
+        )
+        operating.release()
+        self._under_way()
+
+    def _under_way(self) -> Operating | None:
+        """The present step; begins it if none has begun. None: all is over."""
         while self._operating is None and len(self._steps) < len(self._calls):
+            if self._cancelled:
+                break
             try:
                 self._operating = self._begin()
             except AtollError as error:
                 # the node is gone, or this peer no member any more: nobody's fault but this step's
                 self._steps.append(Outcome("open", 0, reason=error.message))
+        return self._operating
 
     def _disjoint(self, members: int, step: int) -> bool:
         """Whether what meets in a step is of different members: what it stands for adds up."""
@@ -334,13 +382,13 @@ class Averaging:
         return sqrt(((groups - 1) / (members - 1)) ** len(decided))
 
 
-def mix_in(operating: Operating, value: Tensor, share: float) -> None:
-    """Make ``value`` (float32, contiguous) the mean of itself, which counts ``share``, and a result
-    that was decided without it: for a caller that came late, the mean that it would have had.
+def mixed(operating: Operating, value: Tensor, share: float) -> Tensor:
+    """The mean of ``value`` (float32, contiguous), which counts ``share``, and of a result that was
+    decided without it: for a caller that came late, the mean that it would have had.
     """
     result = value.new_empty(value.shape)
     operating.copy_into(result)
-    value.mul_(share).add_(result, alpha=1 - share)
+    return result.mul_(1 - share).add_(value, alpha=share)
 
 
 def drawn_error(drawn: float, members: int) -> float:

@@ -542,7 +542,12 @@ class Pending(Protocol, Generic[T]):
 
 
 class Operating(Protocol):
-    """A free-standing operation under way (a Pending[Outcome])."""
+    """A free-standing operation under way (a Pending[Outcome]). Any thread may call."""
+
+    @property
+    def op_id(self) -> str:
+        """Its name."""
+        ...
 
     @property
     def members(self) -> Sequence[PeerId]:

@@ -207,8 +207,10 @@ class MemoryShelf:
 class Alone:
     """An operation over one member. Implements `Operating`."""
 
-    def __init__(self, members: tuple[PeerId, ...], result: Tensor, outcome: Outcome) -> None:
-        self.members, self.numel = members, result.numel()
+    def __init__(
+        self, op_id: str, members: tuple[PeerId, ...], result: Tensor, outcome: Outcome
+    ) -> None:
+        self.op_id, self.members, self.numel = op_id, members, result.numel()
         self._result, self._outcome = result, outcome
 
     def done(self) -> bool:
@@ -406,7 +408,7 @@ class SoloSwarm:
             )
             outcome = Outcome("open", 0, reason=why if finite else UNFIT)
         given = source.detach().view(-1).clone() if result is None else result
-        return Alone((self.peer,), given, outcome)
+        return Alone(call.op_id, (self.peer,), given, outcome)
 
     def all_reduce(
         self,

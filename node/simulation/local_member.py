@@ -60,6 +60,7 @@ class LocalOperating(LocalPending):
     ) -> None:
         super().__init__(member, member.clock())
         self.call, self.cid, self.members, self.numel = call, cid, members, numel
+        self.op_id = call.op_id
         self.traffic = member.traffic()
         self.result: Tensor | None = None
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import random
 import threading
+import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -81,8 +83,11 @@ class Actor:
             if not self._dismissed:
                 _set_rng(self._rng_state)
                 self.result = self._body()
-        except Dismissed:
-            pass
+        except Dismissed as end:
+            # Handles that a killed process held are nobody's to wait for.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                traceback.clear_frames(end.__traceback__)
         except BaseException as error:
             self.error = error
         self.finished = True

@@ -37,6 +37,14 @@ FILES = {
 }
 
 
+# Calls that are interrupted drop their handles, which warn; an exception that comes in that warning
+# goes no further: the interpreter's own way.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:operation .* was never waited for:RuntimeWarning"),
+]
+
+
 class Stop(BaseException):
     """What interrupts; nothing in the product catches it by name."""
 

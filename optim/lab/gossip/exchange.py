@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from ....collectives.api import call_of
-from ....collectives.averaging import mix_in, pair_name
+from ....collectives.averaging import mixed, pair_name
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
 from ....collectives.plain import DEVICES, agreed, flat_of, kind_of, operate
@@ -110,7 +110,7 @@ def _exchanges(
                 operating.copy_into(flat)
                 how = "mean" if peers != (swarm.peer,) else "own"
                 return Exchanged(how, peers, number, outcome)
-            mix_in(operating, flat, 1 / (1 + len(peers)))
+            flat.copy_(mixed(operating, flat, 1 / (1 + len(peers))))
             return Exchanged("mixed", peers, number, outcome)
         finally:
             operating.release()
