@@ -259,6 +259,7 @@ def test_all_reduce(node: Node, swarm: RunSwarm) -> None:
     assert node.service.run.session.reductions == {}
 
 
+@pytest.mark.filterwarnings("ignore:operation 'dropped:RuntimeWarning")
 @pytest.mark.parametrize("decided", [True, False])
 def test_operations_whose_handles_are_dropped_leave_nothing_behind(
     node: Node, swarm: RunSwarm, decided: bool
