@@ -82,38 +82,40 @@ def test_groups_agree_and_merge_to_one_model_though_a_member_is_lost() -> None:
     assert abs(float(seen[0][11][1][0]) - 1.5) < 0.4
 
 
-@pytest.mark.parametrize("slower", [2, 4, 8])
+@pytest.mark.parametrize("slower", [1, 2, 4, 16])
 def test_a_slow_peers_work_counts_at_its_pace(slower: int) -> None:
-    """One of four peers is slower, and the only one that works: each of its steps adds 1 to its
-    value. It exchanges with whoever waits, so the sum over the peers is what it did.
+    """One of four peers is slower. Each step adds 1 to the element of who made it, and exchanges
+    are with whoever waits: over all peers the elements sum to what each did.
     """
-    ended, work = set[int](), list[float]()
+    ended, steps = set[int](), [0] * 4
 
-    def script(member: Any) -> tuple[float, set[str]]:
+    def script(member: Any) -> tuple[torch.Tensor, set[str]]:
         enter(member)
         while len(member.members()) < 4:
             member.sleep(0.1)
         member.sleep(1.0)
         exchange, how = over_swarm(member, "gossip", deadline_s=20.0), set[str]()
-        value, end = torch.zeros(3), member.clock() + 48.0
+        value, end = torch.zeros(4), member.clock() + 64.0
         while member.clock() < end:
             member.sleep(2.0 * (slower if member.index == 3 else 1))
-            if member.index == 3:
-                value += 1.0
-                work.append(1.0)
+            value[member.index] += 1.0
+            steps[member.index] += 1
             told = exchange(value)
             assert told is not None
             how.add(told.how)
         ended.add(member.index)
         while len(ended) < 4:
             member.sleep(0.5)
-        return value[0].item(), how
+        return value, how
 
     ends = LocalSwarm(4, latency_s=0.02).run(script, limit_s=600.0)
-    assert len(work) >= 24 // slower - 1
-    assert sum(value for value, _ in ends) == pytest.approx(sum(work))  # none of it is lost
-    assert ends[3][1] == {"mean"}
-    assert min(value for value, _ in ends) > 0  # and all have some
+    assert min(steps[:3]) >= 10
+    assert steps[3] >= 32 // slower - 12
+    summed = sum((value for value, _ in ends), torch.zeros(4))
+    for index, did in enumerate(steps):
+        assert float(summed[index]) == pytest.approx(did, rel=0.1)
+    assert all("mean" in how for _, how in ends)
+    assert min(float(value.min()) for value, _ in ends) > 0  # everybody has some of everybody's
 
 
 def test_a_newcomer_and_a_script_that_began_again_find_the_others_number() -> None:
