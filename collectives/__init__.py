@@ -18,6 +18,7 @@ arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          the Swarm seam: what a training script sees; no implementation
 plain          tensors whose values are their memory: flat, as bytes, as words
 awaiting       handles under asyncio and trio, and those that nobody waits for
+given          what a reduction is given, as the vector that travels
 api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states
 averaging      the mean over many members in steps among few
 group          members, configurations, quorums, plans, log entries: frozen values
@@ -30,7 +31,7 @@ digest         hashes of chunks, parts and states
 compass        FedCompass' scheduler: who makes how many steps, so that groups arrive together
 pace           how fast a member's links are
 partition      one vector, parts per member
-reduce         the Reducer seam in four forms: mean, sum, maximum, modular sum, copies
+reduce         the Reducer seam in four forms: mean, sum, maximum, minimum, product, copies
 schemes        places and their peers, as data: checked, and compiled to a plan
 trees          over which members a part is summed, and its result handed down
 record_layer   authenticated records for lanes

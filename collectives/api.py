@@ -23,18 +23,18 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 from blake3 import blake3
 
 from .awaiting import awaited, warn_of_dropped
 from .errors import AtollError, LocalProtocolError
+from .given import RULES, Reduction, Rule, check_reduction, given_of
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
 from .plain import (
     DEVICES,
-    WORD_BYTES,
     agreed,
     bytes_of,
     check_swarm,
@@ -43,6 +43,7 @@ from .plain import (
     operate,
     patience,
     plainly,
+    read_words,
     seconds,
     tag_of,
     texts,
@@ -50,16 +51,13 @@ from .plain import (
     whole,
     words_of,
 )
-from .swarm import Call, CoordinateRule, GramRule, Operating, Outcome, Swarm
+from .swarm import Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
 WIDTHS = (8, 16, 32, 64)
-Reduction = Literal["mean", "sum", "max"]
-Rule = Literal[CoordinateRule, GramRule]
-RULES: tuple[str, ...] = get_args(Rule)
 EXACT = ("", "fp32", "bits")
 MOST_DEADLINE_S = 1e9
 USUALLY_LOST = {"bf16": 0.0, "int8": 0.05, "int4": 0.3}
@@ -205,31 +203,33 @@ def all_reduce(
     f: int = 0,
     before: Sequence[str] = (),
 ) -> Handle[Outcome]:
-    """Mean weighted by ``weight``, sum or maximum over all members that call it, in place when
-    committed: float32, contiguous, on the CPU or a GPU, where it is then encoded and decoded. Or a
-    robust rule, of each element or of whole tensors: ``f`` of them may then be anything, and the
-    result is "open" with fewer than 2 f + 1 (Krum's rules: 2 f + 3). ``before``: steps before the
-    rule, as in a manifest: ``nnm``, ``arc``, ``bucketing2``, ``clipping10``. Named tensors are
-    reduced as one, in the order of their names, whatever the order in which they are given.
+    """Mean weighted by ``weight``, sum, maximum, minimum or product over all members that call it,
+    in place when committed: float32, bfloat16 or float16, contiguous, on the CPU or a GPU, where it
+    is then encoded and decoded; float64 or, but for means, integers on the CPU. Or, of floats of 32
+    and 16 bits, a robust rule, of each element or of whole tensors: ``f`` of them may then be
+    anything, and the result is "open" with fewer than 2 f + 1 (Krum's rules: 2 f + 3). ``before``:
+    steps before the rule, as in a manifest: ``nnm``, ``arc``, ``bucketing2``, ``clipping10``. Named
+    tensors are reduced as one, in the order of their names, whatever the order in which they are
+    given.
 
-    ``codec``: how values travel; "" is fp32, which keeps every bit. Maxima take no other. A tensor
-    with NaN or infinity ends as "open". Raises what `Swarm.operate` raises.
+    ``codec``: how values travel; "" keeps every bit. Maxima, minima, products, float64 and integers
+    take no other. A tensor with NaN or infinity ends as "open" (float64: is refused). Raises what
+    `Swarm.operate` raises; `wait` raises LocalProtocolError for a result that the tensor's type
+    cannot hold.
     """
-    flat, kind, put_back = _one_vector(tensor, op, weight, f)
+    check_swarm(swarm)
+    check_reduction(op, weight, f)
+    given = given_of(tensor, op)
     if before and op not in RULES:
         raise LocalProtocolError(f"{op} with steps before it", why="They are for robust rules.")
-    reducer = "+".join([*map(str, before), f"{op}:{f}"]) if op in RULES else op
-    operating = operate(
-        swarm,
-        call_of(op_id, reducer, deadline_s, everyone, weight=weight, codec=codec, tag=kind),
-        flat,
-    )
-    vanished = lost_by(swarm, op_id, flat, codec)
+    rule = "+".join([*map(str, before), f"{op}:{f}"]) if op in RULES else given.reducer
+    call = call_of(op_id, rule, deadline_s, everyone, weight=weight, codec=codec, tag=given.kind)
+    operating = operate(swarm, call, given.vector)
+    vanished = lost_by(swarm, op_id, given.vector, codec)
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed":
-            operating.copy_into(flat)
-            put_back()
+            given.take(operating)
         return dataclasses.replace(outcome, vanished=vanished)
 
     return Handle(operating, finish)
@@ -265,7 +265,7 @@ def modular_sum(
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed":
-            flat.copy_(_read(operating, 0, narrow, flat.shape))
+            flat.copy_(read_words(operating, 0, narrow, flat.shape))
             if bits < 64:
                 flat.bitwise_and_((1 << bits) - 1)
         return outcome
@@ -300,7 +300,11 @@ def reduce_scatter(
     It costs what an all-reduce costs: a result is only called committed when a quorum holds all of
     it.
     """
-    flat, kind = _floats(tensor, op, weight), kind_of(tensor, "scatter:", DEVICES)
+    import torch
+
+    check_reduction(op, weight)
+    flat = flat_of(tensor, torch.float32, devices=DEVICES)
+    kind = kind_of(tensor, "scatter:", DEVICES)
     operating = operate(
         swarm,
         call_of(op_id, op, deadline_s, everyone, weight=weight, codec=codec, tag=kind),
@@ -363,7 +367,7 @@ def copy_from(
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and not source:
-            flat.copy_(_read(operating, 0, flat.dtype, flat.shape))
+            flat.copy_(read_words(operating, 0, flat.dtype, flat.shape))
         if (
             outcome.status == "open"
             and operating.members
@@ -482,49 +486,15 @@ def _compare(
     return StateCheck(outcome, roots, reference, holders, differing)
 
 
-def _read(operating: Operating, start: int, dtype: Any, shape: Sequence[int]) -> Tensor:
-    """A tensor out of the words of a result, from word ``start`` on."""
-    import torch
-
-    nbytes = torch.Size(shape).numel() * dtype.itemsize
-    words = torch.empty(-(-nbytes // WORD_BYTES), dtype=torch.float32, device="cpu")
-    operating.copy_into(words, start)
-    return words.view(torch.uint8)[:nbytes].view(dtype).view(tuple(shape))
-
-
 def _slots(operating: Operating, outcome: Outcome, like: Tensor) -> dict[PeerId, Tensor]:
     if outcome.status != "committed":
         return {}
     size = operating.numel // len(operating.members)
     place = {peer: index * size for index, peer in enumerate(operating.members)}
     return {
-        share.peer: _read(operating, place[share.peer], like.dtype, like.shape)
+        share.peer: read_words(operating, place[share.peer], like.dtype, like.shape)
         for share in outcome.contributors
     }
-
-
-def _one_vector(
-    given: Tensor | Mapping[str, Tensor], op: str, weight: int, f: int
-) -> tuple[Tensor, str, Callable[[], None]]:
-    """What is reduced of a tensor, or of named ones: (flat, kind, how a result that is written to
-    flat gets into what was given).
-    """
-    import torch
-
-    if not isinstance(given, Mapping):
-        return _floats(given, op, weight, f), kind_of(given, devices=DEVICES), lambda: None
-    names = texts(given, "a reduction takes tensors by name")
-    if not names:
-        raise LocalProtocolError("a reduction takes at least one tensor")
-    parts = [_floats(given[name], op, weight, f) for name in names]
-    with plainly():
-        flat = torch.cat(parts)
-
-    def put_back() -> None:
-        for part, values in zip(parts, flat.split([part.numel() for part in parts]), strict=True):
-            part.copy_(values)
-
-    return flat, tree_kind(given), put_back
 
 
 def lost_by(swarm: Swarm, op_id: str, flat: Tensor, codec: str) -> float:
@@ -546,30 +516,6 @@ def lost_by(swarm: Swarm, op_id: str, flat: Tensor, codec: str) -> float:
             100 * share,
         )
     return share
-
-
-def _floats(tensor: Tensor, op: str, weight: int, f: int | None = None) -> Tensor:
-    """The elements of a reduction's tensor, once its arguments are checked."""
-    import torch
-
-    if op not in (*get_args(Reduction), *(RULES if f is not None else ())):
-        raise LocalProtocolError(
-            f"a reduction is a mean, sum or max, not {op!r}", hint="modular_sum is for integers"
-        )
-    if f and (whole(f, "f") < 0 or op not in RULES):
-        raise LocalProtocolError(
-            f"{op} with f = {f}",
-            why=(
-                "Robust rules know how many values may be hostile; others follow every one of them."
-            ),
-        )
-    if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
-        raise LocalProtocolError(
-            f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1",
-            hint="who has nothing to give does not call, or gives zeros and a 0 to a sum of values "
-            "times counts, and of counts",
-        )
-    return flat_of(tensor, torch.float32, devices=DEVICES)
 
 
 def call_of(

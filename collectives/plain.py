@@ -103,6 +103,16 @@ def tree_kind(tensors: Mapping[str, Tensor], prefix: str = "") -> str:
     return tag_of(f"{prefix}{text}", f"{prefix}{len(tensors)}:{text}")
 
 
+def read_words(operating: Operating, start: int, dtype: Any, shape: Sequence[int]) -> Tensor:
+    """A tensor out of the words of a result, from word ``start`` on."""
+    import torch
+
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    words = torch.empty(-(-nbytes // WORD_BYTES), dtype=torch.float32, device="cpu")
+    operating.copy_into(words, start)
+    return words.view(torch.uint8)[:nbytes].view(dtype).view(tuple(shape))
+
+
 def agreed(outcome: Outcome) -> Outcome:
     """The outcome of an operation, unless others have called something else by its name. Raises
     LocalProtocolError, in words: who gave what.

@@ -4,8 +4,8 @@ things from the data plane.
 * streaming: (sum of m_i x_i) / d with factors from the weights alone; runs on encoded chunks, in
   place (mean, sum).
 * own: what the owner of a part has contributed itself (copy, gather); nothing is sent to owners.
-* rows: needs all contributions to a chunk decoded side by side (maximum, sums of integers, robust
-  rules by coordinate).
+* rows: needs all contributions to a chunk decoded side by side (maximum, minimum, product, numbers
+  of 64 bits, sums of integers, robust rules by coordinate).
 * two-phase: needs statistics over the *whole* vector (a Gram matrix, summed over the parts) before
   it can weigh (Krum, NNM before a median).
 
@@ -25,6 +25,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from .swarm import Reduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +220,30 @@ class Max:
         torch.amax(rows, dim=0, out=out)
 
 
+class Min:
+    """The smallest value of each element."""
+
+    name = "min"
+    form: Literal["rows"] = "rows"
+    least = 1
+
+    def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
+        torch.amin(rows, dim=0, out=out)
+
+
+class Product:
+    """x_1 · x_2 · …, in the order of the rows."""
+
+    name = "product"
+    form: Literal["rows"] = "rows"
+    least = 1
+
+    def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
+        out.copy_(rows[0])
+        for row in rows[1:]:
+            out.mul_(row)
+
+
 class WrappingSum:
     """Sum of integers modulo 2^bits, two's complement, packed into words: for codec bits only."""
 
@@ -236,6 +262,35 @@ class WrappingSum:
             np.add(total, row.numpy().view(self._dtype), out=total)
 
 
+class OfWords64:
+    """A reduction of numbers of 64 bits, two words each, in the order of the rows: for codec bits
+    only. Products of integers wrap, as their sums do.
+    """
+
+    form: Literal["rows"] = "rows"
+    least = 1
+
+    def __init__(self, kind: Literal["f64", "i64"], op: Reduction) -> None:
+        self.name, self._mean = f"{kind}{op}", op == "mean"
+        self._dtype = np.dtype("<f8" if kind == "f64" else "<i8")
+        self._add = {"max": np.maximum, "min": np.minimum, "product": np.multiply}.get(op, np.add)
+
+    def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
+        """Of peers' bits, which may be any: NaN and infinity come out as they do in numpy."""
+        total, divisor = out.numpy().view(self._dtype), math.gcd(*weights)
+        with np.errstate(all="ignore"):
+            for index, (row, weight) in enumerate(zip(rows, weights, strict=True)):
+                values = row.numpy().view(self._dtype)
+                if self._mean and weight != divisor:
+                    values = values * (weight // divisor)
+                if index:
+                    self._add(total, values, out=total)
+                else:
+                    total[:] = values
+            if self._mean:
+                total /= sum(weights) // divisor
+
+
 MEAN = WeightedMean()
 REDUCERS: dict[str, Reducer] = {
     reducer.name: reducer
@@ -243,10 +298,20 @@ REDUCERS: dict[str, Reducer] = {
         MEAN,
         Sum(),
         Max(),
+        Min(),
+        Product(),
         WrappingSum(8),
         WrappingSum(16),
         WrappingSum(32),
         WrappingSum(64),
+        OfWords64("f64", "mean"),
+        OfWords64("f64", "sum"),
+        OfWords64("f64", "max"),
+        OfWords64("f64", "min"),
+        OfWords64("f64", "product"),
+        OfWords64("i64", "max"),
+        OfWords64("i64", "min"),
+        OfWords64("i64", "product"),
         Own("copy"),
         Own("gather"),
     )
@@ -255,7 +320,12 @@ REDUCERS: dict[str, Reducer] = {
 
 def works_on_bits(reducer: str) -> bool:
     """Whether a reducer is for the codec "bits"; the others are for all codecs but this one."""
-    return reducer in REDUCERS and (reducer.startswith("wrap") or REDUCERS[reducer].form == "own")
+    return isinstance(REDUCERS.get(reducer), (WrappingSum, OfWords64, Own))
+
+
+def words_each(reducer: str) -> int:
+    """How many words of 32 bits a number of a reducer is."""
+    return 2 if reducer == "wrap64" or isinstance(REDUCERS.get(reducer), OfWords64) else 1
 
 
 def operation_codec(reducer: str, codec: str) -> str:
@@ -269,8 +339,8 @@ def codec_fault(reducer: str, codec: str) -> str | None:
     """Why a reducer cannot work on values of a codec, or None."""
     if works_on_bits(reducer) != (codec == "bits"):
         return f"{reducer} does not work with codec {codec}"
-    if reducer == "max" and codec != "fp32":
-        return f"a max is exact: it takes no codec but fp32, not {codec}"
+    if reducer in ("max", "min", "product") and codec != "fp32":
+        return f"a {reducer} is exact: it takes no codec but fp32, not {codec}"
     return None
 
 

@@ -59,6 +59,7 @@ OuterRule = Literal[
 ]
 """What steps the anchor (`optim.outer.rules`), as manifests name it."""
 
+Reduction = Literal["mean", "sum", "max", "min", "product"]
 CoordinateRule = Literal["median", "trimmed_mean", "meamed"]
 GramRule = Literal["krum", "multi_krum", "mda", "geometric_median", "centred_clip", "caf", "flag"]
 """What a round makes of contributions of which some may be anything (`security.rules`): each
@@ -683,7 +684,7 @@ class Swarm(Protocol):
         flat: Tensor,
         *,
         op_id: str,
-        op: Literal["mean", "sum", "max"] = "mean",
+        op: Reduction = "mean",
         weight: int = 1,
         deadline_s: float = 60.0,
         codec: str = "",

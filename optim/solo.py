@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from blake3 import blake3
@@ -34,7 +34,16 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
 from ..collectives.reduce import codec_fault, operation_codec
-from ..collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally, sample_count
+from ..collectives.swarm import (
+    Call,
+    Outcome,
+    PeerView,
+    Reduction,
+    RunSettings,
+    Share,
+    Tally,
+    sample_count,
+)
 from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid, has_feedback
 from .outer import OuterStep, effective_outer, reading_of
@@ -415,7 +424,7 @@ class SoloSwarm:
         flat: Tensor,
         *,
         op_id: str,
-        op: Literal["mean", "sum", "max"] = "mean",
+        op: Reduction = "mean",
         weight: int = 1,
         deadline_s: float = 60.0,
         codec: str = "",

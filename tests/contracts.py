@@ -316,7 +316,7 @@ def swarm_all_reduce_over_one_member_leaves_the_bits(case: SwarmCase) -> None:
         assert pending.done()
         assert pending.wait(0.0) == outcome
         assert bits(flat.view(-1)) == bits(DELTA)
-    for wrong in (torch.ones(2, dtype=torch.float64), torch.ones(2, 3).t(), torch.empty(0)):
+    for wrong in (torch.ones(2, dtype=torch.complex64), torch.ones(2, 3).t(), torch.empty(0)):
         with pytest.raises(LocalProtocolError, match="float32"):
             swarm.all_reduce(wrong, weight=1, op_id="wrong", deadline_s=1.0)
     with pytest.raises(LocalProtocolError, match="weight"):
@@ -342,8 +342,15 @@ def swarm_collectives_over_one_member_give_back_what_was_given(case: SwarmCase) 
     contributed(swarm, DELTA)
     alone = (Share(swarm.peer, 1),)
     flat, whole = DELTA.clone(), torch.tensor([5, -1, 1 << 40])
-    for op in ("mean", "sum", "max"):
+    for op in ("mean", "sum", "max", "min", "product"):
         assert swarm.all_reduce(flat, op_id=op, op=op).wait(60).contributors == alone
+    for wide in (
+        torch.tensor([2.0**-1000], dtype=torch.float64),
+        torch.tensor([1 + (1 << 60), -1]),
+    ):
+        given, name = wide.clone(), f"min of {wide.dtype}"
+        assert swarm.all_reduce(wide, op_id=name, op="min").wait(60).contributors == alone
+        assert torch.equal(wide, given)
     assert api.modular_sum(swarm, whole, op_id="modular", bits=4).wait(60).contributors == alone
     assert (bits(flat), whole.tolist()) == (bits(DELTA), [5, 15, 0])
     strange = torch.tensor([0x7F800001, -1, 3], dtype=torch.int32).to(

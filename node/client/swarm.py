@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import ReferenceType, ref
 
 from ...collectives.api import Handle, all_reduce
@@ -46,7 +46,15 @@ from ...collectives.errors import (
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.plain import DEVICES, flat_of, placed
-from ...collectives.swarm import MAX_SAMPLES, Call, Outcome, PeerView, Tally, sample_count
+from ...collectives.swarm import (
+    MAX_SAMPLES,
+    Call,
+    Outcome,
+    PeerView,
+    Reduction,
+    Tally,
+    sample_count,
+)
 from ..control import protocol as p
 from ..control.descriptors import Descriptor, close_all, received
 from ..control.shared_memory import AnchorSlot
@@ -491,7 +499,7 @@ class RunSwarm(SeededWork):
         flat: Tensor,
         *,
         op_id: str,
-        op: Literal["mean", "sum", "max"] = "mean",
+        op: Reduction = "mean",
         weight: int = 1,
         deadline_s: float = 60.0,
         codec: str = "",

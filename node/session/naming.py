@@ -15,7 +15,7 @@ from ...collectives.errors import ConfigError, VersionMismatchError
 from ...collectives.foreign import quoted
 from ...collectives.group import MAX_STAR, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
-from ...collectives.reduce import REDUCERS, codec_fault, least_of, operation_codec
+from ...collectives.reduce import REDUCERS, codec_fault, least_of, operation_codec, words_each
 from ...collectives.round import Shape
 from ...collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, TAG, Call
 from ...security.rules.reducers import find_reducer
@@ -160,7 +160,7 @@ def _fault(spec: Spec) -> str | None:
     if fault := codec_fault(spec.reducer, spec.codec):
         return fault
     limit = MAX_NUMEL // MAX_STAR if spec.reducer == "gather" else MAX_NUMEL
-    if not 0 < spec.numel <= limit or (spec.reducer == "wrap64" and spec.numel % 2):
+    if not 0 < spec.numel <= limit or spec.numel % words_each(spec.reducer):
         return f"{spec.numel} elements"
     return group_fault(spec.group) or None if spec.group else None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,7 +21,16 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.plain import placed
-from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Shelf, Tally, sample_count
+from ...collectives.swarm import (
+    Call,
+    Outcome,
+    PeerView,
+    Reduction,
+    RunSettings,
+    Shelf,
+    Tally,
+    sample_count,
+)
 from ...optim.data.shard import Shard
 from ...optim.outer import effective_outer, reading_of
 from ...optim.solo import AnchorLease
@@ -378,7 +387,7 @@ class LocalMember:
         flat: Tensor,
         *,
         op_id: str,
-        op: Literal["mean", "sum", "max"] = "mean",
+        op: Reduction = "mean",
         weight: int = 1,
         deadline_s: float = 60.0,
         codec: str = "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import torch
@@ -20,6 +20,7 @@ from ...collectives.swarm import (
     Outcome,
     PeerView,
     Pending,
+    Reduction,
     RunSettings,
     Spent,
     Swarm,
@@ -261,7 +262,7 @@ class RankSwarm:
         flat: Tensor,
         *,
         op_id: str,
-        op: Literal["mean", "sum", "max"] = "mean",
+        op: Reduction = "mean",
         weight: int = 1,
         deadline_s: float = 60.0,
         codec: str = "",

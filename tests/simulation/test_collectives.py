@@ -446,7 +446,7 @@ def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None
     def body(member: LocalMember) -> None:
         fine = torch.ones(6)
         for wrong in (
-            fine.double(),
+            fine.to(torch.complex64),
             torch.ones(2, 3).t(),
             torch.empty(0),
             fine[::2],
@@ -456,7 +456,7 @@ def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None
                 member.all_reduce,
                 lambda tensor, op_id: api.reduce_scatter(member, tensor, op_id=op_id),
             ):
-                with pytest.raises(LocalProtocolError, match="non-empty float32 tensor"):
+                with pytest.raises(LocalProtocolError, match="float32"):
                     collective(wrong, op_id="x")
         for tag, options in (
             ("op", {"op": "gather"}),
@@ -465,7 +465,7 @@ def test_arguments_that_cannot_be_are_typed_errors_and_nothing_happens() -> None
             ("weight", {"op": "max", "weight": 2}),
         ):
             with pytest.raises(
-                LocalProtocolError, match="mean, sum or max" if tag == "op" else "weight"
+                LocalProtocolError, match="mean, sum, max" if tag == "op" else "weight"
             ):
                 api.reduce_scatter(member, fine, op_id="x", **options)  # type: ignore[arg-type]
         for wrong in strange():
