@@ -19,11 +19,16 @@ import trio
 from libp2p import new_host
 from libp2p.abc import INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
+from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key_pair
 from libp2p.custom_types import TProtocol
+from libp2p.identity.identify_push.identify_push import ID_PUSH
 from libp2p.network.swarm import Swarm
 from libp2p.peer.id import ID
+from libp2p.security.noise.transport import PROTOCOL_ID as NOISE_ID
+from libp2p.security.noise.transport import Transport as Noise
 from libp2p.stream_muxer.yamux.yamux import PROTOCOL_ID as YAMUX_ID
 from libp2p.stream_muxer.yamux.yamux import Yamux
+from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
 from ....collectives.errors import AtollError, ConfigError, PeerLostError, PeerUnreachableError
@@ -91,14 +96,21 @@ class Host:
         self._listen = list(listen)
         self._announce = usable(announce)
         workarounds.quiet_logs()
+        key_pair = create_new_key_pair(identity.seed)
         self._host: Any = new_host(
-            key_pair=create_new_key_pair(identity.seed),
+            key_pair=key_pair,
+            # Named one by one, for both directions: whatever is left out the library fills with all
+            # that it can do, plaintext included, in which a stranger says whose key it has.
+            transports=[TCP()],
+            sec_opt={NOISE_ID: Noise(key_pair, create_noise_key_pair().private_key)},
             muxer_opt={TProtocol(YAMUX_ID): Yamux},
             listen_addrs=[Multiaddr(address) for address in listen],
             connection_config=workarounds.connection_config(max_connections),
             # one observer is no evidence; our own address logic decides what to announce
             disable_identify_address_discovery=True,
         )
+        # Keeps what a stranger says about itself, which nothing here reads.
+        self._host.remove_stream_handler(ID_PUSH)
         self._swarm: Swarm = self._host.get_network()
         self.dialler = Dialler(self._swarm)
         workarounds.apply(
