@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...collectives.errors import ConfigError
+from ...collectives.errors import AtollError, ConfigError
 from ..home.output import Terminal, as_json, current, painted
 from .options import RUN, GivenPath, shared_options
 
@@ -107,7 +107,6 @@ def replay_command(
 
 def _manifest_of(terminal: Terminal, file: Path) -> Manifest | None:
     """The manifest of a recorded run: it lies beside the file, or the run is known here."""
-    from ...collectives.errors import AtollError
     from ..look.source import run_of
     from ..manifest import load_manifest, load_run
 
@@ -209,7 +208,9 @@ def ui_command(run: str | None, port: int, no_browser: bool) -> None:
         _serve(terminal, source, port, browser=not no_browser)
 
 
-def page_server() -> Callable[[PictureSource, int, Callable[[str], None]], None]:
+def page_server() -> Callable[
+    [PictureSource, int, Callable[[str], None], Callable[[], None]], None
+]:
     """`look.server.serve`. Raises ConfigError where the packages of the page are not installed."""
     try:
         from ..look.server import serve
@@ -222,14 +223,20 @@ def page_server() -> Callable[[PictureSource, int, Callable[[str], None]], None]
 
 
 def _serve(terminal: Terminal, source: PictureSource, port: int, *, browser: bool) -> None:
-    serve = page_server()
+    from ..look.opening import Leading
+
+    serve, leading = page_server(), Leading(terminal.paths.cache_dir)
 
     def ready(address: str) -> None:
         terminal.data(address, {"address": address})
         terminal.say("Ctrl-C ends the page; the run goes on.")
         if browser and not terminal.json and terminal.environ.get("DISPLAY"):
-            import webbrowser
+            try:
+                leading.show(address)
+            except (AtollError, OSError) as error:
+                terminal.say(f"No browser was opened, open the address yourself: {error}")
 
-            webbrowser.open(address)
-
-    serve(source, port, ready)
+    try:
+        serve(source, port, ready, leading.remove)
+    finally:
+        leading.remove()

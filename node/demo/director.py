@@ -238,14 +238,8 @@ class Director:
             )
         except queue.Empty:
             return
-        record = {
-            "t": round(line.at - self._started, 3),
-            "name": line.name,
-            "role": line.role,
-            **line.record,
-        }
-        with (self.stage.folder / "events.jsonl").open("a", encoding="utf-8") as events:
-            print(json.dumps(record), file=events)
+        if line.role != "page":  # its address holds a secret
+            self._keep(line)
         match line.role:
             case "node":
                 self._node_line(line)
@@ -259,6 +253,16 @@ class Director:
                 self._page_line(line)
             case _:
                 self.board.measured(line.record)
+
+    def _keep(self, line: OutputLine) -> None:
+        record = {
+            "t": round(line.at - self._started, 3),
+            "name": line.name,
+            "role": line.role,
+            **line.record,
+        }
+        with (self.stage.folder / "events.jsonl").open("a", encoding="utf-8") as events:
+            print(json.dumps(record), file=events)
 
     def _page_line(self, line: OutputLine) -> None:
         if address := str(line.record.get("address", "")):

@@ -10,7 +10,6 @@ import platform
 import signal
 import sys
 import time
-import webbrowser
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +19,8 @@ from typing import Any
 
 from ...collectives.errors import ConfigError
 from ..home.ending import end_signals
-from ..home.paths import write_atomic
+from ..home.paths import find_paths, write_atomic
+from ..look.opening import Leading
 from .board import Board
 from .director import Cast, Director
 from .figure import draw
@@ -47,6 +47,7 @@ def run(options: DemoOptions) -> int:
     )
     cast = Cast()
     started = time.monotonic()
+    leading = Leading(find_paths(stage.home(names[0])).cache_dir)
     director = Director(
         stage,
         board,
@@ -55,7 +56,7 @@ def run(options: DemoOptions) -> int:
         seed=options.seed,
         kill=not options.no_kill,
         late=names[-1],
-        browse=webbrowser.open if options.browser else bool,
+        browse=leading.show if options.browser else bool,
     )
     try:
         with _terminated_like_interrupted():
@@ -74,6 +75,7 @@ def run(options: DemoOptions) -> int:
                 _until_interrupted(cast.page)
     finally:
         cast.end()
+        leading.remove()
     stage.clear_homes()
     return 0 if verdict.ok else 1
 

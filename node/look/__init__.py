@@ -7,6 +7,8 @@ asks the node as any command does. Bottom up:
     document  the picture as plain values
     frame     the picture as lines of a terminal
     what_if   the planner asked about this run
+    opening   a browser sent to the page, its token on no command line
+    connections   those to the page that are kept
     server    the picture as a page: loopback, a token, nothing from elsewhere (starlette, uvicorn)
     machine   readings of GPUs and of the energy that processors take, where there are any
     metrics   what a node says of itself, as families for Prometheus

@@ -3,7 +3,8 @@
 Who may see the run is who has the token. It stands behind the # of the address, which browsers send
 nowhere; the page's script sends it as a header, which another site's page cannot. A request whose
 Host is not this server's own is refused, so that no name elsewhere can be made to lead here (DNS
-rebinding). No cookies, no inline script, nothing from any other host. The page only reads.
+rebinding). No cookies, no inline script, nothing from any other host. The page only reads. Who has
+no token makes connections in vain: those of who has it are answered (`connections`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...collectives.errors import ConfigError
 from ...collectives.foreign import escaped
+from .connections import OWNERS, PageConnection
 from .document import document
 from .source import PictureSource
 from .what_if import given, what_if
@@ -60,10 +62,18 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class PageServer:
-    """The server's answers. ``hosts``: what a request's Host may be."""
+    """The server's answers. ``hosts``: what a request's Host may be; ``reached`` is called for each
+    request that has the token.
+    """
 
-    def __init__(self, source: PictureSource, token: str, hosts: frozenset[str]) -> None:
-        self._source, self._token, self._hosts = source, token, hosts
+    def __init__(
+        self,
+        source: PictureSource,
+        token: str,
+        hosts: frozenset[str],
+        reached: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._source, self._token, self._hosts, self._reached = source, token, hosts, reached
         self.ending = False
         folder = Path(__file__).parent / "static"
         self._files = {
@@ -103,6 +113,8 @@ class PageServer:
             given = request.headers.get("x-atoll-token", "").encode()
             if not hmac.compare_digest(given, self._token.encode()):
                 return Response("the address lacks its token", 403)
+            request.scope[OWNERS] = True
+            self._reached()
             return await handler(request)
 
         return handle
@@ -146,9 +158,12 @@ def _count(request: Request, key: str) -> int:
     return min(int(text), MAX_SKIP) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
-def serve(source: PictureSource, port: int, ready: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C. ``port``: 0 is any; ``ready`` is told the address, token included. Raises
-    ConfigError where the port is taken.
+def serve(
+    source: PictureSource, port: int, ready: Callable[[str], None], reached: Callable[[], None]
+) -> None:
+    """Serve until Ctrl-C. ``port``: 0 is any; ``ready`` is told the address, token included, and
+    ``reached`` is called whenever somebody who has it asks. Raises ConfigError where the port is
+    taken.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -160,7 +175,8 @@ def serve(source: PictureSource, port: int, ready: Callable[[str], None]) -> Non
             ) from None
         number = listening.getsockname()[1]
         token = secrets.token_urlsafe(24)
-        page = PageServer(source, token, frozenset({f"{HOST}:{number}", f"localhost:{number}"}))
+        hosts = frozenset({f"{HOST}:{number}", f"localhost:{number}"})
+        page = PageServer(source, token, hosts, reached)
         config = uvicorn.Config(
             page.application(),
             log_config=None,
@@ -168,9 +184,9 @@ def serve(source: PictureSource, port: int, ready: Callable[[str], None]) -> Non
             server_header=False,
             lifespan="off",
             ws="none",
-            http="h11",
+            http=PageConnection,
+            proxy_headers=False,
             loop="asyncio",
-            limit_concurrency=64,
             timeout_graceful_shutdown=2,
         )
         server = _Server(config, functools.partial(setattr, page, "ending", True))

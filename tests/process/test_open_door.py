@@ -113,10 +113,10 @@ def test_all_that_is_offered_before_and_after_authentication() -> None:
         assert await offered(raw) == SECURITY
         await raw.close()
 
-        transport: Any
         (transport,) = swarm.upgrader.security_multistream.transports.values()
         assert type(transport) is noise.Transport
-        assert (transport.get_pattern().protocol_name, transport.early_data) == NOISE
+        pattern: Any = transport.get_pattern()
+        assert (pattern.protocol_name, transport.early_data) == NOISE
         raw, pair = await raw_connection(node), create_new_key_pair()
         await MultiselectClient().select_one_of([noise.PROTOCOL_ID], MultiselectCommunicator(raw))
         secure = await noise.Transport(pair, create_noise_key_pair().private_key).secure_outbound(
