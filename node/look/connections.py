@@ -26,7 +26,8 @@ class PageConnection(H11Protocol):
         super().connection_made(transport)
         self._asked_at = self.loop.time()
         self._timer = self.loop.call_later(UNASKED_S, self._look)
-        others: list[PageConnection] = [one for one in self.connections if one is not self]  # type: ignore[misc]
+        connections: Any = self.connections
+        others: list[PageConnection] = [one for one in connections if one is not self]
         if len(others) >= MOST:
             min(others, key=lambda one: (one._claim(), one._asked_at)).transport.abort()
 

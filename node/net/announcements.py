@@ -220,6 +220,11 @@ class Registry:
             if it.until >= now and not it.news.leaving
         ]
 
+    def get(self, place: AnnouncedRun, peer: PeerId, now: float) -> Announcement | None:
+        """The newest announcement of a peer there, or its goodbye, while it counts."""
+        known = self._runs.get(place, {}).get(peer)
+        return known.news if known is not None and known.until >= now else None
+
     def missing(
         self, run: RunId, known: Sequence[Announcement], now: float, organiser: str = ""
     ) -> list[Announcement]:

@@ -27,7 +27,7 @@ from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
 from .reach.autonat import Window
-from .transport.door import Door, machine_of
+from .transport.door import Door
 from .transport.faults import Faults
 from .transport.framing import FrameReader, decode, frame
 from .transport.host import Host, PeerStream
@@ -90,10 +90,6 @@ def _bound(run: str, asker: PeerId, server: PeerId) -> bytes:
     return msgspec.msgpack.encode((run, asker, server))
 
 
-def _machine(stream: PeerStream) -> str:
-    return machine_of(stream.remote[0]) if stream.remote else "by relay"
-
-
 def look_of(
     run: RunId, certificate: bytes, asker: PeerId, server: PeerId, holder: Identity | None
 ) -> Look:
@@ -127,7 +123,7 @@ class Looks:
         if self._faults.shut_out(stream.peer, now):
             return
         scope = trio.CancelScope(deadline=now + LOOK_S)
-        shown_out = self._door.enter(scope, _machine(stream))
+        shown_out = self._door.enter(scope, stream.machine)
         if isinstance(shown_out, trio.CancelScope):
             shown_out.cancel()  # maybe our own
         try:
@@ -145,7 +141,7 @@ class Looks:
             self._door.leave(scope)
 
     def _answer(self, stream: PeerStream, look: Look) -> LookAnswer:
-        if not self._window.allows(PeerId(_machine(stream)), trio.current_time()):
+        if not self._window.allows(PeerId(stream.machine), trio.current_time()):
             return LookAnswer(BUSY, "looked at too often this minute")
         show = self._shown.get(look.run)
         if show is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -33,6 +32,7 @@ from .announcements import (
     announce,
 )
 from .transport.backoff import Backoff
+from .transport.door import Door
 from .transport.faults import Faults
 from .transport.framing import FrameReader, decode, frame
 from .transport.host import Host, NotSpokenError, PeerStream
@@ -44,6 +44,7 @@ CONNECTED_STREAMS = 3
 MEMBER_DELAY_S = 2.0
 """Streams to random members come later: at the start everybody would dial everybody."""
 MAX_STREAMS = 512
+"""Of others to us: the machine that has the most makes room."""
 STREAMS_PER_PEER = 4
 """Ours to it included: else one peer could have all."""
 ASK_S = 5.0
@@ -57,9 +58,13 @@ FOREIGN_S = 600.0
 TURN_S = 1.0
 """So long nobody else is asked in its place."""
 SILENT_S = LIFE_S
-_QUEUE = 64
-_PER_FRAME = 128
-"""Announcements a frame, each below 2 KB."""
+FRAME_BYTES = 65_536
+"""Of announcements, in a frame that we send; each has less than 2 KB."""
+MAX_NEWS_BYTES = 2 * FRAME_BYTES
+"""Of a frame that others send."""
+MAX_OWED = 1024
+"""Announcements that wait for one reader. Whoever is owed more is asked nothing further until it
+has read."""
 MAX_HINTS, HINTS_AT_ONCE = 64, 4
 """Anybody can put a hint into the DHT: so many wait, and so many are being tried."""
 
@@ -89,49 +94,91 @@ class _News(msgspec.Struct, frozen=True, array_like=True):
 _decoder = msgspec.msgpack.Decoder(_News)
 
 
-class _Exchange:
-    """One stream, ours or theirs, over which announcements of some runs flow both ways."""
+class _Said(msgspec.Struct, frozen=True, array_like=True):
+    """`_News` as it is written, its announcements encoded already."""
 
-    def __init__(self, stream: PeerStream) -> None:
-        self.stream = stream
+    run: str
+    announcements: list[msgspec.Raw]
+    asks: bool
+    organiser: str
+
+
+class _Exchange:
+    """One stream, ours or theirs, over which announcements of some runs flow both ways.
+
+    What waits for its reader are names only, each once: the announcements of the moment are encoded
+    when the last frame has been taken. So a reader that reads nothing holds one frame.
+    """
+
+    def __init__(self, stream: PeerStream, registry: Registry) -> None:
+        self.stream, self._registry = stream, registry
         self.peer = stream.peer
         self.places: set[AnnouncedRun] = set()
         self.heard = False
         """Whether the other end has said anything."""
-        self._queue: deque[bytes] = deque(maxlen=_QUEUE)
-        self._wake = trio.Event()
+        self._owed: dict[AnnouncedRun, dict[PeerId, None]] = {}
+        self._asks: set[AnnouncedRun] = set()
+        self._count = 0
+        self._wake, self._taken = trio.Event(), trio.Event()
 
-    def say(
+    def owe(
         self, place: AnnouncedRun, announcements: Iterable[Announcement], *, asks: bool = False
     ) -> None:
-        """Queue news; never blocks. What is lost in an overflow comes with the next renewal."""
+        """Say these next, or that there are none; never blocks. See `room`."""
         self.places.add(place)
-        known = tuple(announcements)
-        for first in range(0, max(1, len(known)), _PER_FRAME):
-            last = first + _PER_FRAME >= len(known)
-            self._queue.append(
-                frame(
-                    msgspec.msgpack.encode(
-                        _News(
-                            place.run,
-                            known[first : first + _PER_FRAME],
-                            asks and last,
-                            place.organiser,
-                        )
-                    )
-                )
-            )
+        owed = self._owed.setdefault(place, {})
+        self._count -= len(owed)
+        owed.update((PeerId(news.peer), None) for news in announcements)
+        self._count += len(owed)
+        if asks:
+            self._asks.add(place)
         self._wake.set()
 
+    def tell(self, news: Announcement) -> None:
+        """Pass on what is new. What a slow reader has no room for comes with the next renewal."""
+        if self._count < MAX_OWED:
+            self.owe(news.place, [news])
+
+    async def room(self) -> None:
+        """Wait until the other end has read enough to be asked by it again."""
+        while self._count >= MAX_OWED:
+            self._taken = trio.Event()
+            await self._taken.wait()
+
     async def write(self) -> None:
-        """Send what is queued, until the stream breaks (PeerLostError) or cancelled."""
+        """Send what is owed, until the stream breaks or nobody reads for `SILENT_S`
+        (PeerLostError), or cancelled.
+        """
         while True:
-            while self._queue:
-                batch = b"".join(self._queue)
-                self._queue.clear()
-                await self.stream.send_all(batch)
+            while self._owed:
+                batch = bytearray()
+                while self._owed and len(batch) < FRAME_BYTES:
+                    batch += self._next(next(iter(self._owed)), FRAME_BYTES - len(batch))
+                self._taken.set()
+                with trio.move_on_after(SILENT_S) as patience:
+                    await self.stream.send_all(bytes(batch))
+                if patience.cancelled_caught:
+                    raise PeerLostError(f"{self.peer} reads nothing", peer=self.peer)
             self._wake = trio.Event()
             await self._wake.wait()
+
+    def _next(self, place: AnnouncedRun, nbytes: int) -> bytes:
+        """A frame of what is owed of a place."""
+        owed, said = self._owed[place], list[msgspec.Raw]()
+        for peer in list(owed):
+            if nbytes <= 0 or len(said) == MAX_PER_RUN:
+                break
+            del owed[peer]
+            self._count -= 1
+            news = self._registry.get(place, peer, trio.current_time())
+            if news is not None:
+                said.append(msgspec.Raw(msgspec.msgpack.encode(news)))
+                nbytes -= len(said[-1])
+        asks = not owed and place in self._asks
+        if not owed:
+            del self._owed[place]
+            self._asks.discard(place)
+        return frame(msgspec.msgpack.encode(_Said(place.run, said, asks, place.organiser)))
 
 
 class Rendezvous:
@@ -174,6 +221,7 @@ class Rendezvous:
         self._pauses: dict[PeerId, Backoff] = {}
         self._changed = trio.Event()
         self._running = False
+        self._door = Door(MAX_STREAMS)
         host.handle(PROTOCOL, self._serve)
 
     def join(
@@ -274,7 +322,7 @@ class Rendezvous:
                 await stream.send_all(
                     frame(msgspec.msgpack.encode(_News(place.run, (), True, place.organiser)))
                 )
-                payload = await FrameReader(stream.receive_some, peer).next()
+                payload = await FrameReader(stream.receive_some, peer).next(MAX_NEWS_BYTES)
                 if payload:
                     found += decode(_decoder, payload, peer).announcements
         finally:
@@ -334,9 +382,9 @@ class Rendezvous:
             await self._connect(peer)
             stream = await self._host.open_stream(peer, PROTOCOL)
             try:
-                exchange = _Exchange(stream)
+                exchange = _Exchange(stream, self.registry)
                 for place in sorted(self._places):
-                    exchange.say(place, self._known(place), asks=True)
+                    exchange.owe(place, self._known(place), asks=True)
                 await self._converse(exchange)
                 answered = exchange.heard
             finally:
@@ -368,13 +416,17 @@ class Rendezvous:
 
     async def _serve(self, stream: PeerStream) -> None:
         of_one = sum(exchange.peer == stream.peer for exchange in self._exchanges)
-        if (
-            len(self._exchanges) >= MAX_STREAMS
-            or of_one >= STREAMS_PER_PEER
-            or self._faults.shut_out(stream.peer, trio.current_time())
-        ):
+        if of_one >= STREAMS_PER_PEER or self._faults.shut_out(stream.peer, trio.current_time()):
             return
-        await self._converse(_Exchange(stream))
+        scope = trio.CancelScope()
+        shown_out = self._door.enter(scope, stream.machine)
+        if isinstance(shown_out, trio.CancelScope):
+            shown_out.cancel()  # maybe our own
+        try:
+            with scope:
+                await self._converse(_Exchange(stream, self.registry))
+        finally:
+            self._door.leave(scope)
 
     async def _converse(self, exchange: _Exchange) -> None:
         self._exchanges.add(exchange)
@@ -398,11 +450,12 @@ class Rendezvous:
             while True:
                 payload = None
                 with trio.move_on_after(SILENT_S):
-                    payload = await reader.next()
+                    payload = await reader.next(MAX_NEWS_BYTES)
                 if payload is None:
                     return
                 exchange.heard = True
                 self._heard(exchange, decode(_decoder, payload, exchange.peer))
+                await exchange.room()
         except RemoteProtocolError:
             self._faults.count(exchange.peer, trio.current_time())
 
@@ -415,7 +468,7 @@ class Rendezvous:
         if place in self._places:
             self.answered.add(news.run)
         if news.asks and len(exchange.places) < 64:
-            exchange.say(
+            exchange.owe(
                 place,
                 self.registry.missing(
                     RunId(place.run), news.announcements, trio.current_time(), place.organiser
@@ -439,7 +492,7 @@ class Rendezvous:
             return
         for exchange in self._exchanges:
             if news.place in exchange.places and exchange.peer not in (sender, news.peer):
-                exchange.say(news.place, [news])
+                exchange.tell(news)
         if news.peer != self._host.peer and ours:
             self.learned(news)
 
@@ -453,7 +506,7 @@ class Rendezvous:
         for exchange in self._exchanges:
             for place in sorted(own.places - exchange.places):
                 if exchange.peer in self._partners:
-                    exchange.say(place, self._known(place), asks=True)
+                    exchange.owe(place, self._known(place), asks=True)
 
     def _news(self, own: _Own, addresses: Sequence[str]) -> Announcement:
         """Our announcement: under the organiser where we can show that we belong there, else under

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from libp2p.io.trio import TrioTCPStream
 from libp2p.utils.varint import encode_uvarint
 from process.test_net import LISTEN, network, run, wait_for
 
@@ -21,6 +22,7 @@ from atoll.node.net.dht import wire
 from atoll.node.net.dht.node import PROTOCOL as KAD
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.rendezvous import PROTOCOL as RENDEZVOUS
+from atoll.node.net.transport import unread as unread_bytes
 from atoll.node.net.transport import workarounds
 from atoll.node.net.transport.addresses import host_and_port, without_peer
 from atoll.node.net.transport.host import PING, Host
@@ -76,26 +78,39 @@ def test_who_sends_beyond_its_window_is_cut_off() -> None:
     run(main)
 
 
-class _Idle:
-    """As much of a stream as its buffer looks at."""
-
-    closed = reset_received = False
-    target_recv_window = 1 << 20
+async def leave_unread(node: PeerNetwork, host: Host, nbytes: int = 100_000) -> None:
+    """Send something that is not read, unless this host was cut off."""
+    had = unread(node, host)
+    with contextlib.suppress(NetworkError):
+        stream = await host.open_stream(node.peer, "/test/idle")
+        await stream.send_all(bytes(nbytes))
+    await wait_for(lambda: unread(node, host) >= had + nbytes or not node.connected(host.peer))
 
 
 def test_who_leaves_too_much_unread_over_all_its_streams_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On each stream it keeps within its window."""
-    monkeypatch.setattr(workarounds, "MAX_UNREAD_BYTES", 1 << 20)
-    muxed: Any = type("Muxed", (), {"streams": {number: _Idle() for number in range(20)}})()
-    muxed.stream_buffers = workarounds._UnreadOfAll(muxed)
-    for number in range(20):
-        muxed.stream_buffers[number] = bytearray()
-        if number < 10:
-            muxed.stream_buffers[number].extend(bytes(100_000))
-    with pytest.raises(workarounds._FloodError):
-        muxed.stream_buffers[10].extend(bytes(100_000))
+    """On each stream it keeps within its window, and on each connection within a small part."""
+    monkeypatch.setattr(unread_bytes, "MOST_BYTES", 1 << 20)
+
+    async def main(nursery: trio.Nursery) -> None:
+        node = network()
+        await nursery.start(node.run)
+
+        async def idle(stream: Any) -> None:
+            await trio.sleep_forever()
+
+        node._host.handle("/test/idle", idle)
+        honest = await stranger(nursery, node)
+        crowd = [await stranger(nursery, node) for _ in range(4)]
+        for _ in range(6):
+            for host in crowd:
+                await leave_unread(node, host)
+                assert sum(unread(node, each) for each in crowd) <= (1 << 20) + 200_000
+        assert not all(node.connected(host.peer) for host in crowd)
+        assert await honest.ping(node.peer) > 0
+
+    run(main)
 
 
 def test_streams_beyond_the_limit_are_reset(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +205,26 @@ def test_peers_that_do_not_exist_leave_nothing_behind() -> None:
     run(main)
 
 
-@pytest.mark.parametrize("length", [1 << 32, 1 << 46, (1 << 64) - 1])
-def test_a_greeting_that_announces_much_is_given_no_memory(
-    length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("length", [2000, 1 << 32, 1 << 46, (1 << 64) - 1])
+def test_a_greeting_that_announces_much_is_given_no_memory(length: int) -> None:
+    """A machine that sends it is disconnected before any of it is read."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        node = network()
+        await nursery.start(node.run)
+        host, port = host_and_port(without_peer(node.addresses()[0]))
+        async with await trio.open_tcp_stream(host, port) as stream:
+            await stream.send_all(b"\x13/multistream/1.0.0\n" + encode_uvarint(length) + b"x" * 10)
+            with contextlib.suppress(trio.BrokenResourceError):
+                while await stream.receive_some():
+                    pass
+
+    run(main)
+
+
+@pytest.mark.parametrize("length", [1 << 32, (1 << 64) - 1])
+def test_a_socket_is_asked_for_little_at_once(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much a reader asks for that believes a stranger's length."""
     asked: list[int] = []
     receive = trio.SocketStream.receive_some
 
@@ -203,16 +234,17 @@ def test_a_greeting_that_announces_much_is_given_no_memory(
 
     monkeypatch.setattr(trio.SocketStream, "receive_some", receive_some)
 
-    async def main(nursery: trio.Nursery) -> None:
-        node = network()
-        await nursery.start(node.run)
-        host, port = host_and_port(without_peer(node.addresses()[0]))
-        with socket.create_connection((host, port)) as sock:
-            sock.sendall(b"\x13/multistream/1.0.0\n" + encode_uvarint(length) + b"x" * 10)
-            await wait_for(lambda: len(asked) > 30 or max(asked, default=0) > 1000)
-        assert max(asked) == workarounds.READ_BYTES
+    async def main() -> None:
+        ours, theirs = trio.socket.socketpair()
+        workarounds.read_in_pieces()
+        await theirs.send(b"x")
+        reader = TrioTCPStream(trio.SocketStream(ours))
+        assert await reader.read(length) == b"x"
+        theirs.close()
+        await reader.close()
 
-    run(main)
+    trio.run(main)
+    assert asked == [workarounds.READ_BYTES]
 
 
 def test_an_ordinary_conversation_meets_no_limit() -> None:

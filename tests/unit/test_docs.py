@@ -330,10 +330,10 @@ def test_each_promise_and_each_threat_names_what_shows_it() -> None:
 def test_figures_of_the_threat_model_are_those_of_the_code() -> None:
     from inspect import signature
 
-    from atoll.node.net import announcements, greeting, lane_routes, network
+    from atoll.node.net import announcements, greeting, lane_routes, network, rendezvous
     from atoll.node.net.lan import neighbours
     from atoll.node.net.reach import punch, reach
-    from atoll.node.net.transport import faults, lane_sockets, workarounds
+    from atoll.node.net.transport import faults, lane_sockets, unread, workarounds
     from atoll.node.net.transport.host import Host
 
     text = " ".join(_chapters("threat-model.md").split())
@@ -344,7 +344,13 @@ def test_figures_of_the_threat_model_are_those_of_the_code() -> None:
         f"Another {workarounds.OUTGOING} connections are the node's own",
         "a peer has six connections at most",
         f"and {workarounds.MAX_STREAMS} open streams on each",
-        f"leaves {workarounds.MAX_UNREAD_BYTES >> 20} MiB unread on a connection",
+        f"Over all connections {unread.MOST_BYTES >> 20} MiB may be unread",
+        f"as names, {rendezvous.MAX_OWED:,} of them and then no further question is read",
+        f"the last frame ({rendezvous.FRAME_BYTES >> 10} KiB) was taken",
+        f"nothing is read for {rendezvous.SILENT_S:.0f} s ends",
+        f"Lists have {words[rendezvous.STREAMS_PER_PEER]} streams a peer and "
+        f"{rendezvous.MAX_STREAMS} in all",
+        f"agreed on in messages of {workarounds.MAX_NAME_BYTES >> 10} KiB at most",
         f"have {announcements.MAX_STRANGE:,} places, those of one run {announcements.MAX_PER_RUN}",
         f"at most {neighbours.MAX_OF_HOST} invented peers a host, {neighbours.MAX_PEERS} in all",
         f"after {faults.LIMIT} faults it is shut out for the rest of a minute",

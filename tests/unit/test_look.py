@@ -15,6 +15,7 @@ from atoll.node.net.look import BUSY, NOT_HERE, Look, LookAnswer, Looks, ask, lo
 from atoll.node.net.transport.faults import Faults
 from atoll.node.net.transport.framing import frame
 from atoll.node.net.transport.host import Host
+from atoll.node.net.transport.peer_stream import PeerStream
 from atoll.security.identity import Identity
 
 RUN = RunId("a" * 26)
@@ -71,7 +72,7 @@ def test_silent_askers_keep_a_bounded_number_of_streams_and_another_machine_gets
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = "192.0.2.1"
-    monkeypatch.setattr(look, "_machine", lambda stream: machine)
+    monkeypatch.setattr(PeerStream, "machine", property(lambda stream: machine))
 
     async def body(host: Host, looks: Looks, faults: Faults) -> None:
         silent = [await host.open_stream(SERVER.peer, look.PROTOCOL) for _ in range(look.AT_ONCE)]

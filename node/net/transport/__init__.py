@@ -4,8 +4,9 @@ Lowest first:
 addresses      network addresses as text: parse, validate, list our own
 packed         addresses as the bytes of libp2p's messages
 liveness       whether the other end of a connection is still there
-peer_stream    a libp2p stream behind a small surface
 door           who may stay where there is no room for all who come
+unread         bytes that came and that nobody has read, over all connections
+peer_stream    a libp2p stream behind a small surface
 allowance      how often something is done for a peer, or to a machine
 workarounds    everything we do against faults of py-libp2p
 dialling       connections made otherwise than by libp2p: from the listen port, through relays, at

@@ -9,6 +9,7 @@ import trio
 
 from ....collectives.errors import PeerLostError
 from ....collectives.identifiers import PeerId
+from .door import machine_of
 
 log = logging.getLogger("atoll.net")
 
@@ -35,6 +36,12 @@ class PeerStream:
             )
         except Exception:
             return None
+
+    @property
+    def machine(self) -> str:
+        """The machine at the other end, as places are shared out by (`door.machine_of`)."""
+        remote = self.remote
+        return machine_of(remote[0]) if remote else "by relay"
 
     async def send_all(self, data: bytes) -> None:
         """Send everything. Raises PeerLostError. Cancelled in the middle it leaves the stream

@@ -21,6 +21,8 @@ from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.io.trio import TrioTCPStream
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.network.swarm import Swarm
+from libp2p.protocol_muxer.exceptions import MultiselectCommunicatorError
+from libp2p.protocol_muxer.multiselect_communicator import MultiselectCommunicator
 from libp2p.stream_muxer.yamux.yamux import (
     FLAG_SYN,
     GO_AWAY_NORMAL,
@@ -30,10 +32,12 @@ from libp2p.stream_muxer.yamux.yamux import (
     YAMUX_HEADER_FORMAT,
     Yamux,
 )
+from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 
 from ....collectives.engine.settings import LOSSY, option_number
-from .door import Door
+from .door import Door, machine_of
 from .liveness import Liveness
+from .unread import UnreadShare
 
 _read, _init = TrioTCPStream.read, TrioTCPStream.__init__  # the library's, however often replaced
 
@@ -47,8 +51,8 @@ having to wait.
 
 MAX_STREAMS = 256
 """That a peer may have open at us on one connection. Ours has some forty."""
-MAX_UNREAD_BYTES = 64 << 20
-"""Of one connection, all streams together."""
+MAX_NAME_BYTES = 1024
+"""Of a message in which a protocol is agreed on: a name, mostly."""
 SLACK_BYTES = 65_536
 OUTGOING = 100
 """Connections that we may always make, however many others come."""
@@ -76,12 +80,10 @@ class _Unread(bytearray):
         if stream.closed and stream.reset_received:
             return  # nobody reads it any more
         super().extend(data)
-        if len(self) > SLACK_BYTES:
-            whole = sum(map(len, self._muxed.stream_buffers.values()))
-            if (
-                len(self) > 2 * stream.target_recv_window + SLACK_BYTES or whole > MAX_UNREAD_BYTES
-            ):  # the library grants up to twice of it
-                raise _FloodError
+        # the library grants up to twice of it
+        beyond = len(self) > 2 * stream.target_recv_window + SLACK_BYTES
+        if beyond or self._muxed.share.exceeds(self._muxed, self._muxed.machine):
+            raise _FloodError
 
 
 class _UnreadOfAll(dict[int, bytearray]):
@@ -93,6 +95,10 @@ class _UnreadOfAll(dict[int, bytearray]):
 
     def __setitem__(self, stream: int, buffer: bytearray, /) -> None:
         super().__setitem__(stream, _Unread(self._muxed, stream))
+
+
+def _unread_of(muxed: OurYamux) -> int:
+    return sum(map(len, muxed.stream_buffers.values()))
 
 
 class OurYamux(Yamux):
@@ -130,6 +136,8 @@ class OurYamux(Yamux):
     credit: dict[int, int]  # by stream: bytes that were read there and not told yet
     liveness: Liveness
     ended: Callable[[], None]
+    share: UnreadShare
+    machine: str
 
     async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
         """End the connection. Whoever holds it counts it as closed by now."""
@@ -206,13 +214,15 @@ def use_our_yamux(swarm: Swarm, rng: random.Random, ended: Callable[[str], None]
     """`MuxerMultistream.new_conn` (stream_muxer/muxer_multistream.py:135) makes a plain Yamux
     whatever class it was given.
     """
-    upgrade = swarm.upgrader.upgrade_connection
+    upgrade, share = swarm.upgrader.upgrade_connection, UnreadShare(_unread_of)
 
     async def upgrade_and_convert(conn: Any, peer_id: Any) -> Any:
         muxed: Any = await upgrade(conn, peer_id)
         muxed.__class__ = OurYamux
         muxed.credit, muxed.liveness = {}, Liveness(trio.current_time(), rng)
         muxed.ended = lambda: ended(str(muxed.peer_id))
+        remote = conn.get_remote_address()
+        muxed.share, muxed.machine = share, machine_of(remote[0]) if remote else "by relay"
         muxed.stream_buffers = _UnreadOfAll(muxed)
         encrypted = muxed.secured_conn.conn
         read_msg = encrypted.read_msg
@@ -368,6 +378,22 @@ def read_in_pieces() -> None:
     TrioTCPStream.read = read_a_piece
 
 
+def agree_in_few_bytes() -> None:
+    """`MultiselectCommunicator.read` (protocol_muxer/multiselect_communicator.py:58) takes in a
+    message of any length, of whoever connects and before a key is proved."""
+
+    async def read(self: MultiselectCommunicator) -> str:
+        try:
+            data = await read_varint_prefixed_bytes_limited(self.read_writer, MAX_NAME_BYTES)
+            if data[-1:] != b"\n":
+                raise ValueError("no line")
+            return data[:-1].decode()
+        except Exception as error:
+            raise MultiselectCommunicatorError("no protocol can be agreed on") from error
+
+    MultiselectCommunicator.read = read
+
+
 def repeat_steadily() -> None:
     """The library sets no option of a socket. Over links that lose packets its connections wait
     twice as long with each loss of the same bytes.
@@ -413,5 +439,6 @@ def apply(swarm: Swarm, rng: random.Random, most: int, ended: Callable[[str], No
     skip_identify(swarm)
     name_ipv6_remotes()
     read_in_pieces()
+    agree_in_few_bytes()
     repeat_steadily()
     quiet_logs()
