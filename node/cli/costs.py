@@ -17,6 +17,7 @@ from ...optim.federated.methods import SUMS
 from ..home.output import bytes_text, count_text, span_text
 from ..manifest import Manifest
 from ..manifest.federated import PLAIN_LANES, privacy_lines
+from ..manifest.limits import LimitsTable
 from ..manifest.methods import counting, rounds_text
 from ..manifest.optional_tables import liars_borne
 from ..manifest.presets import momentum_text
@@ -71,6 +72,8 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
             "warmup": settings.outer.warmup,
         },
         "join": manifest.join.policy,
+        "limits": msgspec.to_builtins(manifest.limits),
+        "keep_contributions": manifest.audit.keep_contributions,
     }
     if parameters is not None:
         value = (
@@ -253,8 +256,33 @@ def describe_lines(manifest: Manifest, down: float | None = None) -> list[str]:
     lines += _wire_lines(manifest, d)
     if (needs := needs_of(manifest)) is not None:
         lines += needs_lines(needs, down)
+    lines += _taken_lines(manifest)
     lines += _privacy_lines(manifest)
     lines.append("code     nothing is downloaded and executed")
+    return lines
+
+
+def _taken_lines(manifest: Manifest) -> list[str]:
+    """What other members, and a check of rounds, may take of this machine, where the manifest says
+    so.
+    """
+    lines, limits, kept = list[str](), manifest.limits, manifest.audit.keep_contributions
+    if limits != LimitsTable():
+        lines.append(
+            "limits   operations of one other member may take "
+            f"{bytes_text(limits.member_bytes)} of memory and disk, of all others "
+            f"{bytes_text(4 * limits.member_bytes)};"
+        )
+        lines.append(
+            f"{'':7}  {limits.operations} at once, of {count_text(limits.operation_elements)} "
+            "values at most"
+        )
+    if kept:
+        lines.append(
+            f"kept     this machine signs its contributions and keeps those to the newest {kept} "
+            "entries of each log,"
+        )
+        lines.append(f"{'':7}  so that rounds can be recomputed (atoll audit --recompute)")
     return lines
 
 

@@ -220,6 +220,23 @@ def test_who_joins_reads_how_adapters_train_and_what_is_compared(table: str, wor
     assert not any(line.startswith("adapters") for line in describe_lines(plain))
 
 
+def test_what_others_may_take_of_a_machine_is_shown_before_it_joins() -> None:
+    """Where a manifest asks for more than is usual, or for anything to be kept."""
+    usual = 'schema = 1\nname = "x"\n[model]\nentry = "local:m"\n'
+    asks = m.parse_manifest(
+        f"{usual}[limits]\nmember_bytes = {1 << 40}\noperations = 128\n"
+        "[audit]\nkeep_contributions = 9\n"
+    )
+    text = " ".join(" ".join(describe_lines(asks)).split())
+    assert "operations of one other member may take 1.0 TiB of memory and disk" in text
+    assert "of all others 4.0 TiB; 128 at once" in text
+    assert "keeps those to the newest 9 entries of each log" in text
+    assert describe(asks)["limits"]["member_bytes"] == 1 << 40
+    assert describe(asks)["keep_contributions"] == 9
+    plain = describe_lines(m.parse_manifest(usual))
+    assert not any(line.startswith(("limits", "kept")) for line in plain)
+
+
 PEERS = [Identity(bytes([index]) * 32).peer for index in range(5)]
 SEEDS = f"model = {{ entry = 'local:x' }}\nbtard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS} }}\n"
 
