@@ -18,13 +18,13 @@ OWNERS = "atoll.owners"
 
 class PageConnection(H11Protocol):
     """Where one comes that has no place, another ends at once: the oldest one on which no whole
-    request waits for its answer, else the oldest whose last request had no token.
+    request waits for its answer, else the oldest that never showed the token.
     """
 
     def connection_made(self, transport: Any) -> None:
         """As asyncio calls it."""
         super().connection_made(transport)
-        self._asked_at = self.loop.time()
+        self._asked_at, self._owners = self.loop.time(), False
         self._timer = self.loop.call_later(UNASKED_S, self._look)
         connections: Any = self.connections
         others: list[PageConnection] = [one for one in connections if one is not self]
@@ -39,14 +39,14 @@ class PageConnection(H11Protocol):
     def on_response_complete(self) -> None:
         """As uvicorn calls it."""
         self._asked_at = self.loop.time()
+        self._claim()
         super().on_response_complete()
 
     def _claim(self) -> int:
-        """0: nothing is under way; 1: a request; 2: the last one was the owner's, whose answer may
-        not have been read yet.
-        """
+        """0: nothing is under way; 1: a request; 2: it has had one of the owner's."""
         cycle: Any = self.cycle
-        if cycle is not None and OWNERS in cycle.scope:
+        self._owners = self._owners or (cycle is not None and OWNERS in cycle.scope)
+        if self._owners:
             return 2
         return 0 if cycle is None or cycle.response_complete else 1
 
