@@ -251,7 +251,7 @@ def test_all_reduce(node: Node, swarm: RunSwarm) -> None:
     assert late.wait(60).status == "open"
     with pytest.raises(LocalProtocolError, match="called already"):
         swarm.all_reduce(torch.ones(1), weight=1, op_id="mean", deadline_s=5)
-    for bad in (torch.ones(2, dtype=torch.float64), torch.ones(2, 3).t(), torch.empty(0)):
+    for bad in (torch.ones(2, dtype=torch.complex64), torch.ones(2, 3).t(), torch.empty(0)):
         with pytest.raises(LocalProtocolError):
             swarm.all_reduce(bad, weight=1, op_id="bad", deadline_s=1)
     swarm.members()  # the node has handled the closing
