@@ -257,6 +257,7 @@ OURS = {
     "node.records.export.Exported": "a report",
     "node.home.lifecycle.NodeFile": "written by this node",
     "node.home.private_node._Ready": "between a script and its node",
+    "node.net.rendezvous._Said": "written by this node, never read",
     "node.service.presence._Noted": "written by this node",
     **{
         f"node.look.view.{name}": "of a file, escaped in node/look/document.py"

@@ -25,6 +25,10 @@ class Exchanged:
     "mixed", they were decided without this peer, and the tensor is the mean of theirs and its own
     (theirs hold nothing of it); "own", nobody else came, or nothing was decided, and the tensor is
     as it was. ``number``: of the exchange. ``outcome``: of its operation.
+
+        exchange = over_swarm(swarm, "weights")
+        done = exchange(flat)  # float32, contiguous
+        alone = done is not None and done.how == "own"
     """
 
     how: Literal["mean", "mixed", "own"]
