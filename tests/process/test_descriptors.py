@@ -24,6 +24,7 @@ from atoll.node.service.buffers import MAX_FREE
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:operation 'op-:RuntimeWarning"),  # `one_script` drops some
     pytest.mark.skipif(
         not Path("/proc/self/maps").exists(), reason="descriptors are counted in /proc"
     ),
