@@ -209,26 +209,18 @@ class Sum:
         return self.factors(weights), 1
 
 
-class Max:
-    """The largest value of each element."""
+class Extreme:
+    """The largest or the smallest value of each element."""
 
-    name = "max"
     form: Literal["rows"] = "rows"
     least = 1
 
-    def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
-        torch.amax(rows, dim=0, out=out)
-
-
-class Min:
-    """The smallest value of each element."""
-
-    name = "min"
-    form: Literal["rows"] = "rows"
-    least = 1
+    def __init__(self, name: Literal["max", "min"]) -> None:
+        self.name = name
+        self._reduce = torch.amax if name == "max" else torch.amin
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
-        torch.amin(rows, dim=0, out=out)
+        self._reduce(rows, dim=0, out=out)
 
 
 class Product:
@@ -297,8 +289,8 @@ REDUCERS: dict[str, Reducer] = {
     for reducer in (
         MEAN,
         Sum(),
-        Max(),
-        Min(),
+        Extreme("max"),
+        Extreme("min"),
         Product(),
         WrappingSum(8),
         WrappingSum(16),
