@@ -244,6 +244,7 @@ def _run(
                 if given["shards"]
                 else dirichlet(task.labels, clients, given["alpha"], seed)
             )
+            terminal.say(f"{name}, seed {seed}: {clients} clients are trained on this machine")
             results.append(simulate(task, parts, devices, settings))
             how = (given["personal"] or manifest.federated.own) if seed == 0 else None
             if how and name in ARRIVING:
