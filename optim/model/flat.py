@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -271,6 +271,23 @@ class FlatVector:
             for segment in self.segments():
                 for piece in segment.pieces:
                     _shaped(out[segment.start : segment.stop], piece).copy_(piece.live)
+
+    @torch.no_grad()
+    def sample(self, starts: Sequence[int], run: int) -> Tensor:
+        """The live elements [start, start + run) for each of ``starts``, which ascend and are at
+        least ``run`` apart: float32, shape (len(starts) * run,), on the CPU.
+        """
+        wanted = (torch.tensor(starts).unsqueeze(1) + torch.arange(run)).view(-1)
+        ends = torch.tensor([spec.offset + spec.numel for spec in self.layout.tensors])
+        until = torch.searchsorted(wanted, ends).tolist()
+        parts: list[Tensor] = []
+        for spec, tensor, begin, end in zip(
+            self.layout.tensors, self.tensors, [0, *until], until, strict=False
+        ):
+            if end > begin:
+                at = (wanted[begin:end] - spec.offset).to(tensor.device)
+                parts.append(torch.take(tensor.detach(), at).float().cpu())
+        return torch.cat(parts) if parts else torch.empty(0)
 
     def write_initial(self, out: Tensor) -> None:
         """Write the live values as the first anchor of a run. Raises ConfigError where they hold

@@ -34,6 +34,7 @@ class ArrivingReplica(Replica):
 
     resumes = False
     follows = False
+    looks_back = False
 
     def __init__(
         self,

@@ -28,6 +28,8 @@ class GradientReplica(Replica):
     parameter there.
     """
 
+    looks_back = False
+
     def __init__(
         self,
         flat: FlatVector,

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +35,7 @@ from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..outer import effective_outer
 from .outliers import NormWatch
 from .schedule import FLOOR_S, expected_share
+from .way_back import WayBack
 
 NOT_FINITE = (
     "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's "
@@ -44,6 +46,11 @@ MOVED = "{}. The model goes back to the anchor"
 
 OUTLIER = (
     "its norm {:.3g} is far above those of rounds before, {:.3g}; the model goes back to the anchor"
+)
+
+WAY_BACK = (
+    "they lead back to the anchor of round {}, as an earlier checkpoint does that is put into the "
+    'model; the model goes to the newest anchor. If that is meant: attachment.moved("why")'
 )
 
 
@@ -99,6 +106,9 @@ class Replica:
     settled = False
     # why the live parameters are not what was trained since the anchor, "" where they are
     moved = ""
+    # whether its progress is all of what was trained from the newest anchor
+    looks_back = True
+    on_purpose = False  # whether the script has declared that it changes the weights
     resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(
@@ -122,6 +132,8 @@ class Replica:
         self.momentum = ContributionMomentum(flat.parameters, beta) if beta else None
         outliers = self.settings.outliers
         self._norms = NormWatch(outliers) if outliers is not None else None
+        self._way_back = self._watch_way_back()
+        self._carried = False  # whether there is progress from an older anchor in the live values
         self._grid = (
             contribution_grid(flat.layout, self.settings)
             if self.settings.error is not None
@@ -150,6 +162,7 @@ class Replica:
         the anchor).
         """
         self.base = self.swarm.open(self.flat.layout, self.flat.write_initial)
+        self._remember_anchor()
         adopt(self.flat, self.base)
 
     def reenter(self) -> WaitedOutcome | None:
@@ -196,14 +209,11 @@ class Replica:
         self._rebase(self.swarm.anchor())
         if self.unsent == 0 or self.finished:
             return
-        if bad := self.not_finite():
-            self.drop(self.swarm.anchor(), NOT_FINITE.format(bad))
-        elif self.moved:
-            self.drop(self.swarm.anchor(), MOVED.format(self.moved))
-        elif self._norms is not None and (why := self._outlier(self._norms)):
+        if why := self._why_not():
             self.drop(self.swarm.anchor(), why)
         else:
             yield self._offer(deadline_s, decidable)
+        self.on_purpose = False
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """An inner step is about to be made. Returns other arguments of ``optimizer.step`` in its
@@ -223,6 +233,16 @@ class Replica:
         """What of the next contribution holds NaN or infinity, "" when nothing does."""
         return self.flat.not_finite()
 
+    def _why_not(self) -> str:
+        """Why what was trained since the anchor is not to be contributed, "" where it is."""
+        if bad := self.not_finite():
+            return NOT_FINITE.format(bad)
+        if self.moved:
+            return MOVED.format(self.moved)
+        if self._norms is not None and (why := self._outlier(self._norms)):
+            return why
+        return self._leads_back(self._way_back) if self._way_back is not None else ""
+
     def _outlier(self, norms: NormWatch) -> str:
         """Why what was trained is not to be contributed, "" where it is. In a job of several ranks
         each looks at its slices, and all drop what one of them finds.
@@ -238,6 +258,27 @@ class Replica:
         return self.flat.agreed(
             OUTLIER.format(norm, usual) if norms.is_outlier(norm, self.unsent) else ""
         )
+
+    def _watch_way_back(self) -> WayBack | None:
+        """None in runs whose members are to contribute in every round whatever they have done, or
+        keep a part of an older anchor.
+        """
+        settings = self.settings
+        sworn = settings.secure or settings.privacy or settings.btard
+        if not self.looks_back or sworn or settings.mixing is not None:
+            return None
+        return WayBack(self.flat, Random(self.flat.parameters))
+
+    def _remember_anchor(self) -> None:
+        if self._way_back is not None:
+            self._way_back.add(self.base)
+
+    def _leads_back(self, watch: WayBack) -> str:
+        """Why what was trained is not to be contributed, "" where it is."""
+        if self.on_purpose or self._carried:
+            return ""
+        round_ = watch.leads_to()
+        return self.flat.agreed("" if round_ is None else WAY_BACK.format(round_))
 
     def collect(self, samples: int) -> None:
         """So many samples more are in the live parameters."""
@@ -264,7 +305,7 @@ class Replica:
         replica takes over.
         """
         samples, self.unsent = self.unsent, 0
-        self.moved = ""
+        self.moved, self._carried = "", False
         adopt(self.flat, new)
         self._take(new)
         self.forget()
@@ -312,6 +353,7 @@ class Replica:
         )
         frozen = self.frozen = OfferedContribution(pending, samples, members=self.members)
         self.unsent = 0
+        self._carried = False
         decided = False
         try:
             outcome = pending.wait(0.0) if self.overlap else _wait(pending, deadline_s, decidable)
@@ -378,6 +420,7 @@ class Replica:
             self._restore(frozen)
             self.unsent += frozen.samples
             self._carry(new, frozen.snapshot if frozen.own is None else frozen.own)
+            self._carried = True
         elif frozen.snapshot is None:
             adopt(self.flat, new)
         elif self.settings.mixing is not None and self.overlap:
@@ -406,6 +449,7 @@ class Replica:
             new.release()
             return
         self._carry(new)
+        self._carried = True
         self._take(new)
 
     def _carry(self, new: AnchorView, frozen: Tensor | None = None) -> None:
@@ -452,6 +496,7 @@ class Replica:
 
     def _take(self, new: AnchorView) -> None:
         old, self.base = self.base, new
+        self._remember_anchor()
         old.release()
 
 

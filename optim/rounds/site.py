@@ -49,6 +49,7 @@ class SiteReplica(Replica):
     """
 
     resumes = False
+    looks_back = False
 
     def __init__(
         self,

@@ -479,6 +479,8 @@ class Attachment:
         model) is taken for no training, and the model goes back to the anchor.
         """
         self._weights.meant(why)
+        for strand in self._strands:
+            strand.replica.on_purpose = True
         logger.info("the weights are changed on purpose: %s", why)
 
     def _rest(self) -> None:

@@ -1,0 +1,105 @@
+"""Whether what a member trained since the anchor leads back to where the model was rounds ago.
+
+An earlier checkpoint that is put into the model, by whatever means, makes a contribution that takes
+back for everybody what all have learnt since. Its length does not tell it from honest work: a
+learning rate that begins again makes longer ones. Its end does: it lies at an earlier anchor.
+
+Distances are those of a sample of the elements, the same in all rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from ...collectives.swarm import AnchorView
+from ..model.flat import FlatVector
+
+SAMPLED, RUN = 2048, 16  # elements, in runs of neighbours
+KEPT = 32  # anchors; of the older half every second makes room
+NEAR = 0.5  # of the length, from an earlier anchor: it leads back
+LEAST_SPREAD = 8.0
+"""How many elements a way is at least spread over: Σ(δ²)² / Σδ⁴. Few elements go back by chance."""
+ORDINARY = 10.0
+"""Times the median of the anchor's moves: after a longer one, members rightly go back."""
+HABIT = 3  # ways back, after which the script is one that goes back
+
+
+@dataclass(slots=True)
+class _Anchor:
+    """One that is remembered, and the longest move a round since the one remembered before."""
+
+    round: int
+    sample: Tensor
+    move: float
+
+
+class WayBack:
+    """The earlier anchors of one vector, in a sample of its parameters."""
+
+    def __init__(self, flat: FlatVector, rng: Random) -> None:
+        """``rng`` draws the sample; 256 KiB are kept."""
+        self._flat, numel = flat, flat.parameters
+        # Elements [start, start + run) for each of the starts, in order, are the sample.
+        self._starts, self._run = [0], numel
+        if numel > SAMPLED:
+            part = numel // (SAMPLED // RUN)
+            self._starts = [
+                at + rng.randrange(part - RUN + 1) for at in range(0, numel - part + 1, part)
+            ]
+            self._run = RUN
+        self._found = 0  # ways back
+        self._anchors: list[_Anchor] = []
+
+    def add(self, anchor: AnchorView) -> None:
+        """Remember the sample of an anchor, if it is a new one."""
+        last = self._anchors[-1] if self._anchors else None
+        if last is not None and anchor.round <= last.round:
+            return
+        sample = torch.empty(len(self._starts) * self._run, dtype=torch.float32, device="cpu")
+        for start, part in zip(self._starts, sample.split(self._run), strict=True):
+            anchor.copy_into(part, start)
+        move = 0.0
+        if last is not None:
+            move = float((sample - last.sample).double().norm()) / (anchor.round - last.round)
+        self._anchors.append(_Anchor(anchor.round, sample, move))
+        if len(self._anchors) > KEPT:
+            # The first is kept: what begins anew goes back to it.
+            for index in range(1, KEPT // 2, 2):
+                kept = self._anchors[index + 1]
+                kept.move = max(kept.move, self._anchors[index].move)
+            del self._anchors[1 : KEPT // 2 : 2]
+
+    def leads_to(self) -> int | None:
+        """The round of the earlier anchor that the live values have come back to from the newest
+        one, None where they have not, and where the script is one that goes back now and then.
+        """
+        if len(self._anchors) < 3:
+            return None
+        base = self._anchors[-1].sample
+        live = self._flat.sample(self._starts, self._run)
+        way = (live - base).double()
+        squares = way.square()
+        length = float(squares.sum())
+        if not length > 0 or length**2 < LEAST_SPREAD * float(squares.square().sum()):
+            return None
+        distances = [
+            (float((live - anchor.sample).double().square().sum()), index)
+            for index, anchor in enumerate(self._anchors[:-2])
+        ]
+        nearest, index = min(distances)
+        if nearest > NEAR**2 * length or self._jumped(index):
+            return None
+        self._found += 1
+        return None if self._found > HABIT else self._anchors[index].round
+
+    def _jumped(self, since: int) -> bool:
+        """Whether the anchor itself has made an extraordinary move since: one that others' work,
+        or an outer step that harms, has led astray is rightly left.
+        """
+        moves = [anchor.move for anchor in self._anchors[1:]]
+        usual = sorted(moves)[len(moves) // 2]
+        return max(moves[since:]) > ORDINARY * usual
