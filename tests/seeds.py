@@ -5,6 +5,7 @@ for (ATOLL_SEEDS=50).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -17,4 +18,17 @@ def seeds(daily: int, slow: int) -> list[Any]:
     return [
         seed if seed < daily else pytest.param(seed, marks=pytest.mark.slow)
         for seed in range(int(os.environ.get("ATOLL_SEEDS", slow)))
+    ]
+
+
+def daily(count: int, values: Iterable[Any]) -> list[Any]:
+    """Values of a parameter (tuples, where there are several): all from the ``count``-th on are
+    marked slow.
+    """
+    return [
+        pytest.param(
+            *(value if isinstance(value, tuple) else (value,)),
+            marks=() if index < count else pytest.mark.slow,
+        )
+        for index, value in enumerate(values)
     ]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from seeds import daily
 
 from atoll.node.client import NodeClient
 from atoll.node.home.lifecycle import NodeFile, NodeLock, read_node_file
@@ -139,13 +140,16 @@ input()
 
 @pytest.mark.parametrize(
     ("ending", "code"),
-    [
-        ("", 0),
-        ("sys.exit(3)", 3),
-        ("raise ValueError('on purpose')", 1),
-        ("os._exit(4)", 4),
-        ("os.kill(os.getpid(), 15)", -15),
-    ],
+    daily(
+        2,
+        (
+            ("", 0),
+            ("os.kill(os.getpid(), 15)", -15),
+            ("sys.exit(3)", 3),
+            ("raise ValueError('on purpose')", 1),
+            ("os._exit(4)", 4),
+        ),
+    ),
 )
 def test_it_ends_with_the_process(
     atoll_home: Path, script: Callable[[str], Script], ending: str, code: int

@@ -202,6 +202,7 @@ def test_a_member_that_waits_for_more_to_come_trains_on_after_its_deadline_and_l
     assert all(torch.equal(found.anchor, seen[0].anchor) for found in seen.values())
 
 
+@pytest.mark.slow
 def test_fixed_periods_end_where_all_count_alike_and_first_come_first_served_where_the_fast_pull() -> (
     None
 ):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from kits.rounds.averages import simulate_grid
+from seeds import daily
 
 from atoll.collectives import api
 from atoll.collectives.averaging import Averaged, average, drawn_error, expected_error
@@ -156,7 +157,7 @@ def test_who_does_not_call_is_missing_from_the_mean_and_from_nothing_else() -> N
         assert averaged.residual == drawn_error(len(counted), 9)
 
 
-@pytest.mark.parametrize("after_s", [0.005, 0.03, 0.06, 0.09, 0.15])
+@pytest.mark.parametrize("after_s", daily(2, (0.03, 0.09, 0.005, 0.06, 0.15)))
 @pytest.mark.parametrize("victim", [0, 4])
 def test_a_member_lost_under_way_costs_its_groups_only(victim: int, after_s: float) -> None:
     """Whenever it dies: what each result says it stands for is what is in it, and groups hold the
@@ -373,6 +374,7 @@ def test_nan_is_refused_at_its_source_and_the_others_go_on() -> None:
         assert not averaged.exact
 
 
+@pytest.mark.slow
 def test_a_swarm_of_36_errs_under_churn_as_predicted_and_as_it_says() -> None:
     verdict = simulate_grid(36, churn=0.05, rounds=2, seed=1)
     assert verdict.killed > 2

@@ -12,6 +12,7 @@ import pytest
 from kits.btard.hostile import ATTACKS, PROTOCOL_ATTACKS, VECTORS
 from kits.btard.plants import PLANTS, find
 from kits.btard.swarm import BtardMember, BtardOptions, BtardSwarm
+from seeds import daily
 
 from atoll.collectives.identifiers import PeerId
 from atoll.security.btard import Fault, GradientTask
@@ -162,7 +163,7 @@ def local_steps(options: BtardOptions) -> BtardOptions:
     return replace(options, settings=msgspec.structs.replace(options.settings, intervals=3))
 
 
-@pytest.mark.parametrize("attack", ["sign_flip", "ipm_0.1", "mimic"])
+@pytest.mark.parametrize("attack", daily(1, ("sign_flip", "ipm_0.1", "mimic")))
 def test_who_leaves_the_way_of_its_local_steps_is_found(attack: str) -> None:
     """DiLoCo's form: a state on the way is another, in one of three intervals; a validator computes
     one of them.

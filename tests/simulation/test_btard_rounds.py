@@ -273,6 +273,7 @@ def test_with_a_log_that_bears_a_liar() -> None:
     seeds.table.end()
 
 
+@pytest.mark.slow
 def test_nobody_votes_for_another_vector_than_its_own_step_came_to() -> None:
     """Two of five give the log copies of another vector, and plan with these: in their ballots no
     round is decided, and the others decide in theirs.

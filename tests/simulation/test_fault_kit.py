@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from faults import KINDS, PHASES, TARGETS, Fault, Kind, Simulated, Target, choose, fault
 from kits.rounds.swarm import Options, SimSwarm
-from seeds import seeds
+from seeds import daily, seeds
 
 from atoll.collectives.identifiers import PeerId
 
@@ -61,7 +61,9 @@ def test_a_fault_of_each_target_in_each_phase_is_survived(kind: Kind) -> None:
     assert struck > len(cells) / 2
 
 
-@pytest.mark.parametrize(("kind", "target"), [("corrupt", "member"), ("reset", "convener")])
+@pytest.mark.parametrize(
+    ("kind", "target"), daily(1, (("corrupt", "member"), ("reset", "convener")))
+)
 def test_who_loses_a_lane_while_the_others_decide_is_not_a_second_behind(
     kind: Kind, target: Target
 ) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from seeds import daily
 from torch import Tensor, nn
 
 from atoll.collectives.arrivals import Fading
@@ -147,14 +148,17 @@ class Bias(nn.Module):
 
 @pytest.mark.parametrize(
     ("settings", "share"),
-    [
-        (StudySettings("fedavg"), 0.7),
-        (StudySettings("fedfix", period=1.0), 0.7),
-        (StudySettings("fedfix", period=3.0), 0.7),
-        (StudySettings("fedbuff", buffer=1, unbiased=True), 0.7),
-        (StudySettings("fedbuff", buffer=2, unbiased=True), 0.7),
-        (StudySettings("fedasync", fading=Fading(0.05, "constant")), 0.2),
-    ],
+    daily(
+        2,
+        (
+            (StudySettings("fedavg"), 0.7),
+            (StudySettings("fedasync", fading=Fading(0.05, "constant")), 0.2),
+            (StudySettings("fedfix", period=1.0), 0.7),
+            (StudySettings("fedfix", period=3.0), 0.7),
+            (StudySettings("fedbuff", buffer=1, unbiased=True), 0.7),
+            (StudySettings("fedbuff", buffer=2, unbiased=True), 0.7),
+        ),
+    ),
 )
 def test_weights_lead_to_the_optimum_of_the_shares_and_unweighted_arrivals_to_that_of_speed(
     settings: StudySettings, share: float

@@ -164,6 +164,7 @@ def test_a_round_takes_the_slowest_links_time_and_every_machine_counts() -> None
     assert 4 * 4 / 3 * 1.016e6 < played.machines[1].bytes_sent < 1.15 * 4 * 4 / 3 * 1.016e6
 
 
+@pytest.mark.slow
 def test_a_larger_model_takes_as_many_bytes_more_and_is_no_slower_to_play() -> None:
     small, large = (
         play(RunSettings(sync_every=500, rounds=2), "3 x 100ms@100Mbit", parameters=size)
@@ -191,10 +192,10 @@ def test_fragments_travel_one_by_one() -> None:
     } == {0, 1}
 
 
-def churned(lines: str, rounds: int = 12) -> PlayedRun:
-    peers = fleet("4 x 100ms@20Mbit")
+def churned(lines: str, rounds: int = 12, *, of: str = "100ms", every: int = 100) -> PlayedRun:
+    peers = fleet(f"4 x {of}@20Mbit")
     mishaps = parse_script(lines, [peer.name for peer in peers])
-    settings = RunSettings(sync_every=100, rounds=rounds)
+    settings = RunSettings(sync_every=every, rounds=rounds)
     return FleetRun(settings, peers, 1_000_000, mishaps=mishaps).play()
 
 
@@ -223,8 +224,9 @@ def test_who_is_cut_off_or_frozen_misses_rounds_and_comes_back() -> None:
     assert counts[-1] == 4
 
 
+@pytest.mark.slow
 def test_a_run_without_a_quorum_stalls_and_says_so() -> None:
-    played = churned("at 25 kill 1\nat 25 kill 2\nat 25 kill 3")
+    played = churned("at 25 kill 1\nat 25 kill 2\nat 25 kill 3", of="2s", every=5)
     assert (played.ended, played.rounds) == ("stalled", 2)
     assert played.silent_s >= 1800
 
@@ -257,6 +259,7 @@ def test_the_loss_is_measured_and_the_page_shows_the_run(tmp_path: Path) -> None
     assert len(picture.curves) == 3
 
 
+@pytest.mark.slow
 def test_a_large_fleet_comes_in_by_waves_adds_up_in_three_levels_and_bears_churn() -> None:
     """Two machines die for good, one comes back, one comes late: rounds go on, all the while with
     everybody who is there.

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import daily
 
 from atoll.collectives.api import all_reduce
 from atoll.collectives.errors import ConfigError, LocalProtocolError, ModelMismatchError
@@ -171,7 +172,7 @@ def test_a_fragment_that_waits_does_not_hold_the_others_up() -> None:
         assert (held, cut_) == ([[-1.0], [-3.0], [0.0]], {0: 1, 1: 2, 2: 0})
 
 
-@pytest.mark.parametrize("after_s", [0.005, 0.02, 0.035, 0.05, 0.1])
+@pytest.mark.parametrize("after_s", daily(2, (0.02, 0.05, 0.005, 0.035, 0.1)))
 def test_a_member_killed_under_way_comes_back_to_every_fragment_from_its_own_disk(
     after_s: float,
 ) -> None:

@@ -23,6 +23,7 @@ def beats(swarm: Swarm, seconds: float) -> float:
     return (sum(swarm.network.sent.values()) - before) / seconds / len(swarm.members)
 
 
+@pytest.mark.slow
 def test_members_of_a_large_run_beat_to_few_and_nobody_is_suspected() -> None:
     rates = dict[int, float]()
     for count in (36, 144):

@@ -196,6 +196,7 @@ def apart_s(seed: int) -> float | None:
     return world.now - since if together else None
 
 
+@pytest.mark.slow
 def test_members_that_are_ballots_apart_come_together() -> None:
     """How far apart they are when all wait differs by the seed: the planted bug shows in some."""
     assert None not in [apart_s(seed) for seed in (10, 20)]

@@ -11,6 +11,7 @@ import pytest
 from kits.rounds.injection import AIMED, ALL_FAULTS, FaultKind
 from kits.rounds.plants import PLANTS
 from kits.rounds.swarm import Options, run_seed
+from seeds import daily
 
 
 def played(seeds: Sequence[int], *kinds: FaultKind) -> Counter[str]:
@@ -61,14 +62,17 @@ def test_faults_at_the_moments_at_which_bugs_would_show_break_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("plant", "predicate", "first"),
-    [
-        ("promise-not-forced", "durability", 0),
-        ("promise-forgotten", "agreement", 0),
-        ("newest-state-only", "liveness", 43),
-        ("old-life-votes", "agreement", 28),
-        ("nobody-tells", "agreement", 40),
-        ("twins-unheard", "", 0),
-    ],
+    daily(
+        3,
+        (
+            ("promise-not-forced", "durability", 0),
+            ("promise-forgotten", "agreement", 0),
+            ("nobody-tells", "agreement", 40),
+            ("old-life-votes", "agreement", 28),
+            ("newest-state-only", "liveness", 43),
+            ("twins-unheard", "", 0),
+        ),
+    ),
 )
 def test_a_planted_bug_that_shows_at_one_moment_only_is_found(
     plant: str, predicate: str, first: int
@@ -79,6 +83,7 @@ def test_a_planted_bug_that_shows_at_one_moment_only_is_found(
     assert any(problem and problem.startswith(predicate) for problem in problems)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "predicate", "faults", "seeds"),
     [
@@ -118,7 +123,7 @@ def test_a_backup_on_a_full_disk_and_a_wait_that_has_just_ended_are_no_faults(se
     assert run_seed(seed, Options(peers=(3, 7))).problem == ""
 
 
-@pytest.mark.parametrize("seed", [830349, 840222])
+@pytest.mark.parametrize("seed", daily(1, (830349, 840222)))
 def test_a_peer_that_is_two_is_waited_for_by_nobody(seed: int) -> None:
     """It beats, and takes part in nothing. In the first seed a member restored from a backup knows
     nobody else; in the second the organiser plans with what it offered before.
@@ -127,7 +132,7 @@ def test_a_peer_that_is_two_is_waited_for_by_nobody(seed: int) -> None:
     assert run_seed(seed, Options(peers=(3, 5), rounds=6, faults=faults)).problem == ""
 
 
-@pytest.mark.parametrize("seed", [830194, 830581])
+@pytest.mark.parametrize("seed", daily(1, (830194, 830581)))
 def test_an_old_copy_of_which_no_certificate_tells_is_known_by_what_others_heard(
     seed: int,
 ) -> None:
@@ -138,7 +143,7 @@ def test_an_old_copy_of_which_no_certificate_tells_is_known_by_what_others_heard
     assert run_seed(seed, Options(peers=(3, 5), rounds=6, faults=faults)).problem == ""
 
 
-@pytest.mark.parametrize("seed", [4000590, 4001910, 4006863, 4008980, 4009147])
+@pytest.mark.parametrize("seed", daily(2, (4000590, 4001910, 4006863, 4008980, 4009147)))
 def test_a_result_is_fetched_from_who_is_no_member_and_alone_has_it(seed: int) -> None:
     """Who decided an entry died for good; the only one that heard its result is outside the
     configuration, and its state cannot be believed.

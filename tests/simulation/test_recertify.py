@@ -13,6 +13,7 @@ from kits.rounds.plant import Plant
 from kits.rounds.seal_plants import SEAL_PLANTS
 from kits.rounds.swarm import SeedResult
 from quiet_stage import QuietStage
+from seeds import daily
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import RecertifyError, RemoteProtocolError
@@ -153,7 +154,7 @@ def test_a_run_in_fragments_is_recertified_in_all_of_them() -> None:
         ] == [[P2, P3, P4]]
 
 
-@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize("nth", daily(1, (1, 2, 3)))
 def test_a_word_that_is_cut_short_between_two_fragments_is_given_again(nth: int) -> None:
     """The organiser's node dies before it has written the word down for fragment ``nth``; its user
     repeats it.
@@ -339,7 +340,8 @@ def test_a_planted_bug_of_recertifying_loses_that_value(plant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "nth"), [(ORGANISER, 1), (ORGANISER, 2), (ORGANISER, 3), (ORGANISER, 4), (P1, 1)]
+    ("who", "nth"),
+    daily(2, ((ORGANISER, 1), (P1, 1), (ORGANISER, 2), (ORGANISER, 3), (ORGANISER, 4))),
 )
 def test_a_kill_before_any_write_of_a_seal_changes_nothing(who: PeerId, nth: int) -> None:
     """One signature an entry, however often the organiser dies; a sealed member stays sealed."""

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from kits.rounds.injection import AIMED, ALL_FAULTS
 from kits.rounds.swarm import Options, run_seed
+from seeds import daily
 from session_table import Peer, Table
 
 from atoll.collectives import messages as m
@@ -244,7 +245,7 @@ def test_a_newcomer_asks_the_owners_of_one_ballot_after_the_other(
     table.end()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", daily(5, range(12)))
 def test_all_promises_hold_over_relays_whatever_strikes(seed: int) -> None:
     options = Options(peers=(3, 9), faults=(*ALL_FAULTS, *AIMED[:1]), relayed_above=2, rounds=6)
     assert run_seed(10_000 + seed, options).problem == ""

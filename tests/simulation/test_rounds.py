@@ -19,6 +19,7 @@ from kits.rounds.checker import Checker, FrozenContribution, Violation
 from kits.rounds.injection import VOTE, Trap
 from kits.rounds.plants import PLANTS
 from kits.rounds.swarm import Options, SimSwarm, run_seed
+from seeds import daily
 
 from atoll.collectives.codecs.codec import Grid, get_codec
 from atoll.collectives.digest import chunk_hash, part_digest
@@ -33,7 +34,7 @@ FAULTY_SEEDS = 25
 NO_FAULTS = Options(faults=())
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + FAULTY_SEEDS))
+@pytest.mark.parametrize("seed", daily(12, range(FIRST, FIRST + FAULTY_SEEDS)))
 def test_a_swarm_with_faults_keeps_its_promises(seed: int) -> None:
     verdict = run_seed(seed)
     assert verdict.problem == ""
@@ -41,20 +42,20 @@ def test_a_swarm_with_faults_keeps_its_promises(seed: int) -> None:
     assert verdict.rounds >= fewest or verdict.stats["logs halted for want of a quorum"]
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
+@pytest.mark.parametrize("seed", daily(2, range(FIRST, FIRST + 4)))
 def test_rounds_of_a_quorum_with_a_grace_window_keep_the_promises(seed: int) -> None:
     verdict = run_seed(seed, Options(arrivals=True))
     assert verdict.problem == ""
     assert verdict.rounds >= 4 or verdict.stats["logs halted for want of a quorum"]
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
+@pytest.mark.parametrize("seed", daily(1, range(FIRST, FIRST + 4)))
 def test_momenta_in_bf16_are_the_same_on_all_members(seed: int) -> None:
     """Deaths, joins by snapshot and checkpoints included: the checker steps on its own."""
     assert run_seed(seed, Options(halved=True)).problem == ""
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + 8))
+@pytest.mark.parametrize("seed", daily(2, range(FIRST, FIRST + 8)))
 def test_momentum_warms_up_alike_at_all_members(seed: int) -> None:
     """Also at who was killed, who came later with a snapshot, and in each fragment by its own steps:
     the checker steps on its own.
@@ -146,20 +147,23 @@ def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[
 
 @pytest.mark.parametrize(
     "plant",
-    [
-        "owner-decides",
-        "vote-without-bytes",
-        "live-convener",
-        "early-apply",
-        "buffer-reused",
-        "any-half-decides",
-        "automatic-recertify",
-        "journal-not-forced",
-        "meta-not-forced",
-        "checkpoint-not-forced",
-        "folder-not-forced",
-        "told-before-forced",
-    ],
+    daily(
+        11,
+        (
+            "owner-decides",
+            "vote-without-bytes",
+            "early-apply",
+            "buffer-reused",
+            "any-half-decides",
+            "automatic-recertify",
+            "journal-not-forced",
+            "meta-not-forced",
+            "checkpoint-not-forced",
+            "folder-not-forced",
+            "told-before-forced",
+            "live-convener",
+        ),
+    ),
 )
 def test_a_planted_bug_that_shows_soon_is_found(plant: str) -> None:
     assert found_by(plant, range(40)) is not None
@@ -193,6 +197,7 @@ def test_a_snapshot_that_hides_what_it_counted_is_found() -> None:
     assert found_by("snapshot-without-entries", range(40), options) is not None
 
 
+@pytest.mark.slow
 def test_a_convener_that_ignores_what_was_accepted_is_found() -> None:
     """Shown where one member alone hears the votes, decides and is cut off: such whispers are rare
     in seeds, so here are four in each.

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from seeds import daily
 from torch import Tensor, nn
 
 from atoll.collectives import messages as m
@@ -221,7 +222,9 @@ def test_control_variates_add_up_after_every_round_and_the_optimum_is_reached() 
 
 
 @pytest.mark.parametrize("sample", [None, SampleSettings(count=2)])
-@pytest.mark.parametrize("when_s", [2.0 + 0.11 * step for step in range(8)])
+@pytest.mark.parametrize(
+    "when_s", daily(3, [2.0 + 0.11 * step for step in (0, 3, 6, 1, 4, 7, 2, 5)])
+)
 def test_a_control_variate_is_in_the_sum_once_whenever_its_site_is_killed(
     when_s: float, sample: SampleSettings | None
 ) -> None:
@@ -341,7 +344,7 @@ def draws_again(entries: Sequence[Entry]) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("kind", ["plain", "rule", "secure"])
+@pytest.mark.parametrize("kind", daily(1, ("secure", "plain", "rule")))
 def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: str) -> None:
     """From the fourth round on the script of a site hangs; its node lives. Whoever waits in vain
     for it has another draw, and what those do who were not drawn at first is a turn of theirs, not
@@ -462,6 +465,7 @@ def test_who_has_seen_no_round_does_not_end_that_of_the_others() -> None:
     assert not any(counted[2] < round_ for round_ in draws_again(entries))
 
 
+@pytest.mark.slow
 def test_a_night_without_scripts_is_no_turn() -> None:
     """All rest for long between two rounds, and then one that is drawn hangs: the others do not
     wait for it as if rounds took so long.

@@ -12,6 +12,7 @@ import torch
 from exchange_kit import decoded, ref_tree_result
 from faults import PHASES, TARGETS, Kind, Simulated, fault
 from kits.rounds.swarm import Options, SimSwarm
+from seeds import daily
 
 from atoll.collectives import api
 from atoll.collectives import messages as m
@@ -27,7 +28,7 @@ RATE = 12.5e6  # bytes per second of an uplink: 100 Mbit/s
 BEGIN_S = 3.0
 
 
-@pytest.mark.parametrize("kind", ["kill", "stop", "blackhole", "reset", "slow"])
+@pytest.mark.parametrize("kind", daily(2, ("kill", "slow", "stop", "blackhole", "reset")))
 @pytest.mark.parametrize("plan", TREES)
 def test_whoever_fails_in_a_tree_the_round_is_decided(plan: TopologyKind, kind: Kind) -> None:
     """The victim is an owner, and everybody hands something on to others: the oracle recomputes
