@@ -14,6 +14,7 @@ from torch import Tensor
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from ..script.attachment import Attachment, attach
+from ..script.consent import OnAdopted
 from ..script.schedules import compare_schedule
 
 try:
@@ -69,6 +70,7 @@ class AtollLightningCallback(Callback):
         *,
         samples: Callable[[Any], int] = batch_size,
         on_round: Callable[[Outcome], None] | None = None,
+        on_adopted: OnAdopted | None = None,
         strict: bool = False,
     ) -> None:
         """As for `attach`, which is called when training begins and raises there (under torchrun:
@@ -76,6 +78,7 @@ class AtollLightningCallback(Callback):
         """
         self.attachment: Attachment | None = None
         self._swarm, self._samples, self._on_round, self._strict = swarm, samples, on_round, strict
+        self._on_adopted = on_adopted
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Go before all other callbacks: at the end they may change the weights."""
@@ -115,6 +118,7 @@ class AtollLightningCallback(Callback):
             trainer.optimizers[0],
             self._swarm,
             on_round=self._on_round,
+            on_adopted=self._on_adopted,
             strict=self._strict,
         )
         planned = trainer.estimated_stepping_batches

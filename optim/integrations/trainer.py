@@ -15,6 +15,7 @@ from typing import Any
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from ..script.attachment import Attachment, attach
+from ..script.consent import OnAdopted
 from ..script.schedules import compare_schedule
 
 try:
@@ -49,6 +50,7 @@ class AtollCallback(TrainerCallback):
         swarm: Swarm | None,
         *,
         on_round: Callable[[Outcome], None] | None = None,
+        on_adopted: OnAdopted | None = None,
         strict: bool = False,
     ) -> None:
         """As for `attach`, which is called when training begins and raises there (under torchrun:
@@ -56,6 +58,7 @@ class AtollCallback(TrainerCallback):
         """
         self.attachment: Attachment | None = None
         self._swarm, self._on_round, self._strict = swarm, on_round, strict
+        self._on_adopted = on_adopted
         self._batches = 0  # of the step under way
 
     def on_train_begin(
@@ -68,6 +71,7 @@ class AtollCallback(TrainerCallback):
             kwargs["optimizer"],
             self._swarm,
             on_round=self._on_round,
+            on_adopted=self._on_adopted,
             strict=self._strict,
             tokenizer=kwargs.get("processing_class"),
         )

@@ -12,8 +12,9 @@ for themselves. In a run whose method has them, sums that no model has come besi
 
 Values cross in segments through one small scratch, so no second copy of the model is made. Models
 of float16 and bfloat16 have a float32 vector: progress is measured against what the live tensors
-really started from, the anchor rounded to their type (`FlatVector.round_to_live`). float64 crosses
-as float32.
+really started from, the anchor rounded to their type (`FlatVector.round_to_live`). Where an
+optimizer keeps a wider master of a tensor (`FlatVector.masters`), values are the master's, in both
+directions, and the tensor holds them rounded. float64 crosses as float32.
 """
 
 from __future__ import annotations
@@ -74,12 +75,14 @@ class FlatTensor:
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Elements [start, stop) of a segment and the live tensor, or the flat view of a range of it,
-    they belong to.
+    they belong to. Where that has a master, ``live`` is the master, and ``rounded`` the tensor that
+    is written along.
     """
 
     start: int
     stop: int
     live: Tensor
+    rounded: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,8 @@ class FlatVector:
     cannot represent.
 
     ``layout`` names the tensors; ``tensors`` are the live ones, in its order. Nothing is copied
-    when it is made.
+    when it is made. ``masters``: wider tensors that an optimizer makes live ones of at each step,
+    by the id of the live one; of the parts of a `cut`, too. Filled at boundaries, empty otherwise.
     """
 
     def __init__(
@@ -154,6 +158,7 @@ class FlatVector:
         self.layout, self.tensors, self.numel = layout, tensors, layout.numel
         # They come first.
         self.parameters = sum(spec.numel for spec in layout.tensors if spec.role == "parameter")
+        self.masters: dict[int, Tensor] = {}
         self._slots = (_Slot(), _Slot())
         self._parts: list[FlatVector] = []
         self._known = {spec.name for spec in layout.tensors}
@@ -169,6 +174,8 @@ class FlatVector:
             FlatVector.of(layout, [next(tensors) for _ in layout.tensors])
             for layout in cut(self.layout, fragments)
         ]
+        for part in self._parts:
+            part.masters = self.masters
         return self._parts
 
     def follow(self) -> None:
@@ -214,8 +221,10 @@ class FlatVector:
         pieces: list[Piece] = []
         begin = end = 0
         for spec, tensor in zip(self.layout.tensors, self.tensors, strict=True):
-            live = tensor.detach()
-            whole = not live.is_contiguous()
+            live, rounded = tensor.detach(), None
+            if (master := self.masters.get(id(tensor))) is not None:
+                live, rounded = master, live
+            whole = not (live.is_contiguous() and tensor.is_contiguous())
             done = 0
             while done < spec.numel:
                 longest = SEGMENT_ELEMENTS if live.is_cuda else min(HOST_ELEMENTS, SEGMENT_ELEMENTS)
@@ -225,8 +234,11 @@ class FlatVector:
                     yield Segment(begin, end, tuple(pieces))
                     pieces, begin = [], end
                 count = spec.numel if whole else min(spec.numel - done, longest - (end - begin))
-                part = live if whole else live.view(-1)[done : done + count]
-                pieces.append(Piece(end - begin, end - begin + count, part))
+                part, also = live, rounded
+                if not whole:
+                    part = live.view(-1)[done : done + count]
+                    also = None if rounded is None else rounded.view(-1)[done : done + count]
+                pieces.append(Piece(end - begin, end - begin + count, part, also))
                 done += count
                 end += count
                 if whole:
@@ -359,9 +371,10 @@ class FlatVector:
 @contextmanager
 def showing(flat: FlatVector, source: RangeSource, replaced: Callable[[], None]) -> Generator[None]:
     """The live values are those of ``source`` for a with block, and come back after it, bit for
-    bit. ``replaced`` hears of both.
+    bit. ``replaced`` hears of both. Masters are left as they are.
     """
     live = [tensor.detach().to("cpu", copy=True) for tensor in flat.tensors]
+    masters, flat.masters = flat.masters, {}
     try:
         flat.read_from(source)
         replaced()
@@ -370,6 +383,7 @@ def showing(flat: FlatVector, source: RangeSource, replaced: Callable[[], None])
         with torch.no_grad():
             for tensor, saved in zip(flat.tensors, live, strict=True):
                 tensor.copy_(saved)
+        flat.masters = masters
         replaced()
 
 
@@ -401,7 +415,13 @@ class _Slot:
         self._copy(segment, [(_shaped(values, piece), piece.live) for piece in segment.pieces])
 
     def store(self, segment: Segment, values: Tensor) -> None:
-        self._copy(segment, [(piece.live, _shaped(values, piece)) for piece in segment.pieces])
+        pairs = [(piece.live, _shaped(values, piece)) for piece in segment.pieces]
+        pairs += [
+            (piece.rounded, _shaped(values, piece))
+            for piece in segment.pieces
+            if piece.rounded is not None
+        ]
+        self._copy(segment, pairs)
 
     def _copy(self, segment: Segment, pairs: list[tuple[Tensor, Tensor]]) -> None:
         """Copy (destination, source) pairs; on CUDA on a side stream, after what the model's stream

@@ -22,6 +22,8 @@ the round (`expect`).
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
@@ -92,6 +94,21 @@ def expect(flat: FlatVector, base: RangeSource, own: Tensor, rate: float, moment
         live.mul_(rate)
         torch.sub(part, live, out=live)
         flat.push(segment, live)
+
+
+@torch.no_grad()
+def complete(flat: FlatVector, base: RangeSource, fresh: Collection[int]) -> None:
+    """Add to new masters what rounding took of the anchor that they were made of: ``master ← master
+    + (base - rounded base)``. ``fresh``: ids of the live tensors whose masters they are.
+    """
+    for spec, tensor in zip(flat.layout.tensors, flat.tensors, strict=True):
+        if id(tensor) in fresh:
+            master = flat.masters[id(tensor)]
+            start = torch.empty(spec.numel, dtype=torch.float32, device="cpu")
+            base.copy_into(start, spec.offset)
+            start.sub_(start.to(tensor.dtype))
+            master.add_(start.view(spec.shape).to(master.device))
+            tensor.copy_(master)
 
 
 class _Scratch:

@@ -9,6 +9,9 @@ silence             training that is seen and not counted: the rules
 uncounted           sees it, and contributions of zero, and says so
 recurrence          whether changes of the weights are a habit of the script or an event
 weights             who changed the weights: a sample of them around each step
+optimizer_state     tensors that an optimizer keeps beside the parameters
+probe               asks an optimizer's class, on toys, whether it remembers where parameters were
+consent             what it remembers: moved along with each adopted anchor, or named
 state               what a checkpoint of an attachment holds, as numbers and strings
 step_times          how long steps take, for the node's verdicts on this machine
 resume              saving strands and going on from them

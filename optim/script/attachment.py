@@ -49,11 +49,13 @@ from .checks import (
     check_optimizer,
     check_site,
     check_swarm,
+    hooked,
     in_job,
-    innermost,
     moves_nothing,
     naming_tensors,
+    outermost,
 )
+from .consent import Consent, OnAdopted
 from .keeping import ModelKeeper
 from .lookout import Lookout, reached
 from .resume import PendingLoad, save
@@ -83,6 +85,7 @@ def attach(
     sync_every: int | None = None,
     round_s: float | None = None,
     on_round: Callable[[Outcome], None] | None = None,
+    on_adopted: OnAdopted | None = None,
     strict: bool = False,
     tokenizer: Any = None,
     clock: Callable[[], float] = time.monotonic,
@@ -100,6 +103,12 @@ def attach(
     (inner steps) and ``round_s`` (seconds) may repeat what the run's manifest says; the manifest
     has authority. ``on_round`` hears every Outcome. ``tokenizer`` (or processor: what has
     ``save_pretrained``) goes into the folder that `atoll export` writes. ``clock`` is for tests.
+
+    An optimizer that remembers where the parameters were (slow or averaged weights, masters in
+    float32) would take an adopted anchor back. What it keeps is found and moved along, or named
+    (`script.consent`). ``on_adopted`` does that in the script's own way, for all optimizers: after
+    an anchor was adopted it gets by how much each parameter was moved, as a dict from parameter to
+    float32 tensor (float64 for float64) of its shape, on its device.
 
     In a job of several ranks (torchrun with DistributedDataParallel or fully_shard) all ranks
     attach: rank 0 with the swarm that it joined, the others with None. The job is one peer.
@@ -145,6 +154,8 @@ def attach(
         model,
         inner,
         swarm,
+        outermost=_outermost(optimizer, inner),
+        on_adopted=on_adopted,
         counts=counting,
         batch_size=batch_size,
         on_round=on_round,
@@ -159,8 +170,8 @@ def _optimizers(given: Any) -> tuple[Optimizer, ...]:
     if given is None:
         return ()
     if not isinstance(given, list | tuple):
-        return (innermost(given),)
-    several = tuple(innermost(each) for each in cast("Sequence[object]", given))
+        return (hooked(given),)
+    several = tuple(hooked(each) for each in cast("Sequence[object]", given))
     if not several or len(set(map(id, several))) != len(several):
         raise ConfigError(
             "the list of optimizers is empty, or names one twice",
@@ -173,13 +184,21 @@ def _optimizers(given: Any) -> tuple[Optimizer, ...]:
     return several
 
 
+def _outermost(given: Any, optimizers: Sequence[Optimizer]) -> list[Any]:
+    """What keeps tensors beside the parameters of each of these."""
+    if not optimizers:
+        return []
+    several = given if isinstance(given, list | tuple) else [given]
+    return [outermost(each) for each in cast("Sequence[object]", several)]
+
+
 def _counting(given: Any, optimizers: Sequence[Optimizer]) -> Sequence[Optimizer]:
     """The optimizers that must have stepped for a step to be over. Raises ConfigError for one that
     is not attached.
     """
     if given is None:
         return optimizers
-    if (one := innermost(given)) not in optimizers:
+    if (one := hooked(given)) not in optimizers:
         raise ConfigError(
             f"counts names a {type(one).__name__} that is not attached",
             key="counts",
@@ -211,6 +230,8 @@ class Attachment:
         optimizers: Sequence[Optimizer],
         swarm: Swarm,
         *,
+        outermost: Sequence[Any],
+        on_adopted: OnAdopted | None,
         counts: Sequence[Optimizer],
         batch_size: int | None,
         on_round: Callable[[Outcome], None] | None,
@@ -219,8 +240,7 @@ class Attachment:
         clock: Callable[[], float],
     ) -> None:
         """Use `attach`, which checks the arguments first."""
-        self.swarm = swarm
-        self.ledger = SampleLedger(batch_size)
+        self.swarm, self.ledger = swarm, SampleLedger(batch_size)
         self._strict, self._clock, self._on_round = strict, clock, on_round
         self._counter = StepCounter()
         self._budget = WaitBudget(swarm.settings.deadline_s)
@@ -242,8 +262,7 @@ class Attachment:
         self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop)
         self._lookout = Lookout(swarm)
         self._times = StepTimes(clock, lambda: next((t.device for t in self._flat.tensors), None))
-        self._totals = Totals()
-        self._uncollected = Since(self._counter)
+        self._totals, self._uncollected = Totals(), Since(self._counter)
         self._declared: int | None = None  # samples told for the step under way
         self._last: WaitedOutcome | None = None
         self._node_lost = self._evaluating = self._detached = self._warned = False
@@ -254,7 +273,8 @@ class Attachment:
         # Told once: that the script changes weights itself; that rounds lose more than is wished.
         self._told_habit = self._told_error = False
         self._resuming: PendingLoad | None = None
-        with naming_tensors(self._flat):
+        self._consent = Consent(model, self._flat, outermost, optimizers, on_adopted)
+        with naming_tensors(self._flat), self._consent.adopting():
             enter(swarm, self._flat, self._strands)
         self._weights = WeightWatch(model, optimizers)
         self._adapters.turn(self.round)
@@ -425,7 +445,8 @@ class Attachment:
                 return None
         turns: list[WaitedOutcome] = []
         failure: AtollError | None = None
-        with self._weights.writing(ends=not only_settle):
+        replicas = [strand.replica for strand in self._strands]
+        with self._weights.writing(ends=not only_settle), self._consent.adopting(replicas):
             try:
                 for strand, turn in self._boundary(strands, only_settle):
                     turns.append(turn)
@@ -868,7 +889,8 @@ class Attachment:
         """
         resuming, self._resuming = self._resuming, None
         if resuming is not None:
-            resuming.finish(self._drop)
+            with self._consent.adopting():
+                resuming.finish(self._drop)
             self._uncounted.wrote()
             self._adapters.turn(self.round)
             self._weights.begin()

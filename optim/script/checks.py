@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,43 +21,87 @@ BY_HAND = (
 )
 
 
-def innermost(optimizer: object) -> Optimizer:
-    """The torch optimizer whose hooks are called once a step: that inside of wrappers that keep it
-    under ``.optimizer`` (accelerate does); of a wrapper that has no hooks, since it never called
-    ``torch.optim.Optimizer.__init__`` (opacus), the one that it holds; of a sharpness-aware one,
-    whose loop calls ``first_step`` and ``second_step``, its ``base_optimizer``. ConfigError when
-    there is none.
+# Their wrappers keep no tensors of their own, and step the optimizer inside, or not.
+WRAPPING = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", "opacus")
+
+
+def hooked(optimizer: object) -> Optimizer:
+    """The outermost object whose step runs hooks, since what is outside may move the parameters
+    after the inner one's hook (Lookahead does). Wrappers that never called
+    ``torch.optim.Optimizer.__init__`` have none (accelerate's, opacus'): the one that they keep
+    under ``.optimizer``, or the only one that they hold. Of a sharpness-aware one, whose loop calls
+    ``first_step`` and ``second_step``, its ``base_optimizer``. ConfigError when there is none.
     """
-    seen = {id(optimizer)}
-    while (inner := getattr(optimizer, "optimizer", None)) is not None and id(inner) not in seen:
-        if not isinstance(inner, Optimizer) and not hasattr(inner, "optimizer"):
-            break
-        seen.add(id(inner))
-        optimizer = inner
-    if isinstance(optimizer, Optimizer):
-        return _stepped_in(optimizer)
+    at, seen = optimizer, set[int]()
+    while id(at) not in seen:
+        seen.add(id(at))
+        if isinstance(at, Optimizer) and _two_steps(at):
+            at = cast("Any", at).base_optimizer
+        elif isinstance(at, Optimizer) and _runs_hooks(at):
+            return at
+        elif (inside := _kept(at)) is not None:
+            at = inside
+    if isinstance(at, Optimizer):
+        return at
     raise ConfigError(
-        f"{type(optimizer).__name__} is not a torch.optim.Optimizer",
+        f"{type(at).__name__} is not a torch.optim.Optimizer",
         key="optimizer",
         why="attach() counts steps with register_step_post_hook, which only torch optimizers have.",
         hint=f"Attach by hand: {BY_HAND}",
     )
 
 
-def _stepped_in(optimizer: Optimizer) -> Optimizer:
-    base = getattr(optimizer, "base_optimizer", None)
-    two_steps = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
-    if two_steps and isinstance(base, Optimizer):
-        return _stepped_in(base)
-    if _has_hooks(optimizer):
-        return optimizer
+def outermost(optimizer: object) -> Any:
+    """The object that keeps what there is of tensors beside parameters: the one that is given,
+    but for wrappers of trainers, and for those that `hooked` looks into because they do not step.
+    """
+    at, seen = optimizer, set[int]()
+    while id(at) not in seen and (
+        type(at).__module__.partition(".")[0] in WRAPPING or not _steps(at)
+    ):
+        seen.add(id(at))
+        inside = _kept(at)
+        at = at if inside is None else inside
+    return cast("Any", at).base_optimizer if _two_steps(at) else at
+
+
+def _kept(optimizer: object) -> Any:
+    """The optimizer that a wrapper keeps, None where that is not clear."""
+    inside = getattr(optimizer, "optimizer", None)
+    if isinstance(inside, Optimizer) or hasattr(inside, "optimizer"):
+        return inside
+    if not isinstance(optimizer, Optimizer):
+        return None
     held = {id(each): each for each in vars(optimizer).values() if isinstance(each, Optimizer)}
-    return _stepped_in(held.popitem()[1]) if len(held) == 1 else optimizer
+    return held.popitem()[1] if len(held) == 1 else None
+
+
+def _steps(optimizer: object) -> bool:
+    return callable(getattr(optimizer, "step", None))
+
+
+def _two_steps(optimizer: object) -> bool:
+    two = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
+    return two and isinstance(getattr(optimizer, "base_optimizer", None), Optimizer)
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:
-    """Whether ``torch.optim.Optimizer.__init__`` has made its hooks."""
-    return hasattr(optimizer, "_optimizer_step_post_hooks")
+    """Whether there is a place for them: ``torch.optim.Optimizer.__init__`` makes it."""
+    return "_optimizer_step_post_hooks" in vars(optimizer)
+
+
+def _runs_hooks(optimizer: Optimizer) -> bool:
+    """Whether its step runs them, too. Torch makes it so in its ``__init__``; some Lookaheads make
+    the place only, and get from torch now what they have left out.
+    """
+    if not _has_hooks(optimizer):
+        return False
+    for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+        if type(hooks := vars(optimizer).get(name, {})) is dict:  # nothing can refer to it weakly
+            setattr(optimizer, name, OrderedDict(hooks))
+    if not getattr(type(optimizer).step, "hooked", False) and "step" not in vars(optimizer):
+        optimizer._patch_step_function()
+    return getattr(type(optimizer).step, "hooked", False)
 
 
 @contextmanager
@@ -106,7 +151,7 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     if (
         not isinstance(getattr(optimizer, "state", None), dict)
         or not getattr(optimizer, "param_groups", None)
-        or not _has_hooks(optimizer)
+        or not _runs_hooks(optimizer)
     ):
         raise ConfigError(
             f"{type(optimizer).__name__} has no state, no parameter groups or no hooks",

@@ -13,6 +13,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from .attachment import Attachment, attach
 from .checks import check_alone
+from .consent import OnAdopted
 
 ATTACHMENT = "atoll"  # its key in a state
 
@@ -38,6 +39,7 @@ class SwarmOptimizer(Optimizer):
         sync_every: int | None = None,
         round_s: float | None = None,
         on_round: Callable[[Outcome], None] | None = None,
+        on_adopted: OnAdopted | None = None,
         strict: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -93,6 +95,7 @@ class SwarmOptimizer(Optimizer):
             sync_every=sync_every,
             round_s=round_s,
             on_round=on_round,
+            on_adopted=on_adopted,
             strict=strict,
             clock=clock,
         )

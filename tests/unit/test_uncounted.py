@@ -166,7 +166,8 @@ def test_changes_that_no_version_shows_are_seen_on_a_sample(member: Member) -> N
 
 
 def test_an_optimizer_of_a_copy_is_named(member: Member) -> None:
-    member.attach(sgd(member.model))
+    attached = sgd(member.model)  # which keeps the attachment
+    member.attach(attached)
     other = sgd(copy.deepcopy(member.model))
     for _ in range(70):
         backward(member.model)
