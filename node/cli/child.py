@@ -5,6 +5,7 @@ it to drain and does not cut it off.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from types import FrameType, TracebackType
-from typing import IO, Self
+from typing import IO, Self, cast
 
 from ...collectives.errors import ConfigError
 from ..home.ending import GRACE_S, end_signals
@@ -23,7 +24,8 @@ class ChildCommand:
 
     The first Ctrl-C (SIGTERM, a closed terminal) reaches it as SIGINT: it finishes or hands over
     its round. The second kills it. Its stdin stays open until this process ends, in whatever way.
-    ``say`` takes its output line by line; None: it writes to our own stdout and stderr
+    ``say`` takes its output line by line, and ``redraw`` a line that the next one is written over,
+    such as a progress bar's; without ``say`` it writes to our own stdout and stderr
     (``to_stderr``: both to stderr, because stdout is for one JSON object).
     """
 
@@ -33,6 +35,7 @@ class ChildCommand:
         environment: dict[str, str],
         say: Callable[[str], None] | None,
         *,
+        redraw: Callable[[str], None] = lambda line: None,
         to_stderr: bool,
         term_s: float | None = None,
     ) -> None:
@@ -60,7 +63,7 @@ class ChildCommand:
             self._threads.append(
                 threading.Thread(
                     target=self._read,
-                    args=(self._process.stdout, say),
+                    args=(self._process.stdout, say, redraw),
                     name="atoll-child-output",
                     daemon=True,
                 )
@@ -127,9 +130,11 @@ class ChildCommand:
         self._process.wait()
         self._ended.set()
 
-    def _read(self, output: IO[str], say: Callable[[str], None]) -> None:
+    def _read(
+        self, output: IO[str], say: Callable[[str], None], redraw: Callable[[str], None]
+    ) -> None:
+        cast("io.TextIOWrapper", output).reconfigure(newline="")  # a line may end with \r alone
         for line in output:
-            with contextlib.suppress(
-                OSError
-            ):  # the terminal is gone: read on, or the process would wait for us
-                say(line.rstrip("\n"))
+            # the terminal is gone: read on, or the process would wait for us
+            with contextlib.suppress(OSError):
+                (redraw if line.endswith("\r") else say)(line.rstrip("\r\n"))

@@ -311,6 +311,7 @@ def _train(
             command,
             environment,
             view.say if terminal.live else None,
+            redraw=view.redraw,
             to_stderr=terminal.json,
             term_s=drain and drain * SCRIPTS_SHARE,
         ) as child,

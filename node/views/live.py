@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _BARS = "▁▂▃▄▅▆▇█"
 _BAR_WIDTH = 14
 REMEMBERED_LOSSES = 40
+SCRIPT_CHARACTERS = 120  # of its line of progress
 
 
 @dataclass
@@ -113,6 +114,7 @@ class TrainingView:
         self._lock = threading.RLock()
         self._closed = False
         self._waits = ""  # what was last said of sites that are missing
+        self._script = ""  # its newest line of progress
         self._paused = ""  # why the script is kept from training, as last said
         self.starting = False  # the script waits for the members that the run is to begin with
         self._started_s = time.monotonic()
@@ -143,9 +145,18 @@ class TrainingView:
         if live is not None:
             live.__exit__(kind, error, trace)
 
+    def redraw(self, text: str) -> None:
+        """What the script writes over and over, such as a progress bar: one line, until it writes
+        another.
+        """
+        with self._lock:
+            self._script = text or self._script
+            self._refresh()
+
     def say(self, text: str) -> None:
         """A line that stays."""
         with self._lock:
+            self._script = ""
             if self._live is not None:
                 self._live.console.print(shown(text), markup=False, highlight=False)
             else:
@@ -243,6 +254,8 @@ class TrainingView:
             text.append("━" * filled, style="cyan")
             text.append("━" * (_BAR_WIDTH - filled) + "  ", style="dim")
         text.append(f"{p.round_line()}, {bytes_text(p.bytes_received)} received\n")
+        if self._script:
+            text.append(f"{shown(self._script)[:SCRIPT_CHARACTERS]}\n")
         if p.losses:
             text.append(f"loss {sparkline(p.losses)}\n", style="magenta")
         text.append("Ctrl-C drains: the round is finished or handed over first", style="dim")

@@ -852,6 +852,43 @@ def test_child_output_and_status() -> None:
         ChildCommand(["/nonexistent"], {}, None, to_stderr=False)
 
 
+def test_a_line_that_a_child_writes_over_is_no_new_line() -> None:
+    """As progress bars do, of tqdm for one: \\r before each state, \\n after the last."""
+    import os
+    import sys
+
+    lines, redrawn = list[str](), list[str]()
+    script = (
+        "import sys; print('begins', flush=True)\n"
+        "for step in range(4): print(f'\\r{step}/3', end='', file=sys.stderr, flush=True)\n"
+        "print(file=sys.stderr, flush=True); print('ends\\r\\nhere')"
+    )
+    command = [sys.executable, "-c", script]
+    with ChildCommand(
+        command, dict(os.environ), lines.append, redraw=redrawn.append, to_stderr=False
+    ) as child:
+        assert child.wait(60) == 0
+    assert redrawn == ["", "0/3", "1/3", "2/3"]
+    assert lines == ["begins", "3/3", "ends", "here"]
+
+
+def test_the_live_view_has_one_line_of_the_scripts_progress() -> None:
+    def block(view: TrainingView) -> list[str]:
+        return str(view._block()).splitlines()
+
+    view = TrainingView(Terminal(), RunProgress("tide", 9))
+    plain = block(view)
+    for text in ("", " 10%|# | 1/10", " 20%|\x1b[31m## | 2/10", ""):
+        view.redraw(text)
+    (line,) = [line for line in block(view) if line not in plain]
+    assert "2/10" in line
+    assert "\x1b" not in line
+    view.redraw("x" * 1000)
+    assert max(len(line) for line in block(view)) <= 120
+    view.say("the bar ended")
+    assert block(view) == plain
+
+
 # ── plan ──
 
 
