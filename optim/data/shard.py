@@ -23,7 +23,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.group import Member
@@ -36,6 +36,12 @@ from .spans import Span
 logger = logging.getLogger("atoll")
 
 FIRST_PART = 16  # of the data set: what a member keeps before anything is known of its speed
+ORDERS = frozenset(
+    {"SequentialSampler", "RandomSampler", "SeedableRandomSampler", "DistributedSampler"}
+)
+"""Samplers, torch's, torchdata's and accelerate's, that put all samples into some order and choose
+none: the run's order takes its place."""
+STATEFUL = "StatefulDataLoader"  # torchdata's; a shard has nothing to save
 _END = object()
 
 
@@ -69,10 +75,10 @@ class Shard:
             "DataLoader[Any]",
             source if isinstance(source, DataLoader) else DataLoader(source, batch_size=None),
         )
-        _check(loader)
+        batch = _batch_of(loader)
         self._swarm = swarm
         self._size = len(cast("Any", loader.dataset))
-        self._batch = loader.batch_size or 1
+        self._batch = batch or 1
         self._order = Order(self._size, swarm.run_id)
         self._leases = Leases(self._size // FIRST_PART)
         self._turn = -1  # of the ledger, when the lease was looked up
@@ -83,11 +89,20 @@ class Shard:
         self._pass = 0
         self._displaced = 0
         self._lost = 0  # of what this member has begun: displaced already
-        self._loader = _reordered(loader, self)
+        self._loader = _reordered(loader, self, collated=batch is not None)
         ranks = getattr(swarm, "ranks", None)
         self._rank, self._ranks = (ranks.rank, ranks.size) if ranks is not None else (0, 1)
 
     def __iter__(self) -> Iterator[Any]:
+        return self._batches(endless=False)
+
+    def endless(self) -> Iterator[Any]:
+        """Pass after pass, for a loop whose epochs have a length of their own. What is given and not
+        yet counted at the end of a pass stays this member's.
+        """
+        return self._batches(endless=True)
+
+    def _batches(self, *, endless: bool) -> Iterator[Any]:
         attachment = self._attachment()
         # What was given and led to no step is given again.
         attachment.ledger.used, attachment.ledger.given, self._turn = (
@@ -96,19 +111,32 @@ class Shard:
             -1,
         )
         self._follow(attachment)
-        self._pass = int(self._positions(self._next)[0]) // self._size
+        self._begin_pass()
         batches: Iterator[Any] | None = None
         while True:
             if self._follow(attachment) or batches is None:
                 self._drawn.clear()
                 batches = iter(self._loader)
             batch = next(batches, _END)
+            if batch is _END and endless:
+                self._begin_pass()
+                batches = None
+                continue
             if batch is _END:
                 return
             self._drawn.popleft()
             self._next += self._batch * self._ranks
             attachment.ledger.given += self._batch
             yield batch
+
+    def _begin_pass(self) -> None:
+        """The epoch of the next sample is that of the pass."""
+        self._pass = int(self._positions(self._next)[0]) // self._size
+
+    @property
+    def batch(self) -> int:
+        """Samples of each batch; in a job of several ranks of this rank's part of it."""
+        return self._batch
 
     @property
     def displaced(self) -> int:
@@ -216,7 +244,8 @@ class Shard:
                 why="Which samples are this member's depends on what its rounds have counted.",
                 hint=(
                     "attach(model, optimizer, swarm) first; in a job of several ranks: "
-                    "attachment.swarm.shard(loader)."
+                    "attachment.swarm.shard(loader); in Trainer and Lightning shard=True of the "
+                    "callback, and the loader as it is."
                 ),
             )
         return found
@@ -233,20 +262,32 @@ class _Draws:
         return draws if self._collated else (index for (index,) in draws)
 
 
-def _check(loader: DataLoader[Any]) -> None:
-    """Raise ConfigError for a loader whose samples cannot be leased."""
-    dataset, sampler = cast("Any", loader.dataset), loader.sampler
-    why = ""
+def _batch_of(loader: DataLoader[Any]) -> int | None:
+    """How many samples a batch has; None where samples are not collated. Raises ConfigError for a
+    loader whose samples cannot be leased.
+    """
+    dataset, sampler, of_batches = cast("Any", loader.dataset), loader.sampler, loader.batch_sampler
+    size, why = loader.batch_size, ""
+    if size is None and of_batches is not None:
+        inside = of_batches
+        if type(of_batches).__name__ == "BatchSamplerShard":  # accelerate's, of one of the ranks
+            inside = cast("Any", of_batches).batch_sampler
+        sampler, size = getattr(inside, "sampler", None), getattr(of_batches, "batch_size", None)
+        if type(inside) is not BatchSampler or getattr(of_batches, "split_batches", False):
+            why = f"it has a batch sampler of its own, {type(inside).__name__}"
+    kind = type(loader)
     if isinstance(dataset, IterableDataset) or not (
         hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     ):
         why = "a stream has no numbered samples"
     elif not len(dataset):
         why = "the data set is empty"
-    elif loader.batch_size is None and loader.batch_sampler is not None:
-        why = "it has a batch sampler of its own"
-    elif type(sampler) not in (SequentialSampler, RandomSampler) or getattr(
-        sampler, "replacement", False
+    elif hasattr(loader, "base_dataloader"):
+        why = "accelerate has prepared it, and moves its batches to a device"
+    elif kind.__iter__ is not DataLoader.__iter__ and kind.__name__ != STATEFUL:
+        why = f"{kind.__name__} has an __iter__ of its own, which a shard would not call"
+    elif not why and (
+        type(sampler).__name__ not in ORDERS or getattr(sampler, "replacement", False)
     ):
         why = f"it has a sampler of its own, {type(sampler).__name__}"
     if why:
@@ -257,20 +298,22 @@ def _check(loader: DataLoader[Any]) -> None:
                 "Each sample is leased to one member by its number; the order "
                 "of samples is the run's."
             ),
-            hint="Give shard() a DataLoader(dataset, batch_size=…) over a map-style data set. Of a "
+            hint="Give shard() the loader before accelerator.prepare(), leave it out of prepare(), "
+            "and move batches yourself: batch.to(accelerator.device)."
+            if hasattr(loader, "base_dataloader")
+            else "Give shard() a DataLoader(dataset, batch_size=…) over a map-style data set. Of a "
             "stream, let each member read its own part: items whose hash is in its share.",
         )
+    return size
 
 
-def _reordered(loader: DataLoader[Any], shard: Shard) -> DataLoader[Any]:
+def _reordered(loader: DataLoader[Any], shard: Shard, *, collated: bool) -> DataLoader[Any]:
     """The same loader, of the samples that ``shard`` draws. It takes nothing from torch's global
     random numbers.
     """
-    draws: Any = _Draws(shard, collated=loader.batch_size is not None)
+    draws: Any = _Draws(shard, collated=collated)
     how: dict[str, Any] = (
-        {"batch_sampler": draws}
-        if loader.batch_size is not None
-        else {"sampler": draws, "batch_size": None}
+        {"batch_sampler": draws} if collated else {"sampler": draws, "batch_size": None}
     )
     return DataLoader(
         loader.dataset,

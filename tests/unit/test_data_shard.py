@@ -50,6 +50,17 @@ class Stream(IterableDataset[Tensor]):
         return iter([torch.zeros(())])
 
 
+class Chosen(BatchSampler):
+    """Batches of its own choice."""
+
+
+class Prefetched(DataLoader[Tensor]):
+    """A loader of the script's."""
+
+    def __iter__(self) -> Any:
+        return super().__iter__()
+
+
 def start(swarm: Any) -> tuple[nn.Module, torch.optim.Optimizer, Attachment]:
     torch.manual_seed(0)
     model = nn.Linear(1, 1)
@@ -182,17 +193,43 @@ def test_a_lost_node_leaves_the_lease() -> None:
     assert sorted(joined(seen)) == list(range(100))
 
 
+def test_a_plain_batch_sampler_gives_its_size() -> None:
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, _ = start(swarm)
+    batches = BatchSampler(SequentialSampler(Numbers(12)), 4, False)
+    data = swarm.shard(DataLoader(Numbers(12), batch_sampler=batches))
+    seen = [step(model, optimizer, sample) for sample in data]
+    assert [len(batch) for batch in seen] == [4, 4, 4]
+    assert sorted(joined(seen)) == list(range(12))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_endless_batches_are_pass_after_pass(workers: int) -> None:
+    """Also where the loop reads ahead, and its batches do not end where a pass does."""
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, attachment = start(swarm)
+    data = swarm.shard(DataLoader(Numbers(40), batch_size=6, num_workers=workers)).endless()
+    seen, ahead = list[list[int]](), next(data)
+    for _ in range(40):  # six passes
+        batch, ahead = ahead, next(data)
+        attachment.samples(len(batch))
+        seen.append(step(model, optimizer, batch))
+    assert [len(batch) for batch in seen] == [6] * 40
+    counts = torch.bincount(torch.tensor(joined(seen)), minlength=40)
+    assert counts.tolist() == [6] * 40
+    assert attachment.stats["steps"] == 40
+
+
 @pytest.mark.parametrize(
     ("source", "why"),
     [
         (DataLoader(Stream(), batch_size=4), "a stream has no numbered samples"),
         (Stream(), "a stream has no numbered samples"),
         (
-            DataLoader(
-                Numbers(4), batch_sampler=BatchSampler(SequentialSampler(Numbers(4)), 2, False)
-            ),
-            "a batch sampler of its own",
+            DataLoader(Numbers(4), batch_sampler=Chosen(SequentialSampler(Numbers(4)), 2, False)),
+            "a batch sampler of its own, Chosen",
         ),
+        (Prefetched(Numbers(4)), "Prefetched has an __iter__ of its own"),
         (
             DataLoader(Numbers(4), sampler=WeightedRandomSampler([1, 1, 1, 1], 4)),
             "a sampler of its own, WeightedRandomSampler",
