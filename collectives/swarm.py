@@ -455,6 +455,8 @@ class PeerView:
     live: bool
     path: str = ""  # "self", "direct", "relay", "lan", "" when unknown
     organiser: bool = False  # its member counts double in a tie
+    # In how many rounds running it has read what this member's script has; 0: it is not known to.
+    same_order: int = 0
 
 
 @runtime_checkable

@@ -244,7 +244,9 @@ class ReferenceSession:
     def next_number(self, name: str, least: int) -> int:
         return least
 
-    def report(self, metrics: Mapping[str, float]) -> None:
+    def report(
+        self, metrics: Mapping[str, float], first_batch: tuple[int, bytes] | None = None
+    ) -> None:
         self.metrics |= metrics
 
     async def leave(self) -> None:

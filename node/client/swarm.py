@@ -142,6 +142,7 @@ class RunSwarm(SeededWork):
         self._views: set[SlotView] = set()  # not yet released, of this node or an earlier one
         self._members: tuple[PeerView, ...] = ()
         self._metrics: dict[str, float] = {}
+        self._first_batch: tuple[int, bytes] | None = None
         self._refused = Warned("swarm.report()")
         self._reported_s = 0.0
         self._reattach: Reattach | None = None
@@ -564,11 +565,18 @@ class RunSwarm(SeededWork):
         if at is not None and time.monotonic() - self._reported_s >= REPORT_S:
             self._flush_report(at)
 
+    def first_batch(self, round_: int, digest: bytes) -> None:
+        """The script has read its first batch after ``round_`` committed rounds: its ``digest``, of
+        16 bytes, goes with the next report.
+        """
+        self._first_batch = round_, digest
+
     def _flush_report(self, at: Attached) -> None:
         if self._metrics:
             metrics, self._metrics = self._metrics, {}
+            first_batch, self._first_batch = self._first_batch, None
             self._reported_s = time.monotonic()
-            at.link.post(p.Report(metrics), may_drop=True)
+            at.link.post(p.Report(metrics, first_batch), may_drop=True)
 
     def leave(self) -> None:
         """Returns when the round is finished or handed over, at most LEAVE_S later; at once without

@@ -35,6 +35,10 @@ OLDEST, VERSION = 1, 5
 """What this side speaks. Where the other side is older, both speak its version. A new request
 raises VERSION and has a row in SINCE; a new field has a default."""
 REDUCE_FDS = 1
+FirstBatch = tuple[
+    Annotated[int, msgspec.Meta(ge=0, le=1 << 48)], Annotated[bytes, msgspec.Meta(max_length=16)]
+]
+"""Committed rounds before a round, and the digest of the first batch that the script read in it."""
 
 
 def opened_fds(fragments: int) -> int:
@@ -321,6 +325,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     metrics: Annotated[
         dict[Annotated[str, msgspec.Meta(max_length=64)], float], msgspec.Meta(max_length=64)
     ]
+    first_batch: FirstBatch | None = None  # what it has read first in its newest round
 
 
 class Depart(msgspec.Struct, frozen=True, tag="depart"):

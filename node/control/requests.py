@@ -342,7 +342,7 @@ class ConnectionRequests:
         self._post(p.Resting(request.id, self._attached().rests()), ())
 
     async def _report(self, request: p.Report) -> None:
-        self._attached().report(request.metrics)
+        self._attached().report(request.metrics, request.first_batch)
 
     async def _depart(self, request: p.Depart) -> None:
         await self._attached().leave()

@@ -147,8 +147,12 @@ class ScriptSession(Protocol):
         """As `Series.next_number` of the script's side."""
         ...
 
-    def report(self, metrics: Mapping[str, float]) -> None:
-        """Training metrics of the script, for status and telemetry."""
+    def report(
+        self, metrics: Mapping[str, float], first_batch: tuple[int, bytes] | None = None
+    ) -> None:
+        """Training metrics of the script, for status and telemetry. ``first_batch``: the digest of
+        the first batch that it has read after so many committed rounds.
+        """
         ...
 
     def starts(self, now: bool) -> tuple[int, int]:

@@ -320,7 +320,7 @@ class Membership:
         """Change what one's own record says (fields of Record); pushed at once when something
         really changed.
         """
-        unknown = fields.keys() - {"addresses", "round"}
+        unknown = fields.keys() - {"addresses", "round", "first_batch"}
         if unknown:
             raise LocalProtocolError(f"a membership record has no field {sorted(unknown)[0]!r}")
         if self.me in self._table and all(
@@ -329,8 +329,9 @@ class Membership:
             return
         started = bool(self._fields.get("round"))
         self._fields.update(fields)
-        if self.large and started and fields.keys() == {"round"}:
-            return  # a hint, which goes with the next renewal
+        hints = {"round", "first_batch"} if self.large else {"first_batch"}
+        if started and fields.keys() <= hints:
+            return  # they go with the next renewal, or change
         self._issue(now)
         self._push_at = max(now, self._pushed + self.timing.push_s)
 

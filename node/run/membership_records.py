@@ -13,6 +13,7 @@ from typing import Annotated
 
 import msgspec
 from blake3 import blake3
+from msgspec import structs
 
 from ...collectives.errors import BadSignatureError, RemoteProtocolError
 from ...collectives.foreign import PLAIN, quoted
@@ -26,6 +27,7 @@ MAX_RECORDS = MAX_MEMBERS + 1024  # members of one run a node keeps in mind, and
 RECORDS_PER_MESSAGE = 64
 SHORT_BYTES, LINE_BYTES = 8, 16
 LIFE_BYTES = 8
+FIRST_BATCH_BYTES = 16
 MAX_MESSAGE_BYTES = RECORDS_PER_MESSAGE * (MAX_RECORD_BYTES + 128)
 DOMAIN = b"atoll/membership/1\0"
 
@@ -36,6 +38,10 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAIN)]
 
 
+FirstBatch = tuple[Count, Annotated[bytes, msgspec.Meta(max_length=FIRST_BATCH_BYTES)]]
+"""Committed rounds before a round, and the digest of the first batch that a script read in it."""
+
+
 class Record(msgspec.Struct, frozen=True, array_like=True):
     """What a member says of itself: where others can dial it, without its peer id, and its open
     round (0: no state yet).
@@ -43,6 +49,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     ``life``: a nonce of its process. ``beside``: that of another process that spoke under the same
     key. Where each of two names the other, both have lived since both began: ``doubled``.
     ``certificate``: by which it came; nobody believes one who is no member without.
+    ``first_batch``: which data its script read first in a round (`same_order`); left out of the
+    bytes where there is none.
     """
 
     run: Annotated[str, msgspec.Meta(max_length=64, pattern=PLAIN)]
@@ -55,6 +63,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     beside: Annotated[bytes, msgspec.Meta(max_length=LIFE_BYTES)] = b""
     doubled: bool = False
     certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE)] = b""
+    first_batch: FirstBatch | None = None
 
 
 class SignedRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -179,7 +188,8 @@ def split(data: bytes, size: int, peer: PeerId) -> list[bytes]:
 
 
 def sign_record(record: Record, sign: Sign) -> SignedRecord:
-    data = _encoder.encode(record)
+    fields = structs.astuple(record)
+    data = _encoder.encode(fields if record.first_batch is not None else fields[:-1])
     return SignedRecord(data, sign(DOMAIN + data))
 
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from .duty import ABSENT_S, OF_DUTY, READINGS, RETURN_S, Duty, DutyChange
 from .duty import SLOWER as STEPS_SLOWER
+from .same_order import RUNNING
 
 SIGMA = 1.4826
 KEPT = 64  # rounds, or reports, that a usual value is taken from
@@ -204,8 +205,9 @@ pinned memory), or the model runs on another device than was meant.
 Gradients reach the attached model, and no step of an attached optimizer follows that trains it:
 nothing of this machine's training is contributed. The verdict names what was seen. The usual
 causes: an optimizer that was made again after attach(), one whose step() is never called, weights
-that were loaded with assign=True. The script's own log names the cure at the same time. It is
-withdrawn with the next counted step.
+that were loaded with assign=True. Or steps are counted with fewer samples than a shard gave for
+them, 64 in a row. The script's own log names the cure at the same time. It is withdrawn with the
+next counted step, of all its samples.
 
     attach(model, optimizer, swarm)      with the optimizer that steps, after weights were loaded
     attach(model, None, swarm)           and attachment.step() after each step""",
@@ -235,6 +237,22 @@ the run's. The script's log names the tensors. It is withdrawn after five rounds
     attachment.finish()                  before best or averaged weights are loaded at the end
     attachment.moved("why")              next to a change that is meant
     attach(...)                          after weights are loaded, not before""",
+    ),
+    "V17": VerdictPage(
+        "same-data",
+        "a member reads the same data in the same order",
+        f"""\
+In {RUNNING} rounds running the first batch of a member's script was this machine's script's, too: both
+compute the same gradients, so the mean gains nothing by one of the two, and the run's position
+counts their samples twice. The usual cause is one seed for all members, or a loader that does not
+shuffle. Known of scripts that read by swarm.shard, and of Trainer and Lightning, by digests of 16
+bytes; never in federated runs, nor with [privacy] or [secure]. It is withdrawn with the first
+batch that differs. A member can say it of itself only.
+
+    data = swarm.shard(loader)                   samples are leased to one member each
+    AtollCallback(swarm, shard=True)             the same in Trainer
+    AtollLightningCallback(swarm, shard=True)    and in Lightning
+    torch.manual_seed(crc32(swarm.peer.encode()))    or an order of its own for each""",
     ),
 }
 NOT_COUNTED: Mapping[str, str] = {
@@ -403,8 +421,11 @@ class Verdicts:
                 self._moved = 0.0
                 self._scripts += 1
                 self._decided_at = at
+            case "data.order":
+                self._order(event["equal"], at)
             case "script.ended":
                 self._scripts = max(0, self._scripts - 1)
+                self._order({}, at)
                 self._withdraw("V14", "", at)
                 self._withdraw("V15", "", at)
             case "run.paused" | "run.resumed":
@@ -532,6 +553,11 @@ class Verdicts:
 
     def _silence(self, metrics: Mapping[str, float], at: float) -> None:
         """What the script has found of training that is not counted, or holds no progress."""
+        if (short := metrics.get("samples_short")) is not None:
+            self._withdraw("V14", "", at)
+            if short > 0:
+                text = f"steps count fewer samples than the shard gives: {short:.0f} are left out"
+                self._raise("V14", "", at, text)
         for code, causes in (("V14", NOT_COUNTED), ("V15", STILL)):
             for name in causes.keys() & metrics.keys():
                 if not (times := float(metrics[name])) > 0:
@@ -544,6 +570,18 @@ class Verdicts:
                     self._raise(
                         code, "", at, f"{times:.0f} contributions in a row are zero: {causes[name]}"
                     )
+
+    def _order(self, equal: Mapping[str, int], at: float) -> None:
+        """Who reads what this machine's script reads (`same_order`)."""
+        for code, peer in list(self.standing):
+            if code == "V17" and peer not in equal:
+                self._withdraw(code, peer, at)
+        for peer, rounds in equal.items():
+            text = (
+                "reads the same data in the same order as this machine's script: the first batches "
+                f"of {int(rounds)} rounds running were equal"
+            )
+            self._raise("V17", str(peer), at, text)
 
     def _weights(self, metrics: Mapping[str, float], at: float) -> bool:
         """Whether work was dropped since the weights were changed by others (`optim.script`)."""

@@ -37,6 +37,7 @@ from ..run.doors import doors_of
 from ..run.entrants import Entrants
 from ..run.gate import Gate
 from ..run.membership import Membership
+from ..run.same_order import SameOrder
 from ..run.verdicts import VerdictChange
 from ..secure.choosing import pre_round_of
 from ..session import Session
@@ -120,6 +121,7 @@ class RunService:
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.start = ScriptStart(self)
+        self.same_order = SameOrder()
         self.idle = Idle(run_id, node.publish)
         self.presence = ScriptPresence(self)
         self.judge = RunVerdicts(run_id, node.publish)

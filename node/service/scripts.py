@@ -20,6 +20,7 @@ from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer, alive
 from ..manifest import Manifest
+from ..run.same_order import said_by, shows_order
 from ..secure.rounds import SecureRounds
 from ..session import events as ev
 from ..session.fragments import Whole
@@ -179,7 +180,12 @@ class AttachedScript:
     def members(self) -> Sequence[PeerView]:
         return [
             PeerView(
-                row["peer"], row["round"] or 0, bool(row["live"]), row["path"], row["organiser"]
+                row["peer"],
+                row["round"] or 0,
+                bool(row["live"]),
+                row["path"],
+                row["organiser"],
+                self.run.same_order.equal.get(row["peer"], 0),
             )
             for row in self.run.peers()
             if row["member"]
@@ -195,8 +201,12 @@ class AttachedScript:
         """Of a series of operations."""
         return self.run.driven.sessions[0].operations.next_number(name, least)
 
-    def report(self, metrics: Mapping[str, float]) -> None:
-        """Training metrics."""
+    def report(
+        self, metrics: Mapping[str, float], first_batch: tuple[int, bytes] | None = None
+    ) -> None:
+        """Training metrics; what the script reads is compared with what others do."""
+        if first_batch is not None:
+            self._compare(*first_batch)
         self.run.metrics.update(metrics)
         session = self.run.session
         if session is not None and isinstance(session.pre_round, SecureRounds):
@@ -204,6 +214,17 @@ class AttachedScript:
         self.run.node.publish(
             {"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)}
         )
+
+    def _compare(self, round_: int, digest: bytes) -> None:
+        run, session = self.run, self.run.session
+        if session is None or run.manifest is None or not shows_order(run.manifest.settings()):
+            return
+        session.membership.announce(trio.current_time(), first_batch=(round_, digest))
+        before = set(run.same_order.equal)
+        run.same_order.begun(round_, digest)
+        run.same_order.look(said_by(session.membership, session.config_peers()))
+        if (equal := dict(run.same_order.equal)).keys() != before:
+            run.node.publish({"event": "data.order", "run": run.run_id, "equal": equal})
 
     def starts(self, now: bool) -> tuple[int, int]:
         """Whether the script may make its first step."""
@@ -260,6 +281,7 @@ class AttachedScript:
         """
         self.run.listeners.remove(self._on_event)
         self.run.idle.over()
+        self.run.same_order.forget()
         self.run.start.leave()
         self._detach()
         self._reductions.detached()

@@ -34,6 +34,7 @@ from ...collectives.swarm import (
 from ...optim.data.shard import Shard
 from ...optim.outer import effective_outer, reading_of
 from ...optim.solo import AnchorLease
+from ..run.same_order import SameOrder, said_by
 from ..session import events as ev
 from ..session.replica import ModelReplica, PlainSlots
 from ..session.session import Session
@@ -108,6 +109,7 @@ class LocalMember:
         self._closing: dict[int, int] = {}  # by fragment
         self.reports: list[dict[str, float]] = []
         self._refused = Warned("swarm.report()")
+        self.same_order = SameOrder()
         self._place, self._rng, self._shelf = place, rng, shelf
         self._process: NodeProcess | None = None
         self._actor: Actor | None = None
@@ -465,6 +467,7 @@ class LocalMember:
                     session.membership.live(now, peer),
                     path,
                     peer == session.organiser,
+                    self.same_order.equal.get(peer, 0),
                 )
             )
         return views
@@ -481,6 +484,13 @@ class LocalMember:
     def report(self, metrics: Mapping[str, float]) -> None:
         """Kept in ``reports``."""
         self.reports.append(self._refused.taken(metrics))
+
+    def first_batch(self, round_: int, digest: bytes) -> None:
+        """What a node does with a script's first batch of a round."""
+        session = self._node().session
+        session.membership.announce(self.clock(), first_batch=(round_, digest))
+        self.same_order.begun(round_, digest)
+        self.same_order.look(said_by(session.membership, session.config_peers()))
 
     def leave(self) -> None:
         node = self._node()

@@ -82,6 +82,12 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
         "the script has contributed nothing in the "
         f"{span_text(float(e['seconds']))} since it attached"
     ),
+    "data.order": lambda e: (
+        "the same data in the same order are read by this script and by "
+        + ", ".join(short_peer(str(peer)) for peer in e["equal"])
+        if e["equal"]
+        else "no other member reads what this script reads any more"
+    ),
     "state.ready": lambda e: f"the state of round {int(e['round'])} is here",
     "run.waiting": lambda e: (
         "finished: all rounds are committed"

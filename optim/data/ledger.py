@@ -6,6 +6,9 @@ import weakref
 from typing import Any, Protocol
 
 from ...collectives.errors import ConfigError
+from .first_batch import FirstBatches
+
+SHORT = 64
 
 
 class SampleLedger:
@@ -17,6 +20,9 @@ class SampleLedger:
         self.guessed = False  # whether a step was taken for one sample, since nobody said more
         self.used = False  # whether a shard gives samples
         self.given = 0  # and not yet taken by a step
+        self._left = 0  # of it after the last step
+        self._growing = 0  # steps in a row that left more of it than the one before
+        self._short = False  # whether that was too many of them
         self.turns = 0  # grows whenever the anchor, or what is contributed, may be another
 
     def step(self, declared: int | None) -> int:
@@ -44,7 +50,19 @@ class SampleLedger:
                 ),
             )
         self.given -= declared
+        self._growing = self._growing + 1 if self.given > self._left else 0
+        self._left = self.given
         return declared
+
+    def left(self) -> int | None:
+        """How many samples the shard gave that no step counts, once `SHORT` steps in a row have
+        counted fewer than there were; 0 when they do no longer. None: nothing new. A loop that
+        reads ahead leaves as many after each step, one that drops a batch leaves more once.
+        """
+        if self._short == (self._growing >= (1 if self._short else SHORT)):
+            return None
+        self._short = not self._short
+        return self.given if self._short else 0
 
 
 class AttachmentView(Protocol):
@@ -53,6 +71,16 @@ class AttachmentView(Protocol):
     @property
     def ledger(self) -> SampleLedger:
         """Samples that the shard gave and steps took."""
+        ...
+
+    @property
+    def first_batches(self) -> FirstBatches:
+        """What it reads, for comparison with what others read."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """Committed rounds of the anchor that the model started from."""
         ...
 
     @property

@@ -127,6 +127,7 @@ class Shard:
             self._drawn.popleft()
             self._next += self._batch * self._ranks
             attachment.ledger.given += self._batch
+            attachment.first_batches.saw(batch, attachment.round)
             yield batch
 
     def _begin_pass(self) -> None:

@@ -239,6 +239,11 @@ class RankSwarm:
         if self._swarm is not None:
             self._swarm.report(metrics)
 
+    @property
+    def first_batch(self) -> Callable[[int, bytes], None] | None:
+        """Rank 0's: it reads for the job."""
+        return getattr(self._swarm, "first_batch", None)
+
     def leave(self) -> None:
         self.ranks.tell(lambda: self._at_rank_0.leave(), None)
 

@@ -35,7 +35,8 @@ from ...collectives.errors import (
 )
 from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
-from ..data.ledger import SampleLedger, attached, attached_to
+from ..data.first_batch import FirstBatches
+from ..data.ledger import SHORT, SampleLedger, attached, attached_to
 from ..model.adapters import AdapterTurns
 from ..model.flat import FlatVector, showing
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
@@ -241,6 +242,7 @@ class Attachment:
     ) -> None:
         """Use `attach`, which checks the arguments first."""
         self.swarm, self.ledger = swarm, SampleLedger(batch_size)
+        self.first_batches = FirstBatches(swarm)
         self._strict, self._clock, self._on_round = strict, clock, on_round
         self._counter = StepCounter()
         self._budget = WaitBudget(swarm.settings.deadline_s)
@@ -355,6 +357,8 @@ class Attachment:
     def _count(self, found_inf: Tensor | None) -> None:
         self._uncounted.counted()
         samples, self._declared = self.ledger.step(self._declared), None
+        if (left := self.ledger.left()) is not None:
+            self._tell_short(left)
         if self._detached or self.done:
             return
         samples = self._of_all_ranks(samples)
@@ -373,6 +377,19 @@ class Attachment:
         elif late := [strand for strand in self._strands if strand.late]:
             self._sync(late, only_settle=True)
             self._times.pause()
+
+    def _tell_short(self, left: int) -> None:
+        """Steps count fewer samples than the shard gives; 0: no longer."""
+        if left:
+            logger.warning(
+                "each of the last %d steps counted fewer samples than the shard gave for it, and %d "
+                "are read and not counted: leave samples() out, or declare each batch as it is, "
+                "samples(len(batch))",
+                SHORT,
+                left,
+            )
+        with suppress(AtollError):  # without a node the script has been told
+            self.swarm.report({"samples_short": float(left)})
 
     # ---- rounds
 

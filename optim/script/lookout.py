@@ -24,6 +24,13 @@ from .adoption import AdoptionLosses
 
 logger = logging.getLogger("atoll")
 
+SAME_ORDER = (
+    "%s reads the same data in the same order as this member: the first batches of %d rounds "
+    "running were equal. One of the two trains for nothing. Share the data out: "
+    "swarm.shard(loader), in Trainer and Lightning shard=True of the callback; or give each member "
+    "data, or a seed, of its own"
+)
+
 
 class Lookout:
     """What an attachment knows of the others, and its metrics. Raises what the swarm raises."""
@@ -41,6 +48,7 @@ class Lookout:
         self._adoptions = AdoptionLosses() if of_all else None
         self._refused = Warned("attachment.log()")
         self._warned_alone = self._warned_no_quorum = False
+        self._same_order = set[PeerId]()  # who reads the same data, as was said
         self._seen: dict[PeerId, bool] = {}  # whether each other member lived when last looked at
         self._member: bool | None = None  # whether this peer was one then
 
@@ -110,6 +118,10 @@ class Lookout:
             logger.info("admitted: this peer is a member of the run from now on")
         self._member = member
         self._tell_of(others)
+        for view in members:
+            if view.same_order and view.peer not in self._same_order:
+                self._same_order.add(view.peer)
+                logger.warning(SAME_ORDER, view.peer[-8:], view.same_order)
         return members
 
     def _tell_of(self, others: dict[PeerId, bool]) -> None:

@@ -24,6 +24,7 @@ from torch.utils.data import (
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
+from atoll.node.run.verdicts import Verdicts
 from atoll.optim import Attachment, SoloSwarm, attach
 
 H = 3
@@ -250,3 +251,46 @@ def test_where_nobody_is_told_of_samples_none_are_shared_out() -> None:
 def test_a_shard_without_an_attachment_says_what_is_missing() -> None:
     with pytest.raises(ConfigError, match="nothing is attached"):
         next(iter(SoloSwarm(SETTINGS).shard(Numbers(4))))
+
+
+def counted(declared: list[int], caplog: pytest.LogCaptureFixture) -> tuple[list[str], list[float]]:
+    """What is said of steps over batches of 4 that declare so many samples."""
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, attachment = start(swarm)
+    told = list[float]()
+    report = swarm.report
+    swarm.report = lambda metrics: (  # pyright: ignore[reportAttributeAccessIssue]
+        told.extend(value for name, value in metrics.items() if name == "samples_short"),
+        report(metrics),
+    )
+    data = swarm.shard(DataLoader(Numbers(4096), batch_size=4)).endless()
+    with caplog.at_level("WARNING", logger="atoll"):
+        for count in declared:
+            attachment.samples(count)
+            step(model, optimizer, next(data))
+    words = [each.getMessage() for each in caplog.records if "shard gave" in each.getMessage()]
+    return words, told
+
+
+def test_steps_that_count_fewer_samples_than_they_were_given_are_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (words,), told = counted([1] * 80 + [4] * 3, caplog)
+    assert "64 steps counted fewer samples" in words
+    assert "192 are read and not counted" in words
+    assert told == [192.0, 0.0]
+    verdicts = Verdicts()
+    for at, left in enumerate(told):
+        (change,) = verdicts.take(
+            {"at": float(at), "event": "script.report", "metrics": {"samples_short": left}}
+        )
+        assert (change.raised, change.verdict.code) == (left > 0, "V14")
+        assert "192 are left out" in change.verdict.said
+
+
+@pytest.mark.parametrize("declared", [[4] * 100, [0, 8] * 60, [4, 4, 4, 0] * 30, [1] * 63 + [4]])
+def test_steps_that_fit_what_they_were_given_are_not(
+    declared: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those that declare two batches at every second step, or drop a batch now and then."""
+    assert counted(declared, caplog) == ([], [])

@@ -1,0 +1,75 @@
+"""Which other members read the same data in the same order as this machine's script, by the digests
+of each round's first batch that members put into their records. A state machine without a clock.
+
+A member compares others with itself and nobody else, so one that lies can only say that it reads
+what this machine reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from ...collectives.identifiers import PeerId
+from ...collectives.swarm import RunSettings
+
+if TYPE_CHECKING:
+    from .membership import Membership
+
+RUNNING = 3
+"""So many rounds running, of those whose digests are known of both: one that is equal may be chance
+where batches or data sets are small."""
+REMEMBERED = 64  # rounds
+
+
+class SameOrder:
+    """Of one run at one node."""
+
+    def __init__(self) -> None:
+        self._own: dict[int, bytes] = {}  # by round, oldest first
+        self._running: dict[PeerId, tuple[int, int]] = {}  # the last round compared, equal ones
+
+    def begun(self, round_: int, digest: bytes) -> None:
+        """This machine's script has read the first batch after ``round_`` committed rounds."""
+        self._own.pop(round_, None)  # of an earlier script
+        self._own[round_] = digest
+        while len(self._own) > REMEMBERED:
+            del self._own[next(iter(self._own))]
+
+    def look(self, said: Mapping[PeerId, tuple[int, bytes]]) -> None:
+        """Compare what the others say of themselves, by peer; whoever says nothing is forgotten."""
+        before, self._running = self._running, {}
+        for peer, (round_, digest) in said.items():
+            last, equal = before.get(peer, (-1, 0))
+            if round_ > last and (own := self._own.get(round_)) is not None:
+                last, equal = round_, equal + 1 if own == digest else 0
+            self._running[peer] = last, equal
+
+    @property
+    def equal(self) -> Mapping[PeerId, int]:
+        """In how many rounds running the first batches were equal, of each member of whom there are
+        enough.
+        """
+        return {peer: equal for peer, (_, equal) in self._running.items() if equal >= RUNNING}
+
+    def forget(self) -> None:
+        """The script has ended."""
+        self._own.clear()
+        self._running.clear()
+
+
+def shows_order(settings: RunSettings) -> bool:
+    """Whether members of the run compare what they read: not where their data are private."""
+    return settings.secure is None and settings.privacy is None and settings.site is None
+
+
+def said_by(
+    membership: Membership, members: Collection[PeerId]
+) -> Mapping[PeerId, tuple[int, bytes]]:
+    """What the records of the other ``members`` say."""
+    found = {peer: membership.record(peer) for peer in members if peer != membership.me}
+    return {
+        peer: record.first_batch
+        for peer, record in found.items()
+        if record is not None and record.first_batch is not None
+    }
