@@ -3,4 +3,5 @@ when its name is used.
 
 trainer    AtollCallback: transformers' Trainer
 lightning  AtollLightningCallback: Lightning's Trainer
+loaders    the order of samples, and how many a batch has
 """

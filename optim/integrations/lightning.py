@@ -6,16 +6,18 @@ lightning.Trainer(max_epochs=3, callbacks=[AtollLightningCallback(join(INVITE))]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
+from ..data.shard import Shard
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
 from ..script.schedules import compare_schedule
+from .loaders import CountedLoader, batch_size, reorder, reseed
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -28,29 +30,8 @@ except ImportError as error:
     ) from error
 
 
-def batch_size(batch: Any) -> int:
-    """Length of the first tensor in ``batch`` (a tensor, or a mapping or sequence that holds one);
-    1 when there is none.
-    """
-    found = _first(batch)
-    return len(found) if found is not None and found.dim() else 1
-
-
-def _first(batch: Any) -> Tensor | None:
-    if isinstance(batch, Tensor):
-        return batch
-    if isinstance(batch, Mapping):
-        batch = cast("Mapping[Any, Any]", batch).values()
-    elif not isinstance(batch, (list, tuple)):
-        return None
-    return next(
-        (found for part in cast("Iterable[Any]", batch) if (found := _first(part)) is not None),
-        None,
-    )
-
-
 class AtollLightningCallback(Callback):
-    """Attaches the module and its one optimizer for the length of a `fit()`, and ends that when the
+    """Attaches the module and its optimizers for the length of a `fit()`, and ends that when the
     run is done.
 
         trainer = lightning.Trainer(callbacks=[AtollLightningCallback(join(), samples=len)])
@@ -60,15 +41,25 @@ class AtollLightningCallback(Callback):
     the inner optimizer and the schedule. At the end progress is contributed (`Attachment.finish`),
     before callbacks such as StochasticWeightAveraging put other weights into the module: wherever
     it is listed, this one goes first.
-    ``samples(batch)`` says how many samples a batch has; by default `batch_size`. ``attachment``:
-    the newest one, None before the first `fit()`; it stays readable after the end.
+
+    ``shard``: read the samples that the run leases to this member (`Swarm.shard`), so that no two
+    members read the same ones. An epoch is then as many batches as ever. Without it each member
+    shuffles by a seed of its own, which follows from torch's and its peer id; that is torch's,
+    numpy's and Python's global seed from then on, too.
+
+    ``samples(batch)`` says how many samples a batch has; by default `batch_size`, and of a shard it
+    is known. Of several optimizers (manual optimization) ``counts`` is the index of the one that
+    ends a step; without it a step is over when each has stepped. ``attachment``: the newest one,
+    None before the first `fit()`; it stays readable after the end.
     """
 
     def __init__(
         self,
         swarm: Swarm | None,
         *,
+        shard: bool = False,
         samples: Callable[[Any], int] = batch_size,
+        counts: int | None = None,
         on_round: Callable[[Outcome], None] | None = None,
         on_adopted: OnAdopted | None = None,
         strict: bool = False,
@@ -79,6 +70,9 @@ class AtollLightningCallback(Callback):
         self.attachment: Attachment | None = None
         self._swarm, self._samples, self._on_round, self._strict = swarm, samples, on_round, strict
         self._on_adopted = on_adopted
+        self._shard, self._counts = shard, counts
+        self._arranged: Any = None  # Lightning's loader, as it was arranged last
+        self._own_loader: Any = None  # the script's, in place of which a shard is read
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Go before all other callbacks: at the end they may change the weights."""
@@ -96,33 +90,38 @@ class AtollLightningCallback(Callback):
             if isinstance(each, StochasticWeightAveraging)
         )
         assert self.attachment is not None
+        self._arrange(trainer)
         if any(trainer.current_epoch == each.swa_end + 1 for each in averaging):
             self.attachment.finish()
+            if self._own_loader is not None:  # nothing is attached that samples are leased to
+                self._arranged.flattened = [self._own_loader]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Attach. Raises ConfigError where there is not one optimizer."""
-        if len(trainer.optimizers) != 1:
+        """Attach. Raises ConfigError without an optimizer, or without the one ``counts`` names."""
+        optimizers, counts = trainer.optimizers, self._counts
+        if not optimizers or not 0 <= (counts or 0) < len(optimizers):
             raise ConfigError(
-                f"the module has {len(trainer.optimizers)} optimizers",
+                f"the module has {len(optimizers)} optimizers, and counts={counts}",
                 key="configure_optimizers",
-                why="A step is counted when the one optimizer steps.",
-                hint=(
-                    "Train with one optimizer, or attach(module, None, swarm) and call "
-                    "attachment.step() yourself."
-                ),
+                why="A step is counted when an optimizer steps.",
+                hint="counts is the index of one in what configure_optimizers returns, from 0 on.",
             )
         if self.attachment is not None:
             self.attachment.detach()
         self.attachment = attach(
             pl_module,
-            trainer.optimizers[0],
+            optimizers[0] if len(optimizers) == 1 else optimizers,
             self._swarm,
+            counts=None if counts is None else optimizers[counts],
             on_round=self._on_round,
             on_adopted=self._on_adopted,
             strict=self._strict,
         )
+        self._arranged = self._own_loader = None
+        self._arrange(trainer)
         planned = trainer.estimated_stepping_batches
-        if trainer.lr_scheduler_configs and planned < float("inf"):
+        # of several optimizers Lightning counts each one's steps
+        if trainer.lr_scheduler_configs and len(optimizers) == 1 and planned < float("inf"):
             compare_schedule(
                 self.attachment.swarm,
                 int(planned) - trainer.global_step,
@@ -130,12 +129,43 @@ class AtollLightningCallback(Callback):
                 setting="lightning.Trainer(max_steps={})",
             )
 
+    def _arrange(self, trainer: Trainer) -> None:
+        """Take this member's samples, or its own order, from Lightning's loader: once, and again
+        when Lightning has made a new one. Raises ConfigError where they cannot be shared out.
+        """
+        assert self.attachment is not None
+        loop = cast("Any", trainer.fit_loop)
+        combined, swarm = loop._combined_loader, self.attachment.swarm
+        if combined is None or combined is self._arranged:
+            return
+        self._arranged, loaders = combined, list(combined.flattened)
+        if self._shard and len(loaders) != 1:
+            raise ConfigError(
+                f"{len(loaders)} loaders are combined, and a run shares out the samples of one",
+                key="shard",
+                hint="Make one data set of them, such as torch.utils.data.StackDataset.",
+            )
+        if self._shard:
+            self._own_loader = loaders[0]
+            combined.flattened = [CountedLoader(loaders[0], Shard(swarm, loaders[0]).endless)]
+            shuffles = True
+        else:
+            reseed(swarm)
+            shuffled = [reorder(each, swarm) for each in loaders]
+            # that of a loader with a state to go on from is made once
+            stateful = any(hasattr(each, "load_state_dict") for each in loaders)
+            shuffles = any(shuffled) and not stateful
+        if shuffles:  # the iterator was made before, and its workers have read by the old order
+            iter(loop._data_fetcher)
+
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Declare the batch's samples."""
         assert self.attachment is not None
-        self.attachment.samples(self._samples(batch))
+        if not self._shard:
+            self.attachment.samples(self._samples(batch))
+            self.attachment.first_batches.saw(batch, self.attachment.round)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

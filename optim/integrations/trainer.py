@@ -14,9 +14,11 @@ from typing import Any
 
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
+from ..data.shard import Shard
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
 from ..script.schedules import compare_schedule
+from .loaders import CountedLoader, reorder, reseed
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -39,16 +41,24 @@ class AtollCallback(TrainerCallback):
     Training starts from the run's anchor, also where Trainer resumes: from its checkpoint come the
     inner optimizer and the schedule. At the end progress is contributed (`Attachment.finish`),
     before the best model is loaded and before other callbacks change the weights. A step counts as
-    the batches it was made of, each of the size that Trainer takes now: after an out-of-memory
-    error with ``auto_find_batch_size`` of a smaller one. ``max_steps`` that is not the run's
-    (`steps_left`) is told. ``attachment``: the newest one, None before the first `train()`; it
-    stays readable after the end.
+    the samples of the batches that it was made of: the last one of an epoch may be shorter, and
+    after an out-of-memory error with ``auto_find_batch_size`` all are. ``max_steps`` that is not
+    the run's (`steps_left`) is told.
+
+    ``shard``: read the samples that the run leases to this member (`Swarm.shard`), so that no two
+    members read the same ones. An epoch of Trainer's is then as many batches as ever, and a resume
+    skips none. Without it each member shuffles by a seed of its own, which follows from Trainer's
+    and its peer id; that is torch's, numpy's and Python's global seed from then on, too.
+
+    ``attachment``: the newest one, None before the first `train()`; it stays readable after the
+    end.
     """
 
     def __init__(
         self,
         swarm: Swarm | None,
         *,
+        shard: bool = False,
         on_round: Callable[[Outcome], None] | None = None,
         on_adopted: OnAdopted | None = None,
         strict: bool = False,
@@ -58,14 +68,15 @@ class AtollCallback(TrainerCallback):
         """
         self.attachment: Attachment | None = None
         self._swarm, self._on_round, self._strict = swarm, on_round, strict
-        self._on_adopted = on_adopted
-        self._batches = 0  # of the step under way
+        self._on_adopted, self._shard = on_adopted, shard
+        self._loader: CountedLoader | None = None
+        self._samples = 0  # of the step under way
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         if self.attachment is not None:
-            self.attachment.detach()
+            self.attachment.finish()  # what was trained before memory ran out
         self.attachment = attach(
             kwargs["model"],
             kwargs["optimizer"],
@@ -75,7 +86,8 @@ class AtollCallback(TrainerCallback):
             strict=self._strict,
             tokenizer=kwargs.get("processing_class"),
         )
-        self._batches = 0
+        self._samples = 0
+        self._arrange(args, kwargs.get("train_dataloader"))
         compare_schedule(
             self.attachment.swarm,
             state.max_steps - state.global_step,
@@ -83,20 +95,65 @@ class AtollCallback(TrainerCallback):
             setting="TrainingArguments(max_steps={})",
         )
 
+    def _arrange(self, args: TrainingArguments, loader: Any) -> None:
+        """Take this member's samples, or its own order, and count batches where accelerate takes
+        them from the loader inside of its own. Raises ConfigError where they cannot be shared out.
+        """
+        assert self.attachment is not None
+        swarm, inside = self.attachment.swarm, getattr(loader, "base_dataloader", None)
+        self._loader = None
+        if inside is None and self._shard:
+            raise ConfigError(
+                f"the batches of a {type(loader).__name__} cannot be shared out",
+                key="shard",
+                why="Trainer's own loader is one that accelerate has prepared; this one is not.",
+                hint="get_train_dataloader() of your Trainer may return "
+                "self.accelerator.prepare(loader); or leave shard=True out.",
+            )
+        if self._shard:
+            shard = Shard(swarm, inside)
+            self._loader = CountedLoader(inside, shard.endless, whole=shard.batch)
+            args.ignore_data_skip = True  # the run knows which samples come next
+        else:
+            reseed(swarm)
+            reorder(loader, swarm)
+            if inside is not None:
+                self._loader = CountedLoader(
+                    inside, None, whole=getattr(inside, "batch_size", None)
+                )
+        if inside is not None:
+            loader.base_dataloader = self._loader
+
+    def _take(self, args: TrainingArguments, state: TrainerState) -> int:
+        """The samples of the batch that was trained just now. Trainer's own loader is another where
+        it has skipped the first batches of an epoch on resuming: batches are whole ones there.
+        """
+        if self._loader is not None and self._loader.waiting:
+            return self._loader.waiting.popleft().samples
+        # `args` keeps the size that was asked for; it may not have fitted into memory
+        return state.train_batch_size or args.train_batch_size
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """The step's first batch is the next one that was not trained yet."""
+        if self._loader is not None and self._loader.waiting and self.attachment is not None:
+            batch = self._loader.waiting[0].batch
+            self.attachment.first_batches.saw(batch, self.attachment.round)
+
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """One more batch of a step with accumulation."""
-        self._batches += 1
+        self._samples += self._take(args, state)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Declare the step's samples."""
         assert self.attachment is not None
-        batches, self._batches = self._batches + 1, 0
-        # `args` keeps the size that was asked for; it may not have fitted into memory
-        self.attachment.samples((state.train_batch_size or args.train_batch_size) * batches)
+        samples, self._samples = self._samples + self._take(args, state), 0
+        self.attachment.samples(samples)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
