@@ -5,6 +5,7 @@ capability, invite   what the organiser signs, and the line that hands it on
 standing, entrants   what got this node in, and by which invites others came
 evidence, banning    proof of lies; who is kept out
 gate, doors          who is let in; by what peers enter the log's configuration
+same_order           which members read the same data in the same order
 partners, hearsay    who beats to whom in a large run; what partners say of the others
 membership_records, membership   who is in the run, where, and alive
 quorum               whether enough are, for people and tools

@@ -242,9 +242,9 @@ the run's. The script's log names the tensors. It is withdrawn after five rounds
         "same-data",
         "a member reads the same data in the same order",
         f"""\
-In {RUNNING} rounds running the first batch of a member's script was this machine's script's, too: both
-compute the same gradients, so the mean gains nothing by one of the two, and the run's position
-counts their samples twice. The usual cause is one seed for all members, or a loader that does not
+In {RUNNING} rounds running the first batch of a member's script was this machine's, too. Both
+compute the same gradients: the mean gains nothing by one of the two, and the run's position counts
+their samples twice. The usual cause is one seed for all members, or a loader that does not
 shuffle. Known of scripts that read by swarm.shard, and of Trainer and Lightning, by digests of 16
 bytes; never in federated runs, nor with [privacy] or [secure]. It is withdrawn with the first
 batch that differs. A member can say it of itself only.

@@ -97,8 +97,8 @@ class Shard:
         return self._batches(endless=False)
 
     def endless(self) -> Iterator[Any]:
-        """Pass after pass, for a loop whose epochs have a length of their own. What is given and not
-        yet counted at the end of a pass stays this member's.
+        """Pass after pass, for a loop whose epochs have a length of their own. What is given and
+        not yet counted at the end of a pass stays this member's.
         """
         return self._batches(endless=True)
 

@@ -98,8 +98,8 @@ class CountedBatch(NamedTuple):
 
 
 class CountedLoader:
-    """Stands for a loader, as a trainer sees it, and gives ``batches`` in place of its own. What was
-    given and not taken is kept, in order: trainers read ahead.
+    """Stands for a loader, as a trainer sees it, and gives ``batches`` in place of its own. What
+    was given and not taken is kept, in order: trainers read ahead.
     """
 
     def __init__(

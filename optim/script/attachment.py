@@ -382,8 +382,8 @@ class Attachment:
         """Steps count fewer samples than the shard gives; 0: no longer."""
         if left:
             logger.warning(
-                "each of the last %d steps counted fewer samples than the shard gave for it, and %d "
-                "are read and not counted: leave samples() out, or declare each batch as it is, "
+                "each of the last %d steps counted fewer samples than the shard gave for it, and "
+                "%d are read and not counted: leave samples() out, or declare each batch as it is, "
                 "samples(len(batch))",
                 SHORT,
                 left,
