@@ -128,6 +128,7 @@ def fitted(
     work = working(swarm)
     callback = AtollLightningCallback(swarm, shard=shard, samples=lambda batch: samples(batch[0]))
     net = Net()
+    given: dict[str, Any] = {"max_epochs": 20, "enable_checkpointing": False, **more}
     lightning.Trainer(
         accelerator="cpu",
         callbacks=[callback, *callbacks],
@@ -135,7 +136,7 @@ def fitted(
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **{"max_epochs": 20, "enable_checkpointing": False, **more},
+        **given,
     ).fit(net, loader, ckpt_path=resume)
     assert callback.attachment is not None
     return net.read, callback.attachment
@@ -152,7 +153,7 @@ def flat(batches: list[list[int]]) -> list[int]:
 def both(script: Callable[[LocalMember, int], Any]) -> list[Any]:
     """Two members of one run, each with the same script."""
 
-    def one(swarm: LocalMember) -> Any:
+    def one(swarm: Any) -> Any:
         found = script(swarm, swarm.index)
         swarm.sleep(1.0)
         return found
@@ -253,7 +254,7 @@ class TestTrainer:
 
     def test_members_that_do_not_have_an_order_each(self, accumulated: int, tmp_path: Path) -> None:
         def script(swarm: LocalMember, index: int) -> list[list[int]]:
-            more = {"gradient_accumulation_steps": accumulated, "max_steps": 12}
+            more: dict[str, Any] = {"gradient_accumulation_steps": accumulated, "max_steps": 12}
             return trained(swarm, tmp_path / str(index), **more)[0]
 
         one, other = both(script)
@@ -483,4 +484,4 @@ class TestLightning:
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-        ).fit(module, DataLoader(torch.randn(48, 2), batch_size=4))
+        ).fit(module, DataLoader(cast("Any", torch.randn(48, 2)), batch_size=4))
