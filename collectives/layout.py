@@ -21,6 +21,9 @@ Role = Literal["parameter", "mean", "variance", "sum"]
 """How the outer step treats a tensor: parameters take the outer optimizer, running statistics are
 averaged (a variance stays >= 0). A sum is what members add to and no model has: each gives a change
 over its weight, and the changes of all that are counted are added up."""
+BufferClass = Literal["mean", "same", "own"]
+"""How a buffer of a module takes part: averaged, in the vector; equal at all members, compared and
+not sent; one member's own."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):

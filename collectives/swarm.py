@@ -32,7 +32,7 @@ from .foreign import PLAIN, WORDS
 from .group import Config, Count, Member, TopologyKind
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
-from .layout import MAX_FRAGMENTS, Layout
+from .layout import MAX_FRAGMENTS, BufferClass, Layout
 from .seeded import BtardSettings
 
 if TYPE_CHECKING:
@@ -319,6 +319,8 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     btard: BtardSettings | None = None
     limits: LimitSettings = LimitSettings()  # of free-standing operations
     adapters: AdapterSettings = AdapterSettings()
+    # Shell pattern of names of buffers -> their class; the longest that matches decides.
+    buffers: dict[str, BufferClass] = {}
 
     def __post_init__(self) -> None:
         """Raises ConfigError for an impossible length of rounds or an unknown codec."""

@@ -61,6 +61,7 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
         "lying": manifest.quorum.lying,
         "bans": manifest.quorum.bans,
         "adapters": msgspec.to_builtins(manifest.adapters),
+        "buffers": settings.buffers,
         "secure": msgspec.to_builtins(settings.secure),
         "btard": msgspec.to_builtins(settings.btard),
         "privacy": msgspec.to_builtins(settings.privacy),
@@ -238,6 +239,9 @@ def describe_lines(manifest: Manifest, down: float | None = None) -> list[str]:
     ]
     if manifest.adapters != AdaptersTable():
         lines.append(f"adapters {_adapters_text(manifest.adapters)}")
+    if d["buffers"]:
+        declared = ", ".join(f"{pattern} {kind}" for pattern, kind in d["buffers"].items())
+        lines.append(f"buffers  {declared}")
     if d["rule"] != "mean":
         lines.append(f"rule     {rule_text(d['rule'])}")
         if d["worker_momentum"]:

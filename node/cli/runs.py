@@ -48,6 +48,8 @@ entry = "builtin:gpt"              # or "local:NAME": every member brings the sa
                                    # script, without the next two lines
 config = { width = 128, layers = 4, heads = 4, context = 64 }
 init = "seed:1337"
+# buffers = { "*.codebook" = "mean" }  # of your own model: "mean" | "same" | "own", what members
+                                   # do with what training changes in them (docs/buffers.md)
 
 [data]
 source = "builtin:stdlib-text"     # or "local": every member's own text, given by atoll join --data

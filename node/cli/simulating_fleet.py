@@ -139,7 +139,8 @@ def _settings(manifest: Manifest, given: dict[str, Any]) -> RunSettings:
     rounds = given["rounds"] or settings.rounds
     if rounds is None and given["seconds"] is None:
         rounds = ROUNDS
-    return structs.replace(settings, rounds=rounds)
+    # The model that is played is another one than the run's, with other buffers.
+    return structs.replace(settings, rounds=rounds, buffers={})
 
 
 def _parameters(manifest: Manifest, given: dict[str, Any]) -> int:

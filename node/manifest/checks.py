@@ -357,6 +357,30 @@ def check_adapters(manifest: Manifest, name: str) -> None:
     refuse(refused, manifest, name, 'adapters.mode = "alternate"')
 
 
+def check_buffers(manifest: Manifest, name: str) -> None:
+    """Classes of buffers in runs whose model has none of them, or whose members cannot compare."""
+    buffers, key = manifest.model.buffers, "$.model.buffers"
+    if not buffers:
+        return
+    gpt = manifest.model.entry == "builtin:gpt"
+    none = "The model that ships with atoll has no buffers that training changes."
+    refuse([(gpt, key, none, "Leave it out.")], manifest, name, f'entry = "{manifest.model.entry}"')
+    if "same" not in buffers.values():
+        return
+    settings = manifest.settings()
+    unseen = (
+        "Members compare digests of what is the same, and here a site shows nothing of its own."
+    )
+    apart = "Members compare buffers at the end of a round, and here they do not meet there."
+    own = '"mean" averages, "own" declares that nobody compares.'
+    for wrong, why, beside in (
+        (settings.secure is not None, unseen, "[secure]"),
+        (settings.sample is not None, apart, "federated.sample"),
+        (settings.arrivals is not None, apart, "rounds that do not wait for everybody"),
+    ):
+        refuse([(wrong, key, why, own)], manifest, name, f'"same": {beside}')
+
+
 def check_outliers(manifest: Manifest, name: str) -> None:
     """What members do not go with that leave their own outliers out."""
     if manifest.train.outliers is None:

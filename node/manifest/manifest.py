@@ -134,6 +134,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             deadline_s=self.exchange.deadline_s,
             limits=self.limits.settings(),
             adapters=self.adapters.settings(),
+            buffers=self.model.buffers,
             **rounds_of(self),
         )
 

@@ -18,6 +18,7 @@ from ..home.strict_toml import convert, parse_toml, together
 from .btard import check_btard
 from .checks import (
     check_adapters,
+    check_buffers,
     check_exchange,
     check_fragments,
     check_members,
@@ -193,6 +194,7 @@ def _check(manifest: Manifest, name: str) -> None:
         ("E414", lambda: check_members(manifest, name)),
         ("E414", lambda: check_train(manifest.train, name)),
         ("E414", lambda: check_adapters(manifest, name)),
+        ("E414", lambda: check_buffers(manifest, name)),
         ("E414", lambda: check_outliers(manifest, name)),
         ("E414", lambda: check_join(manifest, name)),
         ("E414", lambda: check_audit(manifest, name)),

@@ -11,7 +11,7 @@ import msgspec
 from ...collectives.codec_names import LARGEST_ERROR
 from ...collectives.foreign import LINES, PLAIN, WORDS
 from ...collectives.group import MAX_MEMBERS, MAX_STAR
-from ...collectives.layout import MAX_FRAGMENTS
+from ...collectives.layout import MAX_FRAGMENTS, BufferClass
 from ...collectives.schemes import PlanName
 from ...collectives.swarm import (
     MOST_WARMUP,
@@ -55,8 +55,21 @@ Natural = Annotated[int, msgspec.Meta(ge=1, le=1 << 40)]
 Whole = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
+Pattern = Annotated[
+    str,
+    msgspec.Meta(
+        min_length=1,
+        max_length=512,
+        pattern=WORDS,
+        description="a pattern of tensors' names, without control characters",
+    ),
+]
+
+
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (a script of each member)."""
+    """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (a script of each member).
+    ``buffers``: how buffers take part whose names match a shell pattern (`optim.model.buffers`).
+    """
 
     entry: Annotated[
         str,
@@ -74,6 +87,7 @@ class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "seed:0"
     parameters: Natural | None = None  # checked after construction
+    buffers: Annotated[dict[Pattern, BufferClass], msgspec.Meta(max_length=64)] = {}
 
 
 class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -228,18 +242,7 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     codec: Line = "int8"
     codecs: Annotated[
-        dict[
-            Annotated[
-                str,
-                msgspec.Meta(
-                    min_length=1,
-                    max_length=512,
-                    pattern=WORDS,
-                    description="a pattern of tensors' names, without control characters",
-                ),
-            ],
-            Line,
-        ],
+        dict[Pattern, Line],
         msgspec.Meta(max_length=64),
     ] = {}
     # of a round, relative to the mean: picks the codec of each tensor that `codecs` does not name

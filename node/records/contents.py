@@ -88,7 +88,11 @@ def _of_card(
     tensors = dict[str, Any]()
     for each in card.saved:
         if each.of and each.of in trained:
-            tensors[each.name] = trained[each.of].to(getattr(torch, dtype or each.dtype))
+            kind, value = getattr(torch, each.dtype), trained[each.of]
+            if kind.is_floating_point:
+                tensors[each.name] = value.to(getattr(torch, dtype) if dtype else kind)
+            else:  # a count or a flag that is averaged
+                tensors[each.name] = value.round().to(kind)
         elif (value := values.get(each.same or each.name)) is not None:
             tensors[each.name] = value
     names = {each.name: each.of for each in card.saved if each.of in trained}

@@ -1,6 +1,7 @@
 """The model as one float32 vector. Files, lowest first:
 
 adapters    what is frozen under adapters, which factor trains, the bias of their mean
+buffers     how each buffer takes part: averaged, compared, or a member's own
 flat        the vector: parameters and running statistics, in segments, from any device
 tensor_file a safetensors file, written from where its tensors lie
 card        what an export needs beside the anchor: in the run's folder

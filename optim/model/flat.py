@@ -1,11 +1,11 @@
 """The model as one float32 vector.
 
-What it holds, in this order: every parameter that requires a gradient when the vector is made, then
-the running means and variances of normalisation layers that track them (BatchNorm, InstanceNorm,
-SyncBatchNorm). What it leaves out: frozen parameters (the layout has their digest, so all members
-have the same), integer buffers such as ``num_batches_tracked``, and all other buffers, which are
-constants or a peer's own. A tensor used in several places (tied weights) is there once, under its
-first name. Later changes of ``requires_grad`` do not change the vector. Where the run's settings
+What it holds, in this order: every parameter that requires a gradient when the vector is made, or
+that the script includes, then the buffers that are averaged (`buffers`): running means and
+variances, and those that the run's settings declare. What it leaves out: frozen parameters (the
+layout has their digest, so all members have the same) and all other buffers, which are constants or
+a peer's own. A tensor used in several places (tied weights) is there once, under its first name.
+Later changes of ``requires_grad`` do not change the vector. Where the run's settings
 give tensors codecs of their own, those of one codec are neighbours, parameters and statistics each
 for themselves. In a run whose method has them, sums that no model has come beside it
 (`optim.federated.site`).
@@ -14,7 +14,8 @@ Values cross in segments through one small scratch, so no second copy of the mod
 of float16 and bfloat16 have a float32 vector: progress is measured against what the live tensors
 really started from, the anchor rounded to their type (`FlatVector.round_to_live`). Where an
 optimizer keeps a wider master of a tensor (`FlatVector.masters`), values are the master's, in both
-directions, and the tensor holds them rounded. float64 crosses as float32.
+directions, and the tensor holds them rounded. float64 crosses as float32; counts and flags that are
+averaged do, too, and are rounded to the next whole number.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol, Self, cast
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -34,10 +35,19 @@ from torch.nn.parameter import is_lazy
 
 from ...collectives.codecs.mixtures import arranged
 from ...collectives.errors import ConfigError
-from ...collectives.layout import MAX_DIMS, MAX_TENSORS, Layout, Role, TensorSpec, cut
+from ...collectives.layout import (
+    MAX_DIMS,
+    MAX_TENSORS,
+    BufferClass,
+    Layout,
+    Role,
+    TensorSpec,
+    cut,
+)
 from ...collectives.swarm import RunSettings
 from ..federated.site import sums_beside
 from .adapters import base_digest
+from .buffers import ModelBuffer, check_patterns, model_buffers
 
 logger = logging.getLogger("atoll")
 
@@ -45,6 +55,7 @@ SEGMENT_ELEMENTS = 1 << 20
 # Of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model.
 HOST_ELEMENTS = 1 << 17
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+COUNTS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # Torch.compile and activation checkpointing put these into names.
 WRAPPERS = (
     "_orig_mod.",
@@ -108,12 +119,21 @@ class FlatVector:
     """
 
     def __init__(
-        self, model: nn.Module, settings: RunSettings | None = None, *, sharded: bool = False
+        self,
+        model: nn.Module,
+        settings: RunSettings | None = None,
+        *,
+        included: Collection[str] = (),
+        sharded: bool = False,
     ) -> None:
-        """``sharded``: DTensors are taken, for `optim.ranks` to cut; such a vector itself can only
-        be described.
+        """``included``: names of parameters that are in the vector though they are frozen now.
+        ``sharded``: DTensors are taken, for `optim.ranks` to cut; such a vector itself can only be
+        described.
         """
-        named = list(_named_tensors(model))
+        settings = settings or RunSettings()
+        buffers = buffers_of(model, settings.buffers)
+        check_patterns(buffers, settings.buffers)
+        named = list(_named_tensors(model, included, buffers))
         if not any(role == "parameter" for _, _, role in named):
             raise ConfigError(
                 "the model has no trainable parameters",
@@ -123,9 +143,8 @@ class FlatVector:
             )
         specs: list[TensorSpec] = []
         for name, tensor, role in named:
-            _check_tensor(name, tensor, sharded)
+            _check_tensor(name, tensor, role, sharded)
             specs.append(TensorSpec(name, tuple(tensor.shape), 0, role))
-        settings = settings or RunSettings()
         self._sums = sums_beside(
             settings, sum(spec.numel for spec in specs if spec.role == "parameter")
         )
@@ -143,7 +162,7 @@ class FlatVector:
                 ),
                 key="model",
             )
-        base = base_digest(list(_frozen(model)), settings.adapters.base)
+        base = base_digest(list(_frozen(model, included)), settings.adapters.base)
         self._take(Layout(tuple(specs), offset, base), [live[spec.name] for spec in specs])
         self._model = weakref.ref(model)
 
@@ -204,7 +223,9 @@ class FlatVector:
         tensors = iter(self.tensors)
         for part in self._parts:
             part.tensors[:] = [next(tensors) for _ in part.tensors]
-        if strange := [name for name, _, _ in _named_tensors(model) if name not in self._known]:
+        if strange := [
+            name for name, _, _ in _named_tensors(model, (), ()) if name not in self._known
+        ]:
             self._known.update(strange)
             logger.warning(
                 (
@@ -335,9 +356,11 @@ class FlatVector:
         to float32 and float64.
         """
         for piece in segment.pieces:
+            part = values[piece.start : piece.stop]
             if piece.live.dtype in (torch.bfloat16, torch.float16):
-                part = values[piece.start : piece.stop]
                 part.copy_(part.to(piece.live.dtype))
+            elif piece.live.dtype in COUNTS:
+                part.round_()
 
     @torch.no_grad()
     def not_finite(self) -> str:
@@ -346,7 +369,7 @@ class FlatVector:
         """
         bounds: dict[torch.device, list[tuple[int, Tensor]]] = {}
         for index, tensor in enumerate(self.tensors):
-            if tensor.numel():
+            if tensor.numel() and tensor.dtype not in COUNTS:
                 low, high = torch.aminmax(tensor.detach())  # NaN spreads to both
                 bounds.setdefault(tensor.device, []).append(
                     (index, torch.stack((low.float(), high.float())))
@@ -415,7 +438,9 @@ class _Slot:
         self._copy(segment, [(_shaped(values, piece), piece.live) for piece in segment.pieces])
 
     def store(self, segment: Segment, values: Tensor) -> None:
-        pairs = [(piece.live, _shaped(values, piece)) for piece in segment.pieces]
+        pairs = [
+            (piece.live, _rounded(_shaped(values, piece), piece.live)) for piece in segment.pieces
+        ]
         pairs += [
             (piece.rounded, _shaped(values, piece))
             for piece in segment.pieces
@@ -454,6 +479,11 @@ def _shaped(values: Tensor, piece: Piece) -> Tensor:
     return values[piece.start : piece.stop].view(piece.live.shape)
 
 
+def _rounded(values: Tensor, live: Tensor) -> Tensor:
+    """As ``live`` can hold them: a conversion to whole numbers cuts off, and does not round."""
+    return values.round() if live.dtype in COUNTS else values
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside DistributedDataParallel, DataParallel and torch.compile, so that
     names agree between peers.
@@ -469,33 +499,33 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor, Role]]:
-    model = unwrap(model)
+def buffers_of(model: nn.Module, patterns: Mapping[str, BufferClass]) -> list[ModelBuffer]:
+    """The buffers of the user's own module, under the names that all members have."""
+    modules = unwrap(model).named_modules()
+    return model_buffers(((clean_name(f"{name}."), module) for name, module in modules), patterns)
+
+
+def _named_tensors(
+    model: nn.Module, included: Collection[str], buffers: Sequence[ModelBuffer]
+) -> Iterator[tuple[str, Tensor, Role]]:
     seen: set[object] = set()
-    for name, parameter in model.named_parameters():
-        _check_made(name, parameter)
-        if parameter.requires_grad and _first(parameter, seen):
-            yield clean_name(name), parameter, "parameter"
-    for prefix, module in model.named_modules():
-        if not isinstance(module, nn.modules.batchnorm._NormBase):
-            continue
-        for attribute, role in (("running_mean", "mean"), ("running_var", "variance")):
-            buffer = cast("Tensor | None", getattr(module, attribute, None))
-            if buffer is not None:
-                _check_made(f"{prefix}.{attribute}", buffer)
-            if buffer is not None and _first(buffer, seen):
-                yield (
-                    clean_name(f"{prefix}.{attribute}" if prefix else attribute),
-                    buffer,
-                    cast("Role", role),
-                )
-
-
-def _frozen(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters that require no gradient, under their names."""
     for name, parameter in unwrap(model).named_parameters():
-        if not parameter.requires_grad:
-            yield clean_name(name), parameter
+        _check_made(name, parameter)
+        name = clean_name(name)
+        if (parameter.requires_grad or name in included) and _first(parameter, seen):
+            yield name, parameter, "parameter"
+    for buffer in buffers:
+        if buffer.kind == "mean":
+            _check_made(buffer.name, buffer.tensor)
+            if _first(buffer.tensor, seen):
+                yield buffer.name, buffer.tensor, buffer.role
+
+
+def _frozen(model: nn.Module, included: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    """Parameters that require no gradient and are not included, under their names."""
+    for name, parameter in unwrap(model).named_parameters():
+        if not parameter.requires_grad and (name := clean_name(name)) not in included:
+            yield name, parameter
 
 
 def memory_of(tensor: Tensor) -> tuple[object, ...] | None:
@@ -544,7 +574,7 @@ def _check_made(name: str, tensor: Tensor) -> None:
         )
 
 
-def _check_tensor(name: str, tensor: Tensor, sharded: bool) -> None:
+def _check_tensor(name: str, tensor: Tensor, role: Role, sharded: bool) -> None:
     if not _is_dtensor(tensor) and any(
         size > 1 and step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     ):
@@ -566,7 +596,7 @@ def _check_tensor(name: str, tensor: Tensor, sharded: bool) -> None:
                 "attach(model, optimizer, swarm) in every rank, with swarm None in all but rank 0."
             ),
         )
-    if tensor.dtype not in FLOATS:
+    if tensor.dtype not in FLOATS and (role == "parameter" or tensor.dtype not in COUNTS):
         raise ConfigError(
             (
                 f"{name} has dtype {tensor.dtype}; only float32, bfloat16, float16 and "

@@ -201,6 +201,39 @@ def test_training_settings_that_mean_nothing_together(text: str, key: str) -> No
     refuses(text, key)
 
 
+OWN_MODEL = "model = { entry = 'local:x', buffers = { 'bank*' = 'same', '*.book' = 'mean' } }\n"
+
+
+def test_classes_of_buffers_reach_the_script_and_who_joins() -> None:
+    plain = m.parse_manifest("schema = 1\nname = 'x'\nmodel = { entry = 'local:x' }\n")
+    told = m.parse_manifest(f"schema = 1\nname = 'x'\n{OWN_MODEL}")
+    assert told.settings().buffers == {"bank*": "same", "*.book": "mean"}
+    assert m.decode_manifest(told.encode()) == told
+    assert b"buffers" not in plain.encode()
+    assert "buffers  bank* same, *.book mean" in describe_lines(told)
+    assert describe(told)["buffers"] == {"bank*": "same", "*.book": "mean"}
+    assert not any(line.startswith("buffers") for line in describe_lines(plain))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("model = { buffers = { 'bank' = 'mean' } }", "$.model.buffers"),
+        ("model = { entry = 'local:x', buffers = { 'bank' = 'max' } }", "$.model.buffers"),
+        ("model = { entry = 'local:x', buffers = { '' = 'own' } }", "$.model.buffers"),
+        ("model = { entry = 'local:x', buffers = 'mean' }", "$.model.buffers"),
+        (f"{OWN_MODEL}exchange = {{ arrivals = {{}} }}", "$.model.buffers"),
+        (f"{OWN_MODEL}mode = 'federated'\nsecure = {{}}", "$.model.buffers"),
+        (f"{OWN_MODEL}mode = 'federated'\nfederated = {{ sample = 0.5 }}", "$.model.buffers"),
+    ],
+)
+def test_classes_of_buffers_that_cannot_be(text: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
+    assert caught.value.key.startswith(key)
+    assert SENTENCE.search(caught.value.message), caught.value.message
+
+
 @pytest.mark.parametrize(
     ("table", "words"),
     [
