@@ -38,6 +38,7 @@ WORSE, WORSE_OF, WORSE_BY = 2, 5, 0.05
 MUCH_WORSE_BY = 0.25  # once is enough, and twice `DEVIATIONS`
 OF_MEDIANS = 0.7  # deviation of the difference of two medians of seven steps, over one step's
 GONE_S = 300.0  # a trouble that is not told again is over
+MOST_APART = 4  # buffers in a verdict
 CLOCK_S = 1500.0  # it is looked at every ten minutes
 
 
@@ -254,6 +255,43 @@ batch that differs. A member can say it of itself only.
     AtollLightningCallback(swarm, shard=True)    and in Lightning
     torch.manual_seed(crc32(swarm.peer.encode()))    or an order of its own for each""",
     ),
+    "V18": VerdictPage(
+        "buffers-apart",
+        "buffers of the model are not the same at all members",
+        """\
+A buffer of this script's model is learnt and not averaged, such as a codebook, a normaliser or an
+observer: each member has its own, so that the run's model is another one at each. Or other members
+brought another value of a buffer that does not change. The verdict names the buffers; the script's
+log says which members differ. Which buffers are averaged is part of the run, so a new one is the
+cure of the first; "own" declares that members are to differ, such as in a queue of their samples.
+
+    [model] buffers = { "codebook" = "mean" }    in the manifest of a new run: averaged
+    [model] buffers = { "queue" = "own" }        this member's own, and not told of
+    atoll new RUN.toml --from DIR        goes on from what atoll export RUN DIR wrote""",
+    ),
+    "V19": VerdictPage(
+        "parts-outside",
+        "something is trained here that is no part of the run",
+        """\
+Parameters that were frozen when the script attached, or were not there, are trained by now. They
+are trained in this member only, and what is exported has them as they were. The script's log names
+them. It is withdrawn once they have been frozen for five rounds.
+
+    attach(..., include=["backbone.*"])  in all scripts of a new run: frozen, and in the run""",
+    ),
+    "V20": VerdictPage(
+        "parts-frozen",
+        "parts of the model are frozen here and trained by others",
+        """\
+Parameters of the run require no gradient in this script since some rounds, and the run's model goes
+on moving there: other members train them. This member contributes no change of them, which holds
+back the mean of what others learn there. Where all members freeze them nothing is wrong, and
+nothing is raised; nor for parts that are frozen in turns (a GAN, say). The script's log names them.
+It is withdrawn once they are trained again.
+
+    parameter.requires_grad_(True)       trains them again
+    atoll new RUN.toml --from DIR        a run in which they are frozen from the start""",
+    ),
 }
 NOT_COUNTED: Mapping[str, str] = {
     "uncounted_replaced": "the model holds other tensors than those that its optimizer steps",
@@ -273,6 +311,19 @@ STILL: Mapping[str, str] = {
     "still_other": "weights are at the anchor again",
 }
 """Metrics in which it reports how many contributions in a row were zero, and why. 0: it is over."""
+PARTS: Mapping[str, tuple[str, str]] = {
+    "parts_outside": ("V19", "parameters are trained here and are no part of the run: {:.0f}"),
+    "parts_frozen": ("V20", "{:.0%} of what the run trains is frozen here, and others train it"),
+}
+"""Metrics in which it reports what it trains otherwise than at `attach`
+(`optim.script.training_parts`). 0: it is over."""
+BUFFERS: Mapping[str, str] = {
+    "buffer_learnt/": "is learnt here and not averaged",
+    "buffer_differs/": "is another one at {:.0f} other members",
+}
+"""Beginnings of metrics in which it reports on buffers by name (`optim.script.buffer_watch`)."""
+OF_A_SCRIPT = ("V14", "V15", "V18", "V19", "V20")
+"""Verdicts that end with the script that they are about."""
 TROUBLES = {"E120": "V05", "E501": "V06", "E303": "V06", "E308": "V08"}
 """Verdicts that a trouble of the node is, as long as it is told again."""
 
@@ -355,6 +406,7 @@ class Verdicts:
         self._others: dict[str, deque[bool]] = {}
         self._dropped, self._drops = 0.0, deque[bool](maxlen=DROPS_OF)
         self._moved, self._unmoved = 0.0, 0  # changes of the weights; rounds since the last one
+        self._apart = dict[str, str]()  # by metric: which buffers are, in words
         self._edge = 0
         self._averaging = ""  # the settings, in words
         self._adopted: float | None = None  # this script's loss right after the last adoption
@@ -415,6 +467,7 @@ class Verdicts:
             case "script.report":
                 self._adoption(event["metrics"], at)
                 self._silence(event["metrics"], at)
+                self._model(event["metrics"], at)
                 self._report(event["metrics"], at)
             case "script.attached":
                 self._averaging, self._adopted = str(event.get("averaging", "")), None
@@ -426,8 +479,9 @@ class Verdicts:
             case "script.ended":
                 self._scripts = max(0, self._scripts - 1)
                 self._order({}, at)
-                self._withdraw("V14", "", at)
-                self._withdraw("V15", "", at)
+                self._apart.clear()
+                for code in OF_A_SCRIPT:
+                    self._withdraw(code, "", at)
             case "run.paused" | "run.resumed":
                 self._paused, self._decided_at = kind == "run.paused", at
             case "run.waiting":
@@ -582,6 +636,25 @@ class Verdicts:
                 f"of {int(rounds)} rounds running were equal"
             )
             self._raise("V17", str(peer), at, text)
+
+    def _model(self, metrics: Mapping[str, float], at: float) -> None:
+        """What of the script's model is not as the run has it."""
+        for name in PARTS.keys() & metrics.keys():
+            code, text = PARTS[name]
+            if (value := float(metrics[name])) > 0:
+                self._raise(code, "", at, text.format(value))
+            else:
+                self._withdraw(code, "", at)
+        for name, value in metrics.items():
+            text = next((BUFFERS[start] for start in BUFFERS if name.startswith(start)), "")
+            if text and float(value) > 0:
+                self._apart[name] = f"{name.partition('/')[2]} {text.format(float(value))}"
+            elif text:
+                self._apart.pop(name, None)
+        if self._apart:
+            self._raise("V18", "", at, "; ".join(list(self._apart.values())[:MOST_APART]))
+        else:
+            self._withdraw("V18", "", at)
 
     def _weights(self, metrics: Mapping[str, float], at: float) -> bool:
         """Whether work was dropped since the weights were changed by others (`optim.script`)."""

@@ -5,6 +5,8 @@ adoption            what adopting an anchor does to the losses that a script log
 lookout             who is there, and what the node is shown of training
 saving              a model as its own state_dict(), or PEFT, saves it
 keeping             what of it is left in the run's folder for exports
+buffer_watch        buffers that differ between members, or are learnt by one
+training_parts      what is frozen or trained otherwise than at attach
 silence             training that is seen and not counted: the rules
 uncounted           sees it, and contributions of zero, and says so
 recurrence          whether changes of the weights are a habit of the script or an event

@@ -43,6 +43,7 @@ from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import WaitedOutcome
 from ..rounds.schedule import Since, StepCounter, WaitBudget
 from ..rounds.strand import Bases, Strand, enter, make_strands
+from .buffer_watch import BufferWatch
 from .checks import (
     check_arguments,
     check_capture,
@@ -259,6 +260,7 @@ class Attachment:
             tokenizer=tokenizer,
             writes=self._ranks is None or self._ranks.ranks.rank == 0,
         )
+        self._buffers = BufferWatch(model, swarm, alone=self._ranks is not None)
         if self._ranks is not None:
             self._flat = self._ranks.place(model, self._flat)
         self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop)
@@ -365,6 +367,7 @@ class Attachment:
         self._counter.count(samples, found_inf)
         for strand in self._strands:
             strand.replica.stepped(samples)
+        self._buffers.stepped()
         if report := self._times.step():
             with suppress(AtollError):  # a node that is lost is noticed by whoever needs it next
                 self.swarm.report(report)
@@ -480,6 +483,7 @@ class Attachment:
                     strand.begin()
                 self._adapters.turn(self.round)
                 self._look_around()
+                self._buffers.round_over(self.round, self._lookout.peers, last=self.done)
                 self._keeper.refresh(self.evaluate_anchor, self.round, self._clock, last=self.done)
         self.ledger.turns += 1
         for turn in turns:
@@ -853,6 +857,7 @@ class Attachment:
         for hook in self._hooks:
             hook.remove()
         self._uncounted.remove()
+        self._buffers.close()
         self._adapters.release()
         for key in [key for key, value in attached.items() if value() is self]:
             del attached[key]

@@ -393,7 +393,7 @@ def test_a_key_that_is_one_nodes_again_is_no_verdict_after_two_rounds() -> None:
 
 
 def test_every_verdict_has_a_page_that_no_error_has() -> None:
-    assert list(PAGES) == [f"V{n:02}" for n in range(1, 18)]
+    assert list(PAGES) == [f"V{n:02}" for n in range(1, 21)]
     assert not PAGES.keys() & ERRORS.keys()
     assert not {page.slug for page in PAGES.values()} & {page.slug for page in ERRORS.values()}
     for page in PAGES.values():
@@ -494,3 +494,27 @@ def test_weights_that_others_changed_are_named_at_once_and_are_no_damaged_batch(
     verdicts.take({"at": 21.0, "event": "script.attached"})  # another script counts from 0
     (again,) = verdicts.take({"at": 22.0, "event": "script.report", "metrics": moved})[-1:]
     assert again.raised
+
+
+def test_buffers_and_parts_that_are_not_the_runs_are_named_and_taken_back() -> None:
+    verdicts, at = Verdicts(), iter(range(1, 100))
+
+    def report(**metrics: float) -> list[tuple[bool, str]]:
+        event = {"at": float(next(at)), "event": "script.report", "metrics": metrics}
+        return [(each.raised, each.verdict.code) for each in verdicts.take(event)]
+
+    assert report(**{"loss": 1.0, "buffer_learnt/vq.book": 1.0}) == [(True, "V18")]
+    assert verdicts.standing["V18", ""].said == "vq.book is learnt here and not averaged"
+    assert report(**{"buffer_differs/mask": 2.0}) == []  # one stands already
+    assert report(**{"buffer_differs/mask": 0.0}) == []
+    assert report(parts_outside=3.0, parts_frozen=0.4) == [(True, "V19"), (True, "V20")] or set(
+        verdicts.standing
+    ) == {("V18", ""), ("V19", ""), ("V20", "")}
+    assert verdicts.standing["V19", ""].said.endswith("no part of the run: 3")
+    assert verdicts.standing["V20", ""].said.startswith("40% of what the run trains")
+    assert report(parts_outside=0.0) == [(False, "V19")]
+    ended = verdicts.take({"at": float(next(at)), "event": "script.ended"})
+    assert {change.verdict.code for change in ended} == {"V18", "V20"}
+    assert report(**{"buffer_differs/mask": 2.0}) == [(True, "V18")]
+    assert verdicts.standing["V18", ""].said == "mask is another one at 2 other members"
+    assert report(**{"buffer_differs/mask": 0.0}) == [(False, "V18")]
