@@ -71,5 +71,6 @@ def check_model(mine: Layout, theirs: Layout) -> None:
                 f"{len(theirs.tensors)}).\n  "
             )
             + "\n  ".join(lines[:8]),
-            hint="use the model the run was founded with, or found another run: atoll new RUN.toml",
+            hint="use the model the run was founded with, frozen parts and attach(include=...) "
+            "alike, or found another run: atoll new RUN.toml",
         )

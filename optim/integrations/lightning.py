@@ -63,13 +63,14 @@ class AtollLightningCallback(Callback):
         on_round: Callable[[Outcome], None] | None = None,
         on_adopted: OnAdopted | None = None,
         strict: bool = False,
+        include: Any = None,
     ) -> None:
         """As for `attach`, which is called when training begins and raises there (under torchrun:
-        None in all ranks but the first).
+        None in all ranks but the first). With BackboneFinetuning ``include=["backbone.*"]``.
         """
         self.attachment: Attachment | None = None
         self._swarm, self._samples, self._on_round, self._strict = swarm, samples, on_round, strict
-        self._on_adopted = on_adopted
+        self._on_adopted, self._include = on_adopted, include
         self._shard, self._counts = shard, counts
         self._arranged: Any = None  # Lightning's loader, as it was arranged last
         self._own_loader: Any = None  # the script's, in place of which a shard is read
@@ -116,6 +117,7 @@ class AtollLightningCallback(Callback):
             on_round=self._on_round,
             on_adopted=self._on_adopted,
             strict=self._strict,
+            include=self._include,
         )
         self._arranged = self._own_loader = None
         self._arrange(trainer)

@@ -62,13 +62,14 @@ class AtollCallback(TrainerCallback):
         on_round: Callable[[Outcome], None] | None = None,
         on_adopted: OnAdopted | None = None,
         strict: bool = False,
+        include: Any = None,
     ) -> None:
         """As for `attach`, which is called when training begins and raises there (under torchrun:
         None in all ranks but the first).
         """
         self.attachment: Attachment | None = None
         self._swarm, self._on_round, self._strict = swarm, on_round, strict
-        self._on_adopted, self._shard = on_adopted, shard
+        self._on_adopted, self._shard, self._include = on_adopted, shard, include
         self._loader: CountedLoader | None = None
         self._samples = 0  # of the step under way
 
@@ -84,6 +85,7 @@ class AtollCallback(TrainerCallback):
             on_round=self._on_round,
             on_adopted=self._on_adopted,
             strict=self._strict,
+            include=self._include,
             tokenizer=kwargs.get("processing_class"),
         )
         self._samples = 0

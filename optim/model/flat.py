@@ -20,7 +20,6 @@ averaged do, too, and are rounded to the next whole number.
 
 from __future__ import annotations
 
-import logging
 import sys
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
@@ -48,8 +47,6 @@ from ...collectives.swarm import RunSettings
 from ..federated.site import sums_beside
 from .adapters import base_digest
 from .buffers import ModelBuffer, check_patterns, model_buffers
-
-logger = logging.getLogger("atoll")
 
 SEGMENT_ELEMENTS = 1 << 20
 # Of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model.
@@ -180,7 +177,6 @@ class FlatVector:
         self.masters: dict[int, Tensor] = {}
         self._slots = (_Slot(), _Slot())
         self._parts: list[FlatVector] = []
-        self._known = {spec.name for spec in layout.tensors}
         # A vector that was made of tensors has none to follow.
         self._model: Callable[[], nn.Module | None] = lambda: None
 
@@ -199,8 +195,7 @@ class FlatVector:
 
     def follow(self) -> None:
         """Take up the tensors that the model has now under the names of the layout: `Module.to`
-        replaces buffers. Says once which are trained by now and not in the vector. Raises
-        ConfigError where a tensor is gone or of another shape."""
+        replaces buffers. Raises ConfigError where a tensor is gone or of another shape."""
         if (model := self._model()) is None:
             return
         inner = unwrap(model)
@@ -223,17 +218,6 @@ class FlatVector:
         tensors = iter(self.tensors)
         for part in self._parts:
             part.tensors[:] = [next(tensors) for _ in part.tensors]
-        if strange := [
-            name for name, _, _ in _named_tensors(model, (), ()) if name not in self._known
-        ]:
-            self._known.update(strange)
-            logger.warning(
-                (
-                    "frozen when the model was attached, trained here by now, and "
-                    "in no other member: %s"
-                ),
-                ", ".join(strange),
-            )
 
     def segments(self) -> Iterator[Segment]:
         """The vector cut into segments of at most `SEGMENT_ELEMENTS` elements (`HOST_ELEMENTS` on

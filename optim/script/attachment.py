@@ -18,7 +18,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,6 +53,7 @@ from .checks import (
     check_swarm,
     hooked,
     in_job,
+    included_names,
     moves_nothing,
     naming_tensors,
     outermost,
@@ -63,6 +64,7 @@ from .lookout import Lookout, reached
 from .resume import PendingLoad, save
 from .state import Totals
 from .step_times import StepTimes
+from .training_parts import TrainingParts
 from .uncounted import Uncounted
 from .weights import WeightWatch
 
@@ -84,6 +86,7 @@ def attach(
     *,
     batch_size: int | None = None,
     counts: Any = None,
+    include: Any = None,
     sync_every: int | None = None,
     round_s: float | None = None,
     on_round: Callable[[Outcome], None] | None = None,
@@ -101,10 +104,13 @@ def attach(
     stepped, or when the one that ``counts`` names has. With None nothing is hooked and
     `Attachment.step` is called by hand. ``batch_size`` is
     the number of samples of an inner step (of this rank's), by which members are weighted;
-    `Attachment.samples` tells it step by step, and with `Swarm.shard` it is known. ``sync_every``
-    (inner steps) and ``round_s`` (seconds) may repeat what the run's manifest says; the manifest
-    has authority. ``on_round`` hears every Outcome. ``tokenizer`` (or processor: what has
-    ``save_pretrained``) goes into the folder that `atoll export` writes. ``clock`` is for tests.
+    `Attachment.samples` tells it step by step, and with `Swarm.shard` it is known. ``include``:
+    parameters that are frozen now and belong to the run all the same, so that they may be unfrozen
+    later: patterns of names, modules or parameters, alike in the scripts of all members.
+    ``sync_every`` (inner steps) and ``round_s`` (seconds) may repeat what the run's manifest says;
+    the manifest has authority. ``on_round`` hears every Outcome. ``tokenizer`` (or processor: what
+    has ``save_pretrained``) goes into the folder that `atoll export` writes. ``clock`` is for
+    tests.
 
     An optimizer that remembers where the parameters were (slow or averaged weights, masters in
     float32) would take an adopted anchor back. What it keeps is found and moved along, or named
@@ -134,6 +140,7 @@ def attach(
     check_arguments(swarm.settings, {"sync_every": sync_every, "round_s": round_s})
     inner = _optimizers(optimizer)
     counting = _counting(counts, inner)
+    included = included_names(model, include)
     check_site(swarm, inner)
     if inner:
         check_method(swarm.settings)
@@ -159,6 +166,7 @@ def attach(
         outermost=_outermost(optimizer, inner),
         on_adopted=on_adopted,
         counts=counting,
+        included=included,
         batch_size=batch_size,
         on_round=on_round,
         strict=strict,
@@ -235,6 +243,7 @@ class Attachment:
         outermost: Sequence[Any],
         on_adopted: OnAdopted | None,
         counts: Sequence[Optimizer],
+        included: Collection[str],
         batch_size: int | None,
         on_round: Callable[[Outcome], None] | None,
         strict: bool,
@@ -251,7 +260,9 @@ class Attachment:
         self._adapters = AdapterTurns(
             model, swarm.settings.adapters.mode, wrapped=self._ranks is not None
         )
-        self._flat = FlatVector(model, swarm.settings, sharded=self._ranks is not None)
+        self._flat = FlatVector(
+            model, swarm.settings, included=included, sharded=self._ranks is not None
+        )
         self._keeper = ModelKeeper(
             model,
             self._flat,
@@ -260,6 +271,7 @@ class Attachment:
             tokenizer=tokenizer,
             writes=self._ranks is None or self._ranks.ranks.rank == 0,
         )
+        self._parts = TrainingParts(model, self._flat.layout, swarm)
         self._buffers = BufferWatch(model, swarm, alone=self._ranks is not None)
         if self._ranks is not None:
             self._flat = self._ranks.place(model, self._flat)
@@ -280,10 +292,23 @@ class Attachment:
         self._consent = Consent(model, self._flat, outermost, optimizers, on_adopted)
         with naming_tensors(self._flat), self._consent.adopting():
             enter(swarm, self._flat, self._strands)
-        self._weights = WeightWatch(model, optimizers)
+        self._parts.wrote()
+        self._weights = WeightWatch(model, optimizers, included=included)
         self._adapters.turn(self.round)
         self._weights.begin()
         self._hooks: list[Any] = []
+        self._hook(optimizers)
+        attached[model] = attached[swarm] = weakref.ref(self)
+        self._keeper.begin(self.evaluate_anchor, self.round)
+        self._uncounted = Uncounted(model, optimizers, clock, swarm.report)
+        self._look_around()
+        if self.done:
+            self._uncounted.remove()
+            self._lookout.tell_finished()
+        self._rest()
+
+    def _hook(self, optimizers: Sequence[Optimizer]) -> None:
+        """See their steps."""
         # A compiled function around optimizer.step() must break its graph here.
         before, after = (
             cast("Any", torch.compiler.disable(hook))
@@ -293,14 +318,6 @@ class Attachment:
             self._hooks.append(optimizer.register_step_pre_hook(before))
             self._hooks.append(optimizer.register_step_post_hook(after))
             attached[optimizer] = weakref.ref(self)
-        attached[model] = attached[swarm] = weakref.ref(self)
-        self._keeper.begin(self.evaluate_anchor, self.round)
-        self._uncounted = Uncounted(model, optimizers, clock, swarm.report)
-        self._look_around()
-        if self.done:
-            self._uncounted.remove()
-            self._lookout.tell_finished()
-        self._rest()
 
     # ---- counting
 
@@ -445,6 +462,7 @@ class Attachment:
         model.
         """
         self._flat.follow()
+        self._parts.look()
         self._collect()
         if self.ledger.guessed and self._lookout.peers and not self._warned:
             self._warned = True
@@ -459,6 +477,7 @@ class Attachment:
             for strand in strands:
                 strand.collect(loss)
             self._judge_weights()
+            self._parts.close(self._totals.steps)
             if leaves and any(strand.replica.moved for strand in strands):
                 for strand in strands:
                     strand.replica.give_up()
@@ -485,6 +504,7 @@ class Attachment:
                 self._look_around()
                 self._buffers.round_over(self.round, self._lookout.peers, last=self.done)
                 self._keeper.refresh(self.evaluate_anchor, self.round, self._clock, last=self.done)
+        self._parts.wrote()
         self.ledger.turns += 1
         for turn in turns:
             self._lookout.tell_round(turn.outcome, turn.samples)
@@ -821,11 +841,13 @@ class Attachment:
         self._flat.follow()
         view, leased = self._newest()
         self._evaluating = True
+        self._parts.look()
         try:
             with showing(self._flat, source or view, self._replaced):
                 yield view
         finally:
             self._evaluating = False
+            self._parts.wrote()
             self._uncounted.wrote()
             if leased:
                 view.release()

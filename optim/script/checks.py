@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any, cast
 
 import torch
@@ -13,7 +14,8 @@ from torch.optim import Optimizer
 
 from ...collectives.errors import AtollError, ConfigError
 from ...collectives.swarm import FragmentSwarm, RunSettings, Shelved, Swarm
-from ..model.flat import FlatVector, unwrap
+from ..model.flat import FlatVector, clean_name, unwrap
+from .saving import some
 
 BY_HAND = (
     "attach(model, None, swarm), then call attachment.step() after each optimizer step (or "
@@ -144,6 +146,37 @@ def _why_not_copied(tensor: Tensor) -> str | None:
     except Exception as error:  # a subclass raises what it likes
         return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
     return None
+
+
+def included_names(model: nn.Module, include: Any) -> frozenset[str]:
+    """The names of the parameters that ``include`` means: shell patterns of names, modules,
+    parameters, or an iterable of these. Raises ConfigError for what means none of the model's.
+    """
+    if include is None:
+        return frozenset()
+    inner = unwrap(model)
+    names = {id(parameter): clean_name(name) for name, parameter in inner.named_parameters()}
+    if isinstance(include, str | Tensor | nn.Module) or not isinstance(include, Iterable):
+        include = [include]
+    found = set[str]()
+    for each in cast("Iterable[Any]", include):
+        if isinstance(each, str):
+            new = {name for name in names.values() if fnmatchcase(name, each)}
+        elif isinstance(each, nn.Module):
+            new = {names[id(p)] for p in unwrap(each).parameters() if id(p) in names}
+        else:
+            new = {names[id(each)]} if id(each) in names else set[str]()
+        if not new:
+            given = repr(each) if isinstance(each, str) else type(each).__name__
+            raise ConfigError(
+                f"include names {given}, and the model has no such parameter",
+                key="include",
+                why=f"Its parameters are {some(sorted(names.values()))}.",
+                hint='attach(model, optimizer, swarm, include=["encoder.*"]) or '
+                "include=model.encoder.parameters()",
+            )
+        found |= new
+    return frozenset(found)
 
 
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..model.flat import unwrap
+from ..model.flat import clean_name, unwrap
 from .recurrence import Recurrence
 
 SAMPLED = 16  # elements of each tensor
@@ -69,15 +69,19 @@ class WeightSlots:
     optimizers step.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], included: Collection[str] = ()
+    ) -> None:
         self._slots: list[_ModuleSlot] = []
         self.parameters: dict[str, Tensor] = {}  # each once, under its first name
         known: dict[int, str] = {}
         for prefix, module in unwrap(model).named_modules(remove_duplicate=False):
             for key, parameter in module._parameters.items():
-                if parameter is None or not parameter.requires_grad:
-                    continue
                 name = f"{prefix}.{key}" if prefix else key
+                if parameter is None or not (
+                    parameter.requires_grad or clean_name(name) in included
+                ):
+                    continue
                 self._slots.append(
                     _ModuleSlot(name, cast("dict[str, Any]", module._parameters), key, parameter)
                 )
@@ -242,9 +246,15 @@ class WeightWatch:
     """
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], rng: Random | None = None
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        rng: Random | None = None,
+        *,
+        included: Collection[str] = (),
     ) -> None:
-        self._slots = WeightSlots(model, optimizers)
+        """``included``: names of parameters that are watched though they are frozen now."""
+        self._slots = WeightSlots(model, optimizers, included)
         self._sample = WeightSample(self._slots.parameters, rng or Random(0))
         self._recurrence = Recurrence()
         self._watched = bool(optimizers)  # by hand no one knows when a step is made

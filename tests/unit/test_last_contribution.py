@@ -95,6 +95,47 @@ def test_lightning(kind: str, first: bool, tmp_path: Path) -> None:
         assert (flat(module.net) - module.stepped).abs().max() > 1e-3
 
 
+def test_lightnings_backbone_belongs_to_the_run_before_it_is_unfrozen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import BackboneFinetuning
+
+    from atoll.optim import AtollLightningCallback
+
+    class Module(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone, self.head = nn.Sequential(nn.Linear(4, 8), nn.Tanh()), nn.Linear(8, 1)
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return (self.head(self.backbone(batch[0])) - batch[1]).square().mean()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.05)
+
+    module, swarm = Module(), SoloSwarm(SETTINGS)
+    begun = flat(module.backbone)
+    ours = AtollLightningCallback(swarm, include=["backbone.*"])
+    tuning = BackboneFinetuning(
+        unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.05, verbose=False
+    )
+    trainer = Trainer(
+        callbacks=[tuning, ours],
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        max_epochs=2,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(batches(), batch_size=8))
+    assert "no part of the run" not in caplog.text
+    assert_close(anchor(swarm)[: begun.numel()], flat(module.backbone))
+    assert (flat(module.backbone) - begun).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("ends", ["steps", "early", "data"])
 @pytest.mark.parametrize("first", [True, False])
 def test_trainer(ends: str, first: bool, tmp_path: Path) -> None:
