@@ -6,12 +6,17 @@ torch, no layout needed to read it.
 
 A layout that is arranged by codec (`arranged`) gives a short text whatever the size of the model.
 `mixture_of` makes the text.
+
+Blocks of values share a scale, and do not end where a tensor ends. Running statistics of channels
+differ by orders of magnitude, and so do updates of tensors: what is small next to its neighbours
+would be rounded away, in every round. So statistics and small tensors are sent in fp32, whatever
+the codec, unless a pattern names them (`exact_of`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from ..codec_names import CODECS, DEFAULT_CHUNK_ELEMENTS, MASKED_CODEC, RESULTS, unknown_codec
@@ -22,6 +27,14 @@ from .accuracy import chosen
 
 Range = tuple[str, int, int]
 """codec, first element, last element + 1"""
+
+EXACT_CODEC = "fp32"
+SMALL_ELEMENTS = 16_384
+"""The longest tensor that is small: of a longer one at most 2 of 64 blocks have values of
+another."""
+EXACT_SHARE, EXACT_LEAST = 100, 4096
+"""The part of the parameters that small tensors may be, 1 in 100 (3 % more bytes with int8), and
+how many values they may be in any case (16 KiB)."""
 
 _PIECE = re.compile(r"([a-z0-9_]+)(?::([1-9][0-9]{0,13}))?")
 
@@ -38,13 +51,43 @@ def codec_of(name: str, default: str, patterns: Mapping[str, str]) -> str:
     )
 
 
+def exact_of(specs: Sequence[TensorSpec], patterns: Mapping[str, str]) -> list[bool]:
+    """Which tensors are sent in fp32, of those that no pattern names: all that are no parameters,
+    and of parameters small ones, the smallest first (of equal ones the last), as far as their
+    share goes. A parameter without another as a neighbour keeps the run's codec.
+    """
+    free = [not codec_of(spec.name, "", patterns) for spec in specs]
+    lengths = [spec.numel if spec.role == "parameter" else 0 for spec in specs]
+    found = [spec.role != "parameter" and mine for spec, mine in zip(specs, free, strict=True)]
+    if sum(length > 0 for length in lengths) < 2:
+        return found
+    left = max(sum(lengths) // EXACT_SHARE, EXACT_LEAST)
+    small = sorted((n, -at) for at, n in enumerate(lengths) if 0 < n <= SMALL_ELEMENTS and free[at])
+    for length, last in small:
+        left -= length
+        if left < 0:
+            break
+        found[-last] = True
+    return found
+
+
 def codecs_of(
-    layout: Layout, default: str, patterns: Mapping[str, str], error: float | None = None
+    layout: Layout,
+    default: str,
+    patterns: Mapping[str, str],
+    error: float | None = None,
+    *,
+    exact: bool = True,
 ) -> list[str]:
-    """The codec of each tensor. With a wished ``error`` those that no pattern names have what
-    `accuracy.chosen` says, in place of ``default``.
+    """The codec of each tensor: what a pattern says, else fp32 for what `exact_of` names, else
+    ``default``. With a wished ``error``, what `accuracy.chosen` says in place of ``default``.
+    Masked contributions have one codec, and so has all that no pattern names without ``exact``.
     """
     named = [codec_of(spec.name, "", patterns) for spec in layout.tensors]
+    if exact and default != MASKED_CODEC:
+        for at, alone in enumerate(exact_of(layout.tensors, patterns)):
+            if alone:
+                named[at] = EXACT_CODEC
     if error is None:
         return [codec or default for codec in named]
     free = [spec.numel for spec, codec in zip(layout.tensors, named, strict=True) if not codec]
@@ -55,16 +98,14 @@ def codecs_of(
 def mixture_of(
     layout: Layout, default: str, patterns: Mapping[str, str], error: float | None = None
 ) -> str:
-    """The text for a layout. Raises ConfigError when its tensors change codec too often for one."""
-    runs: list[tuple[str, int]] = []
-    for spec, codec in zip(
-        layout.tensors, codecs_of(layout, default, patterns, error), strict=True
-    ):
-        if runs and runs[-1][0] == codec:
-            runs[-1] = (codec, runs[-1][1] + spec.numel)
-        elif spec.numel:
-            runs.append((codec, spec.numel))
-    text = "+".join([*(f"{codec}:{count}" for codec, count in runs[:-1]), runs[-1][0]])
+    """The text for a layout. Of one that is not `arranged`, and whose statistics and small tensors
+    lie too scattered, they have the codec of their neighbours. Raises ConfigError when the tensors
+    change codec too often even so.
+    """
+    runs = _runs(layout, codecs_of(layout, default, patterns, error))
+    if len(text := _text(runs)) > MAX_CODEC_NAME:
+        runs = _runs(layout, codecs_of(layout, default, patterns, error, exact=False))
+        text = _text(runs)
     if len(text) > MAX_CODEC_NAME:
         raise ConfigError(
             f"the model's tensors change codec {len(runs) - 1} times",
@@ -76,6 +117,20 @@ def mixture_of(
             ),
         )
     return text
+
+
+def _runs(layout: Layout, codecs: Sequence[str]) -> list[tuple[str, int]]:
+    runs: list[tuple[str, int]] = []
+    for spec, codec in zip(layout.tensors, codecs, strict=True):
+        if runs and runs[-1][0] == codec:
+            runs[-1] = (codec, runs[-1][1] + spec.numel)
+        elif spec.numel:
+            runs.append((codec, spec.numel))
+    return runs
+
+
+def _text(runs: Sequence[tuple[str, int]]) -> str:
+    return "+".join([*(f"{codec}:{count}" for codec, count in runs[:-1]), runs[-1][0]])
 
 
 def has_partial_sums(text: str) -> bool:
@@ -90,23 +145,37 @@ def arranged(
     error: float | None = None,
 ) -> list[TensorSpec]:
     """Tensors in an order in which those of one role and codec are neighbours, offsets to match;
-    otherwise as they came. With a wished ``error``, those to be encoded coarsely first: matrices
-    before vectors, small ones before large ones. Raises ConfigError for a codec that is none."""
+    otherwise as they came. Small ones that are sent in fp32 are the last parameters. With a wished
+    ``error``, those to be encoded coarsely first: matrices before vectors, small ones before large
+    ones. Raises ConfigError for a codec that is none.
+    """
     known = (*CODECS, MASKED_CODEC)
     if unknown := [codec for codec in (default, *patterns.values()) if codec not in known]:
         raise unknown_codec(unknown[0], "$.exchange.codec")
+    given = list(specs)
+    alike = default in (MASKED_CODEC, EXACT_CODEC)
+    exact = [False] * len(given) if alike else exact_of(given, patterns)
+    small = sum(
+        spec.numel
+        for spec, mine in zip(given, exact, strict=True)
+        if mine and spec.role == "parameter"
+    )
 
-    def place(spec: TensorSpec) -> tuple[int, ...]:
-        other, named = spec.role != "parameter", codec_of(spec.name, "", patterns)
+    def place(at: int) -> tuple[int, ...]:
+        spec, named = given[at], codec_of(given[at].name, "", patterns)
+        if spec.role != "parameter":
+            return 1, not exact[at], known.index(named or default)
+        if exact[at]:  # next to statistics, which have the same codec
+            # of a fragment, which is shorter, perhaps only the last ones are small
+            return 0, 2, -spec.numel if small > EXACT_LEAST else 0
         if error is None:
-            return other, known.index(named or default)
+            return 0, 0, known.index(named or default)
         if named:
-            return other, 1, known.index(named)
-        return other, 0, len(spec.shape) < 2, spec.numel
+            return 0, 1, known.index(named)
+        return 0, 0, len(spec.shape) < 2, spec.numel
 
-    ordered = sorted(specs, key=place)
     offset, found = 0, list[TensorSpec]()
-    for spec in ordered:
+    for spec in (given[at] for at in sorted(range(len(given)), key=place)):
         found.append(TensorSpec(spec.name, spec.shape, offset, spec.role))
         offset += spec.numel
     return found

@@ -318,7 +318,9 @@ MIXED = make_layout([("a.norm", (70,)), ("a.mlp", (30, 20)), ("b.norm", (9,)), (
 
 
 def test_tensors_of_one_vector_have_their_own_codecs() -> None:
-    settings = msgspec.structs.replace(ENDLESS, codec="int8", codecs={"*.norm": "fp32"})
+    settings = msgspec.structs.replace(
+        ENDLESS, codec="int8", codecs={"*.norm": "fp32", "*.mlp": "int8"}
+    )
     assert mixture_of(MIXED, "int8", settings.codecs) == "fp32:70+int8:600+fp32:9+int8"
 
     def script(swarm: LocalMember) -> tuple[int, torch.Tensor]:

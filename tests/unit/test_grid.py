@@ -139,10 +139,10 @@ def test_the_mixture_of_a_model():
     shapes = [
         (f"layers.{i}.{name}", shape)
         for i in range(40)
-        for name, shape in (("mlp", (30, 7)), ("norm.weight", (7,)), ("empty", (0,)))
+        for name, shape in (("mlp", (300, 70)), ("norm.weight", (7,)), ("empty", (0,)))
     ]
     layout, patterns = make_layout(shapes), {"*.norm.*": "bf16"}
-    assert mixture_of(layout, "int8", {}) == "int8"
+    assert mixture_of(layout, "int8", {}) == "int8"  # as it lies, it has no place for another
     assert mixture_of(layout, "int8", {"*": "bf16"}) == "bf16"
     with pytest.raises(ConfigError, match="change codec") as caught:
         mixture_of(layout, "int8", patterns)
@@ -154,13 +154,17 @@ def test_the_mixture_of_a_model():
     ]
     ordered = Layout(tuple(arranged(specs, "int8", patterns)), layout.numel + 5)
     assert ordered.check() is None
-    assert mixture_of(ordered, "int8", patterns) == "bf16:280+int8:8400+bf16:3+int8"
+    assert mixture_of(ordered, "int8", patterns) == "bf16:280+int8:840000+fp32:2+bf16"
     assert [spec.name for spec in ordered.tensors if spec.role != "parameter"] == [
-        "layers.1.norm.running_mean",
         "v",
+        "layers.1.norm.running_mean",
     ]
+    plain = Layout(tuple(arranged(specs, "int8", {})), layout.numel + 5)
+    assert mixture_of(plain, "int8", {}) == "int8:840000+fp32"  # norms and statistics
+    assert mixture_of(plain, "int8", {"*": "int8"}) == "int8"
+    assert mixture_of(plain, "bits", {}) == "bits"  # masked
     assert [spec.name for spec in ordered.tensors if "mlp" in spec.name] == [
         f"layers.{i}.mlp" for i in range(40)
     ]
-    assert arranged(specs, "int8", {}) == specs
+    assert arranged(specs, "fp32", {}) == specs
     assert arranged(specs, "bits", {}) == specs  # of a run whose contributions are masked

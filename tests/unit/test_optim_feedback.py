@@ -76,7 +76,7 @@ def test_who_has_it() -> None:
 
 def test_a_swarm_of_one_takes_what_others_would_get() -> None:
     """Otherwise what is carried would be applied twice."""
-    settings = RunSettings(codec="sparse64", method="local_sgd")
+    settings = RunSettings(codec="sparse64", codecs={"*": "sparse64"}, method="local_sgd")
     swarm, expected = SoloSwarm(settings), torch.empty(LAYOUT.numel)
 
     def begin(out: torch.Tensor) -> None:

@@ -157,7 +157,7 @@ def test_tensors_of_one_codec_are_neighbours() -> None:
         [spec.name for spec in plain.layout.tensors],
     )
     assert flat.layout.check() is None
-    assert mixture_of(flat.layout, "int8", {"norm.*": "bf16"}) == "bf16:8+int8:44+bf16"
+    assert mixture_of(flat.layout, "int8", {"norm.*": "bf16"}) == "bf16:8+fp32:44+bf16"
     parameters = sum(spec.role == "parameter" for spec in plain.layout.tensors)
     assert names[:parameters] == sorted(
         before[:parameters], key=lambda name: not name.startswith("norm.")

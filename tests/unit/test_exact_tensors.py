@@ -1,0 +1,163 @@
+"""Statistics and small tensors are sent in fp32: blocks of a codec would round them away next to
+larger values."""
+
+import pytest
+import torch
+from torch import nn
+
+from atoll.collectives.codecs.mixtures import (
+    EXACT_LEAST,
+    EXACT_SHARE,
+    SMALL_ELEMENTS,
+    arranged,
+    codecs_of,
+    mixture_of,
+)
+from atoll.collectives.layout import Layout, cut, make_layout
+from atoll.collectives.swarm import OuterSettings, RunSettings, Swarm
+from atoll.node.local import LocalSwarm
+from atoll.optim import attach
+
+
+def ordered(layout: Layout) -> Layout:
+    return Layout(tuple(arranged(layout.tensors, "int8", {})), layout.numel)
+
+
+def gpt(width: int, depth: int) -> Layout:
+    block = [
+        ("norm.weight", (width,)),
+        ("attention", (3 * width, width)),
+        ("attention.bias", (3 * width,)),
+        ("up", (4 * width, width)),
+        ("up.bias", (4 * width,)),
+        ("down", (width, 4 * width)),
+    ]
+    return ordered(
+        make_layout(
+            [
+                ("embedding", (10_000, width)),
+                *((f"{i}.{name}", shape) for i in range(depth) for name, shape in block),
+            ]
+        )
+    )
+
+
+@pytest.mark.parametrize(("width", "depth"), [(64, 2), (256, 6), (768, 12), (2048, 24)])
+def test_vectors_of_a_transformer_are_exact_and_a_hundredth_of_it_at_most(
+    width: int, depth: int
+) -> None:
+    layout = gpt(width, depth)
+    exact = [
+        spec
+        for spec, codec in zip(layout.tensors, codecs_of(layout, "int8", {}), strict=True)
+        if codec == "fp32"
+    ]
+    assert {spec.name for spec in exact} == {
+        spec.name for spec in layout.tensors if len(spec.shape) == 1
+    }
+    count = sum(spec.numel for spec in exact)
+    assert count <= max(EXACT_LEAST, layout.numel // EXACT_SHARE)
+    assert mixture_of(layout, "int8", {}) == f"int8:{layout.numel - count}+fp32"
+
+
+def test_where_small_tensors_are_many_the_smallest_are_exact() -> None:
+    layout = ordered(make_layout([(f"t{size}", (size,)) for size in range(1000, 8000, 500)]))
+    text = mixture_of(layout, "int8", {})
+    assert text == f"int8:{layout.numel - 2500}+fp32"  # 1,000 and 1,500; 2,000 more are too many
+    assert [spec.numel for spec in layout.tensors][-2:] == [1000, 1500]
+    above = make_layout([("w", (SMALL_ELEMENTS * 200, 1)), ("a", (SMALL_ELEMENTS + 1,))])
+    assert mixture_of(above, "int8", {}) == "int8"
+
+
+def test_each_fragment_is_one_range_of_each_codec() -> None:
+    for fragments in (2, 3, 7):
+        for part in cut(gpt(256, 6), fragments):
+            text = mixture_of(part, "int8", {})
+            assert len(text.split("+")) <= 2
+            small = sum(spec.numel for spec in part.tensors if len(spec.shape) == 1)
+            assert ("fp32" in text) == bool(small and len(part.tensors) > 1)
+
+
+def test_a_parameter_without_neighbours_keeps_the_codec() -> None:
+    assert mixture_of(make_layout([("w", (100,))]), "int8", {}) == "int8"
+    assert mixture_of(make_layout([("w", (100,)), ("none", (0,))]), "int8", {}) == "int8"
+
+
+class Pair(nn.Module):
+    """Updates of ``large`` are 1e5 times as long as those of ``small``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Parameter(torch.zeros(8))
+        self.small = nn.Parameter(torch.zeros(64))
+
+    def forward(self) -> torch.Tensor:
+        large, small = (self.large - 1000.0).square().mean(), (self.small - 1.0).square().mean()
+        return 1e-3 * (large + small)
+
+
+def test_a_small_tensor_moves_next_to_one_of_long_updates() -> None:
+    def script(swarm: Swarm) -> torch.Tensor:
+        model = Pair()
+        optimizer = torch.optim.SGD(
+            [{"params": [model.large], "lr": 100.0}, {"params": [model.small], "lr": 1000.0}]
+        )
+        sync = attach(model, optimizer, swarm, batch_size=1)
+        while not sync.done:
+            optimizer.zero_grad()
+            model().backward()
+            optimizer.step()
+        with sync.evaluate_anchor():
+            return model.small.detach().clone()
+
+    settings = RunSettings(
+        sync_every=10, rounds=40, codec="int8", outer=OuterSettings("sgd", 0.5, 0.0)
+    )
+    for small in LocalSwarm(2, settings=settings).run(script, step_s=0.1):
+        assert small.min() > 0.99
+
+
+FEATURES = 16
+
+
+def raw(count: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """Features of spreads from 1e-3 to 1e4, and classes that each feature has a part in."""
+    x = torch.randn(count, FEATURES, generator=rng)
+    classes = (x[:, ::2].sum(1) > x[:, 1::2].sum(1)).long()
+    spread = torch.logspace(-3, 4, FEATURES)
+    return x * spread + 3 * spread, classes
+
+
+def accuracy_of(codec: str) -> tuple[float, torch.Tensor]:
+    """Of the anchor, in eval mode; and the running variances over the true ones."""
+
+    def script(swarm: Swarm) -> tuple[float, torch.Tensor]:
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(FEATURES)
+        model = nn.Sequential(norm, nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        sync = attach(model, optimizer, swarm, batch_size=64)
+        rng = torch.Generator().manual_seed(1 + int(str(swarm.peer)[-1]))
+        while not sync.done:
+            x, classes = raw(64, rng)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), classes).backward()
+            optimizer.step()
+        with sync.evaluate_anchor(), torch.no_grad():
+            model.eval()
+            x, classes = raw(4096, torch.Generator().manual_seed(99))
+            right = (model(x).argmax(1) == classes).float().mean()
+            assert norm.running_var is not None
+            return float(right), norm.running_var / torch.logspace(-3, 4, FEATURES).square()
+
+    settings = RunSettings(sync_every=10, rounds=20, codec=codec)
+    return LocalSwarm(2, settings=settings).run(script, step_s=0.1)[0]
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4", "bf16"])
+def test_running_statistics_of_raw_features_are_as_good_as_in_fp32(codec: str) -> None:
+    best, _ = accuracy_of("fp32")
+    found, variances = accuracy_of(codec)
+    assert best > 0.95
+    assert found >= 0.98 * best
+    assert ((variances > 0.8) & (variances < 1.25)).all()
