@@ -27,7 +27,8 @@ class CodecFacts:
 
     ``results``: the codec of the mean over contributions, where that is another. A run of such a
     codec carries what encoding loses into the next contribution, whether its manifest asks for it
-    or not. ``by_error``: a wished error may choose it.
+    or not. ``dither``: values of blocks are rounded up or down by chance, so that none stands
+    still next to longer ones. ``by_error``: a wished error may choose it.
 
     ``chunk_elements``: the chunk length of long vectors. Measured for int8 and fp32: a record costs
     the engine as much Python whatever its length, so half as long ones cost a tenth more CPU time;
@@ -41,6 +42,7 @@ class CodecFacts:
     round_error: float
     price: float
     results: str = ""
+    dither: bool = False
     by_error: bool = False
     chunk_elements: int = 131_072
 
@@ -71,6 +73,16 @@ FACTS = {
         # results as coarse as contributions, which the outer rate was tuned for
         CodecFacts("stat2_both", "levels", 2, _STAT2, 0.476, 1.002, "stat2"),
         _sparse(64, 0.986, 1.05, "_both"),
+        CodecFacts(
+            "int8_dither",
+            "blocks",
+            8,
+            1 + 4 / 256,
+            0.0140,
+            1.0,
+            dither=True,
+            chunk_elements=262_144,
+        ),
     )
 }
 """The codecs that a run can have."""
@@ -79,6 +91,7 @@ BITS = CodecFacts("bits", "bits", 32, 4.0, 0.0, 1.0, chunk_elements=65_536)
 """For operations, not for runs."""
 
 CODECS = tuple(FACTS)
+DEFAULT_CODEC = "int8_dither"
 BYTES_PER_VALUE = {name: facts.bytes_per_value for name, facts in FACTS.items()}
 RESULTS = {name: facts.results for name, facts in FACTS.items() if facts.results}
 DEFAULT_CHUNK_ELEMENTS = {facts.name: facts.chunk_elements for facts in (*FACTS.values(), BITS)}

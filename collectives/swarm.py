@@ -26,7 +26,7 @@ from typing import (
 import msgspec
 
 from .arrivals import ArrivalSettings
-from .codec_names import CODECS, LARGEST_ERROR, MASKED_CODEC, unknown_codec
+from .codec_names import CODECS, DEFAULT_CODEC, LARGEST_ERROR, MASKED_CODEC, unknown_codec
 from .errors import ConfigError
 from .foreign import PLAIN, WORDS
 from .group import Config, Count, Member, TopologyKind
@@ -289,7 +289,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Deviations above its usual norm from which a member does not contribute its progress.
     outliers: Annotated[float, msgspec.Meta(gt=0, le=1e3)] | None = None
     outer: OuterSettings = PLAIN_MEAN
-    codec: str = "int8"
+    codec: str = DEFAULT_CODEC
     # Shell pattern of tensor names -> their codec, where it is another; the longest that matches
     # decides.
     codecs: dict[str, str] = {}

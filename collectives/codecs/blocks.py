@@ -1,13 +1,19 @@
-"""int8 and int4: integers with a scale a block of values.
+"""int8, int8_dither and int4: integers with a scale a block of values.
 
     int8        1.016 bytes a value
                 [float32 scale a block of 256][int8 values][padding to 4]
+    int8_dither the same bytes; values are rounded up or down by chance, and right on average
     int4        0.531 bytes a value
                 [float32 unit][fp16 scale a block of 64, in units][two values a byte][padding]
 
 The unit is the largest scale of the chunk, so that fp16's narrow range does not matter. A scale
 below 2^-14 units is taken as that: what such blocks lose is far below what the chunk's largest
 block loses anyway.
+
+Rounding to the nearest integer loses a value of less than half a scale, in every round if its
+neighbours' updates are always that much longer: rare rows of an embedding would never move. A
+dithered value moves by a whole scale once in a while. Its chance follows from the block's bits
+(`kernels.Chance`), so that whoever encodes the same values makes the same bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +34,8 @@ SMALLEST_RATIO = 2.0**-14  # of fp16's normal numbers: below them a scale would 
 
 class BlockCodec:
     """A codec of so many ``bits`` a value: 8, with scales of four bytes, or 4, two values a byte
-    with scales of two. ``compiled``: kernels for int8, used on the CPU.
+    with scales of two. ``dither``, of 8 bits: no value is rounded to the nearest code, but all are
+    right on average. ``compiled``: kernels for 8 bits, used on the CPU.
     """
 
     zero_copy = False
@@ -38,17 +45,19 @@ class BlockCodec:
         name: str,
         bits: int,
         *,
+        dither: bool = False,
         compiled: native.Kernels | None = native.KERNELS,
     ) -> None:
         self.name = name
         self._block = block = BLOCKS[bits]
         self._packed = packed = bits == 4
+        self._dither = dither
         self._share = 1 / 7 if packed else 1 / 127
         # A scale beyond it could decode to infinity.
         self._limit = kernels.FLOAT_MAX / (8 if packed else 128)
         self._compiled = None if packed else compiled
         self._scratch = Scratch(
-            lambda elements, device: _BlockSpace(elements, block, packed, device)
+            lambda elements, device: _BlockSpace(elements, block, packed, dither, device)
         )
         # The length asked for last, and its bytes: nearly all chunks are equally long.
         self._last = (
@@ -94,7 +103,9 @@ class BlockCodec:
     def encode(self, x: Tensor, out: EncodedChunk) -> bool:
         """Quantise; False if a value is not finite or within 1 % (int4: 13 %) of fp32's limit."""
         if self._compiled is not None and isinstance(out, LazyWire):
-            return self._compiled.encode(x.contiguous(), self._share, self._limit, out)
+            return self._compiled.encode(
+                x.contiguous(), self._share, self._limit, self._dither, out
+            )
         return self._encode(x.contiguous(), out, 1.0)
 
     def decode(self, wire: EncodedChunk, out: Tensor, *, cold: bool = False) -> None:
@@ -110,7 +121,7 @@ class BlockCodec:
         """
         if self._compiled is not None and isinstance(first, LazyWire):
             return self._compiled.encode_chunks(
-                x.contiguous(), chunks, self._share, self._limit, first
+                x.contiguous(), chunks, self._share, self._limit, self._dither, first
             )
         return None
 
@@ -148,7 +159,9 @@ class BlockCodec:
     ) -> bool:
         """Sum in float32, then one quantisation; the division goes into the scales."""
         if self._compiled is not None and isinstance(out, LazyWire):
-            return self._compiled.mean(wires, weights, divisor, self._share, self._limit, out)
+            return self._compiled.mean(
+                wires, weights, divisor, self._share, self._limit, self._dither, out
+            )
         total = self._space(out).total
         for index, wire in enumerate(wires):
             self.accumulate(wire, weights[index], total, first=index == 0)
@@ -178,10 +191,10 @@ class BlockCodec:
             kernels.absmax(values, self._share, scale, low)
         if self._packed:
             self._write_scales(space, out)
-        for values, scale, factor, codes in zip(
-            rows, columns, space.spare_columns, space.rows, strict=True
+        for values, scale, factor, codes, chance in zip(
+            rows, columns, space.spare_columns, space.rows, space.chances, strict=True
         ):
-            kernels.to_codes(values, scale, factor, codes)
+            kernels.to_codes(values, scale, factor, codes, chance)
         if self._packed:
             kernels.pack(space.padded, space.half, out.values)
         else:
@@ -222,12 +235,15 @@ class BlockCodec:
 class _BlockSpace:
     """Work space for one chunk: two float32 copies and a few values a block."""
 
-    def __init__(self, elements: int, block: int, packed: bool, device: torch.device) -> None:
+    def __init__(
+        self, elements: int, block: int, packed: bool, dither: bool, device: torch.device
+    ) -> None:
         blocks = -(-elements // block)
         # An unpaired last value has a zero beside it.
         self.padded = torch.zeros(elements + elements % 2, dtype=torch.float32, device=device)
         self.codes = self.padded[:elements]
         self.rows = _rows(self.codes, block)
+        self.chances = [kernels.Chance(rows) if dither else None for rows in self.rows]
         self.total = torch.empty(elements, dtype=torch.float32, device=device)
         self.scales = torch.empty(blocks, dtype=torch.float32, device=device)
         self.columns = _columns(self.scales, elements, block)

@@ -50,7 +50,7 @@ __all__ = [
 
 _FAMILIES: dict[CodecFamily, Callable[[CodecFacts], Codec]] = {
     "floats": lambda facts: FloatCodec(facts.name, facts.size),
-    "blocks": lambda facts: BlockCodec(facts.name, facts.size),
+    "blocks": lambda facts: BlockCodec(facts.name, facts.size, dither=facts.dither),
     "levels": lambda facts: LevelsCodec(facts.name, get_codec(facts.results)),
     "sparse": lambda facts: SparseCodec(facts.name, facts.size, get_codec(facts.results)),
     "bits": lambda _: BitsCodec(),

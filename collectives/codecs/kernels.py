@@ -21,6 +21,9 @@ from torch import Tensor
 TINY = 1e-30
 FLOAT_MAX = torch.finfo(torch.float32).max
 NIBBLE = 16.0
+PLACE = 0x9E3779B9
+# shifts and factors that mix 32 bits (the second, 0x846ca68b, as an int32)
+MIXED = ((16, 0x7FEB352D), (15, 0x846CA68B - (1 << 32)))
 
 
 def absmax(x: Tensor, share: float, scale: Tensor, low: Tensor) -> None:
@@ -34,13 +37,58 @@ def absmax(x: Tensor, share: float, scale: Tensor, low: Tensor) -> None:
     scale.clamp_min_(TINY)
 
 
-def to_codes(x: Tensor, scale: Tensor, factor: Tensor, codes: Tensor) -> None:
-    """codes = x / scale, rounded to integers (float32). x, codes: (rows, width); scale and scratch
-    factor: (rows, 1).
+class Chance:
+    """Work space to draw by: as many values as the codes it is made for, float32 (rows, width)."""
+
+    def __init__(self, codes: Tensor) -> None:
+        width, device = codes.shape[1], codes.device
+        self.bits = torch.empty(codes.shape, dtype=torch.int32, device=device)
+        self.spare = torch.empty_like(self.bits)
+        self.offsets = torch.empty_like(codes)
+        places = torch.arange(width, dtype=torch.int64, device=device)
+        self.places = _int32(places * PLACE).to(torch.int32)  # of each column
+
+    def draw(self, x: Tensor) -> Tensor:
+        """A number from -1/2 to 1/2 for each value of x: float32 (rows, width), contiguous. All
+        2^16 are as likely; they follow from the bits of the value, its place in the row, and the
+        sum of the bits of the row, so they are others as soon as one value of the row is.
+        """
+        bits, values = self.bits, x.view(torch.int32)
+        row = _int32(values.sum(1, keepdim=True, dtype=torch.int64)).to(torch.int32)
+        torch.add(row, self.places, out=bits)
+        bits.bitwise_xor_(values)
+        for shift, factor in MIXED:
+            self._fold(shift)
+            bits.mul_(factor)
+        bits.bitwise_right_shift_(16).bitwise_and_(0xFFFF)
+        self.offsets.copy_(bits)
+        return self.offsets.sub_(32767.5).mul_(2.0**-16)
+
+    def _fold(self, shift: int) -> None:
+        """bits ^= bits >> shift, of bits without a sign."""
+        torch.bitwise_right_shift(self.bits, shift, out=self.spare)
+        self.spare.bitwise_and_((1 << (32 - shift)) - 1)
+        self.bits.bitwise_xor_(self.spare)
+
+
+def _int32(numbers: Tensor) -> Tensor:
+    """int64 modulo 2^32, as an int32 would have it."""
+    return ((numbers + (1 << 31)) & 0xFFFFFFFF) - (1 << 31)
+
+
+def to_codes(
+    x: Tensor, scale: Tensor, factor: Tensor, codes: Tensor, chance: Chance | None = None
+) -> None:
+    """codes = x / scale, rounded to integers (float32): to the nearest, or with ``chance`` up or
+    down, such that the mean is right. x, codes: (rows, width); scale and scratch factor: (rows, 1).
     """
     torch.reciprocal(scale, out=factor)
     torch.mul(x, factor, out=codes)
+    if chance is not None:
+        codes.add_(chance.draw(x))
     codes.round_()
+    if chance is not None:
+        codes.clamp_(-127, 127)
 
 
 def pack(codes: Tensor, half: Tensor, out: Tensor) -> None:

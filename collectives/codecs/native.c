@@ -1,4 +1,4 @@
-/* The arithmetic of int8 and fp32 (see kernels.py, blocks.py, floats.py), and of stat2 and the sparse codecs (levels.py, sparse.py), a block
+/* The arithmetic of int8, int8_dither and fp32 (see kernels.py, blocks.py, floats.py), and of stat2 and the sparse codecs (levels.py, sparse.py), a block
    of 256 values at a time (or a tile of 4096), so that a value is read from memory once.
 
    Bits: every operation is rounded by itself, in the order of the torch kernels; built with -ffp-contract=off, without -ffast-math.
@@ -61,13 +61,40 @@ INLINE float absmax(const float *restrict x, size_t n)
     return found;
 }
 
-INLINE float encode_block(const float *restrict x, size_t n, float share, float divisor, int8_t *restrict codes)
+/* Codes that are off by less than one, and right on average: what is added before a value is rounded follows from its bits, its place,
+   and the sum of all bits of the block (kernels.py, `Chance`). */
+INLINE void dithered(const float *restrict x, size_t n, float factor, int8_t *restrict codes)
+{
+    const float half = 12582912.0f;
+    uint32_t sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        sum += bits;
+    }
+    for (size_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, 4);
+        bits ^= sum + (uint32_t)i * 0x9e3779b9u;
+        bits = (bits ^ bits >> 16) * 0x7feb352du;
+        bits = (bits ^ bits >> 15) * 0x846ca68bu;
+        const float offset = ((float)(int32_t)(bits >> 16) - 32767.5f) * 1.52587890625e-05f;
+        float code = ((x[i] * factor + offset) + half) - half;
+        code = code > 127.0f ? 127.0f : code;
+        codes[i] = (int8_t)(int32_t)(code < -127.0f ? -127.0f : code);
+    }
+}
+
+INLINE float encode_block(const float *restrict x, size_t n, float share, float divisor, int dither, int8_t *restrict codes)
 {
     float scale = absmax(x, n) * share;
     scale = scale < TINY ? TINY : scale;
     const float factor = 1.0f / scale, half = 12582912.0f; /* 1.5 * 2^23: adding it rounds to the nearest even integer */
-    for (size_t i = 0; i < n; i++)
-        codes[i] = (int8_t)(int32_t)((x[i] * factor + half) - half);
+    if (dither)
+        dithered(x, n, factor, codes);
+    else
+        for (size_t i = 0; i < n; i++)
+            codes[i] = (int8_t)(int32_t)((x[i] * factor + half) - half);
     return scale / divisor;
 }
 
@@ -92,7 +119,8 @@ INLINE int finish(void *wire, size_t n, float limit)
     return atoll_within(wire, n, limit);
 }
 
-WIDE int atoll_encode(const float *x, size_t n, float share, float limit, void *wire)
+/* ``dither``: of int8_dither; else of int8. */
+WIDE int atoll_blocks_encode(const float *x, size_t n, float share, float limit, int dither, void *wire)
 {
     float *scales = wire;
     int8_t *codes = codes_of(wire, n);
@@ -100,10 +128,10 @@ WIDE int atoll_encode(const float *x, size_t n, float share, float limit, void *
     for (size_t b = 0; b < whole; b++, x += BLOCK, codes += BLOCK) {
         for (size_t i = 0; i < BLOCK; i += 16)
             __builtin_prefetch(x + AHEAD + i);
-        scales[b] = encode_block(x, BLOCK, share, 1.0f, codes);
+        scales[b] = encode_block(x, BLOCK, share, 1.0f, dither, codes);
     }
     if (rest)
-        scales[whole] = encode_block(x, rest, share, 1.0f, codes);
+        scales[whole] = encode_block(x, rest, share, 1.0f, dither, codes);
     return finish(wire, n, limit);
 }
 
@@ -130,11 +158,11 @@ WIDE void atoll_decode(void *wire, size_t n, float *restrict out, int cold)
 }
 
 /* Chunks of n values each, whose wires lie one after another: one call, so that the caller waits for its interpreter's lock once. */
-int atoll_encode_chunks(const float *x, size_t n, size_t chunks, float share, float limit, char *wire)
+int atoll_blocks_encode_chunks(const float *x, size_t n, size_t chunks, float share, float limit, int dither, char *wire)
 {
     int ok = 1;
     for (; chunks; chunks--, x += n, wire += 4 * blocks_of(n) + (n + 3) / 4 * 4)
-        ok &= atoll_encode(x, n, share, limit, wire);
+        ok &= atoll_blocks_encode(x, n, share, limit, dither, wire);
     return ok;
 }
 
@@ -145,7 +173,8 @@ void atoll_decode_chunks(char *wire, size_t n, size_t chunks, float *out, int co
 }
 
 /* Encodes (sum of weights[k] * decoded k) / divisor, in this order. */
-WIDE int atoll_mean(void *const *wires, const float *weights, size_t count, size_t n, float share, float divisor, float limit, void *out)
+WIDE int atoll_blocks_mean(void *const *wires, const float *weights, size_t count, size_t n, float share, float divisor, float limit, int dither,
+                           void *out)
 {
     float sum[BLOCK], *scales = out;
     for (size_t b = 0, at = 0; at < n; b++, at += BLOCK) {
@@ -164,7 +193,8 @@ WIDE int atoll_mean(void *const *wires, const float *weights, size_t count, size
                     sum[i] += (float)from[i] * scale;
         }
         int8_t *codes = codes_of(out, n) + at;
-        scales[b] = length < BLOCK ? encode_block(sum, length, share, divisor, codes) : encode_block(sum, BLOCK, share, divisor, codes);
+        scales[b] = length < BLOCK ? encode_block(sum, length, share, divisor, dither, codes)
+                                   : encode_block(sum, BLOCK, share, divisor, dither, codes);
     }
     return finish(out, n, limit);
 }

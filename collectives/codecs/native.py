@@ -1,4 +1,4 @@
-"""Kernels of int8, fp32, stat2 and the sparse codecs, compiled (`native.c`): the same bits as
+"""Kernels of int8, int8_dither, fp32, stat2 and the sparse codecs, compiled (`native.c`): the same bits as
 torch's in a third of the time or less. None where the package was installed without a C compiler;
 nothing but speed depends on it."""
 
@@ -16,6 +16,7 @@ from ..compiled import address
 from .wire import EncodedChunk, LazyWire
 
 _ADDRESS, _LENGTH, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_float
+_FLAG = ctypes.c_int
 
 
 class Kernels:
@@ -28,12 +29,12 @@ class Kernels:
         # Too short to be worth giving up the lock.
         self._within = ctypes.PyDLL(str(path)).atoll_within
         self._encode, self._decode, self._mean = (
-            library.atoll_encode,
+            library.atoll_blocks_encode,
             library.atoll_decode,
-            library.atoll_mean,
+            library.atoll_blocks_mean,
         )
         self._within.argtypes = [_ADDRESS, _LENGTH, _FLOAT]
-        self._encode.argtypes = [_ADDRESS, _LENGTH, _FLOAT, _FLOAT, _ADDRESS]
+        self._encode.argtypes = [_ADDRESS, _LENGTH, _FLOAT, _FLOAT, _FLAG, _ADDRESS]
         self._decode.argtypes = [_ADDRESS, _LENGTH, _ADDRESS, ctypes.c_int]
         self._mean.argtypes = [
             _ADDRESS,
@@ -43,13 +44,22 @@ class Kernels:
             _FLOAT,
             _FLOAT,
             _FLOAT,
+            _FLAG,
             _ADDRESS,
         ]
         self._encode_chunks, self._decode_chunks = (
-            library.atoll_encode_chunks,
+            library.atoll_blocks_encode_chunks,
             library.atoll_decode_chunks,
         )
-        self._encode_chunks.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _FLOAT, _FLOAT, _ADDRESS]
+        self._encode_chunks.argtypes = [
+            _ADDRESS,
+            _LENGTH,
+            _LENGTH,
+            _FLOAT,
+            _FLOAT,
+            _FLAG,
+            _ADDRESS,
+        ]
         self._decode_chunks.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _ADDRESS, ctypes.c_int]
         self._decode.restype = self._decode_chunks.restype = None
         self._finite, self._copy, self._float_mean = (
@@ -70,24 +80,26 @@ class Kernels:
         self._records_sound.argtypes = [_ADDRESS, _LENGTH, _LENGTH]
         self._records_add.restype = None
 
-    # ---- int8
+    # ---- int8, and with ``dither`` int8_dither
 
     def within(self, wire: LazyWire, limit: float) -> bool:
         """Whether no scale is NaN or beyond ±limit."""
         return bool(self._within(wire.address, wire.elements, limit))
 
-    def encode(self, x: Tensor, share: float, limit: float, out: LazyWire) -> bool:
+    def encode(self, x: Tensor, share: float, limit: float, dither: bool, out: LazyWire) -> bool:
         """Scales of ``share`` of each block's largest magnitude, and codes. Whether all scales are
         `within` the limit.
         """
-        return bool(self._encode(address(x, out.elements), out.elements, share, limit, out.address))
+        return bool(
+            self._encode(address(x, out.elements), out.elements, share, limit, dither, out.address)
+        )
 
     def decode(self, wire: LazyWire, out: Tensor, *, cold: bool) -> None:
         """Codes times scales; ``cold``: past the caches."""
         self._decode(wire.address, wire.elements, address(out, wire.elements), cold)
 
     def encode_chunks(
-        self, x: Tensor, chunks: int, share: float, limit: float, first: LazyWire
+        self, x: Tensor, chunks: int, share: float, limit: float, dither: bool, first: LazyWire
     ) -> bool:
         """`encode` of chunks as long as the first, whose wires lie one after another."""
         return bool(
@@ -97,6 +109,7 @@ class Kernels:
                 chunks,
                 share,
                 limit,
+                dither,
                 first.address,
             )
         )
@@ -113,13 +126,22 @@ class Kernels:
         divisor: float,
         share: float,
         limit: float,
+        dither: bool,
         out: LazyWire,
     ) -> bool:
         """Encode (sum of weights[i] * decoded i) / divisor; whether it is `within` the limit."""
         count, factors = len(wires), (_FLOAT * len(weights))(*weights)
         return bool(
             self._mean(
-                _addresses(wires), factors, count, out.elements, share, divisor, limit, out.address
+                _addresses(wires),
+                factors,
+                count,
+                out.elements,
+                share,
+                divisor,
+                limit,
+                dither,
+                out.address,
             )
         )
 

@@ -77,7 +77,7 @@ batch = 8
 # warmup = 20                      # lr and momentum grow over so many rounds
 
 [exchange]
-codec = "int8"                     # CODECS
+codec = "int8_dither"              # CODECS
 # error = 0.05                     # in place of codec: what a round may lose picks a codec for each
 #                                  # tensor (docs/operating/links.md)
 # codecs = { "*.norm.*" = "bf16" }  # for tensors whose names match

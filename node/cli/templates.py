@@ -86,7 +86,7 @@ sync_every = 50                    # inner steps a round
 rounds = 100                       # where the run ends
 
 [exchange]
-codec = "int8"
+codec = "int8_dither"
 
 [checkpoint]
 every = 1

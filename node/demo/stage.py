@@ -55,7 +55,7 @@ lr = 0.9        # as the demo was tuned; without this table lr and momentum warm
 momentum = 0.6
 
 [exchange]
-codec = "int8"
+codec = "int8_dither"
 """
 
 

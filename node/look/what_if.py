@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...collectives.codec_names import CODECS, round_bytes_per_value
+from ...collectives.codec_names import CODECS, DEFAULT_CODEC, round_bytes_per_value
 from ...collectives.errors import ConfigError
 from ...optim.planning import Choice, Conditions, PeerConditions, estimate, price
 from .view import RunPicture
@@ -29,7 +29,7 @@ def given(view: RunPicture) -> dict[str, Any]:
         "rtt_ms": rtt,
         "mbit": RATE * 8 / 1e6,
         "sync_every": steps,
-        "codec": view.about.codec if view.about.codec in CODECS else "int8",
+        "codec": view.about.codec if view.about.codec in CODECS else DEFAULT_CODEC,
         "overlap": view.about.overlap,
     }
 
@@ -39,7 +39,7 @@ def what_if(asked: Mapping[str, str]) -> dict[str, Any]:
     rate = _number(asked, "mbit", 0.001, 1e6) * 125_000
     step_s = _number(asked, "step_ms", 1e-3, 1e8) / 1000
     peers = int(_number(asked, "peers", 1, 256))
-    codec, overlap = asked.get("codec", "int8"), asked.get("overlap", "none")
+    codec, overlap = asked.get("codec", DEFAULT_CODEC), asked.get("overlap", "none")
     if codec not in CODECS or overlap not in OVERLAPS:
         raise ConfigError("no such codec or overlap", key="codec")
     steps = int(_number(asked, "sync_every", 1, 1e6))

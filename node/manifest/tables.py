@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ...collectives.codec_names import LARGEST_ERROR
+from ...collectives.codec_names import DEFAULT_CODEC, LARGEST_ERROR
 from ...collectives.foreign import LINES, PLAIN, WORDS
 from ...collectives.group import MAX_MEMBERS, MAX_STAR
 from ...collectives.layout import MAX_FRAGMENTS, BufferClass
@@ -240,7 +240,7 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     many peers each has, ``{ lab = { box-1 = 4, box-2 = 4 }, home = 1 }``.
     """
 
-    codec: Line = "int8"
+    codec: Line = DEFAULT_CODEC
     codecs: Annotated[
         dict[Pattern, Line],
         msgspec.Meta(max_length=64),

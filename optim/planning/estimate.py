@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ...collectives.codec_names import BYTES_PER_VALUE, RESULTS, chunk_elements
+from ...collectives.codec_names import BYTES_PER_VALUE, DEFAULT_CODEC, RESULTS, chunk_elements
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
@@ -44,7 +44,7 @@ class Choice:
     """The settings that a plan decides; names as in a run's manifest."""
 
     sync_every: int
-    codec: str = "int8"
+    codec: str = DEFAULT_CODEC
     overlap: Literal["none", "late", "eager"] = "none"
     delay: int | None = None
     fragments: int = 1

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from ...collectives.codec_names import DEFAULT_CODEC
 from ...collectives.layout import MAX_FRAGMENTS
 from .conditions import Conditions
 from .estimate import Choice, Estimate, RoundCost, estimate, round_of
@@ -27,7 +28,7 @@ MARGIN = 1.25
 LEAST_VALUES = 1_000_000  # of a fragment: below, round trips cost more than what is saved
 # not those that are sparse both ways: what they cost was measured for rounds of 5 and 10 steps
 # only, and rises from one to the other (docs/benchmarks-training.md)
-CODECS = ("int8", "int4", "stat2", "stat2_both", "sparse256", "sparse128", "sparse64")
+CODECS = (DEFAULT_CODEC, "int4", "stat2", "stat2_both", "sparse256", "sparse128", "sparse64")
 SPACING = 1.2  # between the lengths of rounds that are tried first
 STARTS = 4  # of which the best is refined
 SMALL_FLEET = 4  # peers of which every group is tried

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 F = np.float32
 TINY = F(1e-30)
-BLOCKS = {"int8": (256, 127), "int4": (64, 7)}
+BLOCKS = {"int8": (256, 127), "int8_dither": (256, 127), "int4": (64, 7)}
 """Values that have one scale, and the largest code."""
 
 PINNED = {
     "fp32": "c0ce004e146743d6",
     "bf16": "ea5eee729f461512",
     "int8": "81cbe16cf361e1de",
+    "int8_dither": "355b32244386accf",
     "int4": "dbaed639c2ecfe58",
     "stat2": "ed897190cc9df3c6",
     "sparse32": "c08fe02846410a42",
@@ -147,14 +148,17 @@ def _encode_blocks(codec: str, x: Array, divisor: F) -> bytes:
     blocks, share = [x[at : at + width] for at in range(0, len(x), width)], F(1 / largest)
     scales = np.array([max(F(np.abs(block).max()) * share, TINY) for block in blocks], F)
     head = (scales / divisor).astype(F).tobytes()
-    if codec != "int8":
+    if codec == "int4":
         unit = scales.max()
         ratios = np.maximum(scales / unit, F(2.0**-14)).astype(np.float16)
         scales = ratios.astype(F) * unit
         head = (unit / divisor).astype(F).tobytes() + ratios.tobytes()
     codes = np.concatenate(
-        [np.rint(block * (F(1) / scale)) for block, scale in zip(blocks, scales, strict=True)]
-    )
+        [
+            np.rint(block * (F(1) / scale) + (_offsets(block) if codec == "int8_dither" else F(0)))
+            for block, scale in zip(blocks, scales, strict=True)
+        ]
+    ).clip(-largest, largest)
     if codec != "int4":
         return head + codes.astype(np.int8).tobytes()
     pairs = -(-len(x) // 2)
@@ -162,9 +166,23 @@ def _encode_blocks(codec: str, x: Array, divisor: F) -> bytes:
     return head + (codes[:pairs] + 16 * codes[pairs:]).astype(np.int8).tobytes()
 
 
+def _offsets(block: Array) -> Array:
+    """What is added to a value over its scale before it is rounded: each of 2^16 numbers from -1/2
+    to 1/2, by the bits of the value, its place, and the sum of the block's bits.
+    """
+    bits = [int(word) for word in block.view(np.uint32)]
+    offsets = []
+    for place, word in enumerate(bits):
+        mixed = word ^ (sum(bits) + place * 0x9E3779B9) % 2**32
+        mixed = (mixed ^ mixed >> 16) * 0x7FEB352D % 2**32
+        mixed = (mixed ^ mixed >> 15) * 0x846CA68B % 2**32
+        offsets.append((mixed // 2**16 - 32767.5) / 2**16)
+    return np.array(offsets, F)
+
+
 def _open_blocks(codec: str, raw: bytes, n: int) -> tuple[Array, Array]:
     count = -(-n // BLOCKS[codec][0])
-    if codec == "int8":
+    if codec != "int4":
         return np.frombuffer(raw, F, count), np.frombuffer(raw, np.int8, n, 4 * count).astype(F)
     scales = np.frombuffer(raw, np.float16, count, 4).astype(F) * np.frombuffer(raw, F, 1)
     packed = np.frombuffer(raw, np.int8, -(-n // 2), 4 + 2 * count).astype(np.int64)

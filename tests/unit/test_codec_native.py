@@ -32,7 +32,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Kernels:
     return Kernels(compiled("atoll.collectives.codecs._native", tmp_path_factory.mktemp("native")))
 
 
-@pytest.fixture(params=["int8", "fp32", "stat2", "sparse32", "sparse256"])
+@pytest.fixture(params=["int8", "int8_dither", "fp32", "stat2", "sparse32", "sparse256"])
 def codecs(request: pytest.FixtureRequest, library: Kernels) -> tuple[Codec, Codec]:
     """A codec with the compiled kernels, and without."""
     name, results = request.param, get_codec("int4")
@@ -47,7 +47,10 @@ def codecs(request: pytest.FixtureRequest, library: Kernels) -> tuple[Codec, Cod
         )
     if request.param == "fp32":
         return FloatCodec("fp32", 32, compiled=library), FloatCodec("fp32", 32, compiled=None)
-    return BlockCodec("int8", 8, compiled=library), BlockCodec("int8", 8, compiled=None)
+    dither = name == "int8_dither"
+    return BlockCodec(name, 8, dither=dither, compiled=library), BlockCodec(
+        name, 8, dither=dither, compiled=None
+    )
 
 
 def wires(codec: Codec, elements: int, count: int) -> list[EncodedChunk]:
