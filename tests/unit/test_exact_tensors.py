@@ -161,3 +161,51 @@ def test_running_statistics_of_raw_features_are_as_good_as_in_fp32(codec: str) -
     assert best > 0.95
     assert found >= 0.98 * best
     assert ((variances > 0.8) & (variances < 1.25)).all()
+
+
+ROWS, WIDTH = 50_000, 4
+
+
+def zipf_way(codec: str) -> tuple[float, float]:
+    """How far rare and common rows of an embedding went, over the way they had to go. A row's
+    update is as long as its token is frequent, by Zipf's law; rare rows have one in their block
+    that is at least 300 times as frequent.
+    """
+    blocks = ROWS * WIDTH // 256
+    order = torch.arange(blocks * (256 // WIDTH)).view(-1, blocks).T.flatten()
+    order = torch.cat((order, torch.arange(len(order), ROWS)))  # each block has a frequent one
+    often = 1.0 / (1 + order)[:, None].expand(ROWS, WIDTH)
+    direction = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(5)).sign()
+
+    def script(swarm: Swarm) -> torch.Tensor:
+        table = nn.Embedding(ROWS, WIDTH)
+        nn.init.zeros_(table.weight)
+        optimizer = torch.optim.SGD(table.parameters(), lr=1.0)
+        sync = attach(table, optimizer, swarm, batch_size=1)
+        rng = torch.Generator().manual_seed(int(str(swarm.peer)[-1]))
+        while not sync.done:
+            noise = 1 + 0.5 * torch.randn(ROWS, WIDTH, generator=rng)
+            optimizer.zero_grad()
+            (table.weight * direction * often * noise).sum().backward()
+            optimizer.step()
+        with sync.evaluate_anchor():
+            return table.weight.detach().clone()
+
+    rounds, steps = 40, 2
+    settings = RunSettings(sync_every=steps, rounds=rounds, codec=codec)
+    weight = LocalSwarm(2, settings=settings).run(script, step_s=0.1)[0]
+    way = -weight * direction / (often * rounds * steps)
+    longest = often[: blocks * 256 // WIDTH].reshape(blocks, 256).amax(1, keepdim=True)
+    rare = torch.zeros(ROWS * WIDTH, dtype=torch.bool)
+    rare[: blocks * 256] = (
+        often.flatten()[: blocks * 256].view(blocks, 256) * 300 < longest
+    ).flatten()
+    assert rare.sum() > 10_000
+    return float(way.flatten()[rare].mean()), float(way[order < 100].mean())
+
+
+def test_rare_rows_of_an_embedding_go_their_way() -> None:
+    assert zipf_way("int8")[0] < 0.1
+    rare, common = zipf_way(RunSettings().codec)
+    assert 0.9 < rare < 1.1
+    assert 0.95 < common < 1.05

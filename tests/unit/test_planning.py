@@ -94,7 +94,7 @@ def test_overlap_hides_what_fits_into_the_delay_and_no_more() -> None:
 def test_the_slower_the_link_the_less_is_sent() -> None:
     """Fast links: int8, a result a step late; then two bits; where nothing helps it says so."""
     fast = plan(alike(4, 1000, 0.5, 10_000_000))
-    assert fast.choice == Choice(LEAST_STEPS, "int8", "late", 1)
+    assert fast.choice == Choice(LEAST_STEPS, "int8_dither", "late", 1)
     slow = plan(alike(8, 20, 0.2, 10_000_000, rtt_s=0.05))
     assert (slow.choice.codec, slow.choice.overlap) == ("stat2_both", "late")
     hopeless = plan(alike(4, 5, 0.05, 50_000_000))
@@ -378,5 +378,5 @@ def test_the_settings_name_nothing_that_was_not_decided() -> None:
     found: TrainingPlan = plan(alike(4, 1000, 2.0, 10_000_000))
     assert found.settings() == {
         "train": {"sync_every": LEAST_STEPS, "overlap": "none"},
-        "exchange": {"codec": "int8", "fragments": 1},
+        "exchange": {"codec": "int8_dither", "fragments": 1},
     }
