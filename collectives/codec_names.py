@@ -7,6 +7,7 @@ manifests, plans and entries that carry a name carry its version.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +112,10 @@ REMOVED = {
 }
 """Codecs that earlier manifests and scripts may name, and which to use in their place."""
 
+EXACT_CODEC, EXACT_EXTRA, EXACT_LEAST = "fp32", 0.03, 4096
+"""Of small tensors: their codec; how many more bytes a round may have for it, 3 in 100; and how
+many values may have it in any case (16 KiB)."""
+
 MASKED_CODEC, MASKED_BYTES = BITS.name, 6.0
 """Of runs with secure rounds; and bytes a value each way: words of 4 bytes up and down for the
 masked sum, and the half of that once more for the mean."""
@@ -143,6 +148,27 @@ def unknown_codec(
 def round_bytes_per_value(codec: str) -> float:
     """Mean of what a contribution and a result have a value."""
     return (BYTES_PER_VALUE[codec] + BYTES_PER_VALUE[RESULTS.get(codec, codec)]) / 2
+
+
+def most_exact(codec: str, parameters: int) -> int:
+    """How many of a model's parameters may be sent in fp32 in place of a codec, being of small
+    tensors: 1 in 100 with int8, fewer with a codec of fewer bits.
+    """
+    if codec == EXACT_CODEC:
+        return parameters
+    one = round_bytes_per_value(codec)
+    share = EXACT_EXTRA * one / (BYTES_PER_VALUE[EXACT_CODEC] - one)
+    return min(parameters, max(math.floor(share * parameters), EXACT_LEAST))
+
+
+def most_bytes(codec: str, parameters: int) -> tuple[float, float]:
+    """What a contribution and a result have at most, with as many values of small tensors as may
+    be.
+    """
+    exact = most_exact(codec, parameters)
+    up, down = (BYTES_PER_VALUE[name] for name in (codec, RESULTS.get(codec, codec)))
+    head, rest = exact * BYTES_PER_VALUE[EXACT_CODEC], parameters - exact
+    return head + rest * up, head + rest * down
 
 
 def chunk_elements(codec: str, numel: int) -> int:

@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from ...collectives.codec_names import (
+    CODECS,
     MASKED_BYTES,
+    most_exact,
     round_bytes_per_value,
 )
 from ...collectives.codecs.accuracy import bytes_per_value, coarse_share, ladder
@@ -23,7 +25,7 @@ from ..manifest.optional_tables import liars_borne
 from ..manifest.presets import momentum_text
 from ..manifest.tables import AdaptersTable
 from ..views.documents import lying_text, rule_text
-from .needs import needs_document, needs_lines, needs_of
+from .needs import FLOAT_BYTES, needs_document, needs_lines, needs_of
 
 # Bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means.
 _DDP_BYTES = 2
@@ -84,9 +86,12 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
             if settings.error is None
             else bytes_per_value(settings.error)
         )
+        exact = 0.0  # for values of small tensors in fp32, at most
+        if settings.exact and settings.codec in CODECS:
+            exact = most_exact(settings.codec, parameters) * (FLOAT_BYTES - value)
         # Control variates travel beside the model.
         value += round_bytes_per_value("fp32") if SUMS[0] in settings.codecs else 0
-        one_way = round(2 * parameters * value)
+        one_way = round(2 * (parameters * value + exact))
         found |= {
             "bytes_up_per_round": one_way,
             "bytes_down_per_round": one_way,
@@ -95,7 +100,7 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
         assert needs is not None
         found |= needs_document(needs, down)
         if settings.sync_every is not None:
-            found["ddp_ratio"] = value / (_DDP_BYTES * settings.sync_every)
+            found["ddp_ratio"] = (value + exact / parameters) / (_DDP_BYTES * settings.sync_every)
     return found
 
 

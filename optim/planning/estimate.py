@@ -20,7 +20,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ...collectives.codec_names import BYTES_PER_VALUE, DEFAULT_CODEC, RESULTS, chunk_elements
+from ...collectives.codec_names import DEFAULT_CODEC, chunk_elements, most_bytes
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
@@ -149,8 +149,7 @@ def round_of(
     values, n = math.ceil(conditions.parameters / fragments), len(conditions.peers)
     if n == 1:
         return RoundCost(0.0, 0.0, WORK_S * values, 0, 0, "nothing is sent")
-    given = values * BYTES_PER_VALUE[codec]
-    result = values * BYTES_PER_VALUE[RESULTS.get(codec, codec)]
+    given, result = most_bytes(codec, values)
     chunks = values / chunk_elements(codec, values)
     known = {} if known is None else known
     if chunks not in known:

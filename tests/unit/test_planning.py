@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from seeds import daily
 
-from atoll.collectives.codec_names import BYTES_PER_VALUE
+from atoll.collectives.codec_names import most_bytes
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import MAX_MEMBERS
 from atoll.node.manifest import parse_manifest
@@ -38,7 +38,7 @@ from atoll.optim.planning.estimate import ASK_S, EFFICIENCY, ROUND_TRIPS, SCRIPT
 from atoll.optim.planning.planner import CODECS, LEAST_STEPS
 
 MBIT = 1e6 / 8
-INT8 = 1 + 4 / 256
+INT8 = most_bytes("int8_dither", 1 << 22)[0] / (1 << 22)  # bytes a value
 
 
 def alike(count: int, mbit: float, step_s: float, parameters: int, **more: Any) -> Conditions:
@@ -254,10 +254,10 @@ def test_up_and_down_cost_what_they_carry() -> None:
         PeerConditions("owner", 1000 * MBIT, 1000 * MBIT, 0.1),
     )
     found = estimate(Conditions(values, peers), Choice(50, "sparse64"))
-    up = values * BYTES_PER_VALUE["sparse64"]
+    up, down = most_bytes("sparse64", values)
     assert found.round.transfer_s == pytest.approx(up / rate / EFFICIENCY)
-    assert found.round.nbytes == round(3 * values * BYTES_PER_VALUE["int4"])  # of the owner
-    assert found.round.received == round(values * BYTES_PER_VALUE["int4"])  # of each other
+    assert found.round.nbytes == round(3 * down)  # of the owner
+    assert found.round.received == round(down)  # of each other
     chosen = plan(Conditions(10**8, peers, 0.05)).choice
     assert chosen.codec.startswith("sparse")
 
