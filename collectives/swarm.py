@@ -295,6 +295,8 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codecs: dict[str, str] = {}
     # Of a round, that picks the codec of each tensor that ``codecs`` does not name.
     error: Annotated[float, msgspec.Meta(gt=0, le=LARGEST_ERROR)] | None = None
+    # Statistics and small tensors are sent in fp32 (`codecs.mixtures.exact_of`).
+    exact: bool = True
     plan: TopologyKind = "butterfly"  # on which ways contributions are added up
     # what becomes of them: the weighted mean, or a robust rule (`atoll.security.rule_names`)
     reducer: str = "mean"

@@ -10,7 +10,8 @@ A layout that is arranged by codec (`arranged`) gives a short text whatever the 
 Blocks of values share a scale, and do not end where a tensor ends. Running statistics of channels
 differ by orders of magnitude, and so do updates of tensors: what is small next to its neighbours
 would be rounded away, in every round. So statistics and small tensors are sent in fp32, whatever
-the codec, unless a pattern names them (`exact_of`).
+the codec, unless a pattern names them (`exact_of`). A run made before that was so (``exact`` is
+False in its settings) goes on as it was.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from ..codec_names import CODECS, DEFAULT_CHUNK_ELEMENTS, MASKED_CODEC, RESULTS, unknown_codec
+from ..codec_names import (
+    CODECS,
+    DEFAULT_CHUNK_ELEMENTS,
+    EXACT_CODEC,
+    EXACT_LEAST,
+    MASKED_CODEC,
+    RESULTS,
+    most_exact,
+    unknown_codec,
+)
 from ..errors import ConfigError
 from ..group import MAX_CODEC_NAME
 from ..layout import Layout, TensorSpec
@@ -28,13 +38,9 @@ from .accuracy import chosen
 Range = tuple[str, int, int]
 """codec, first element, last element + 1"""
 
-EXACT_CODEC = "fp32"
 SMALL_ELEMENTS = 16_384
 """The longest tensor that is small: of a longer one at most 2 of 64 blocks have values of
 another."""
-EXACT_SHARE, EXACT_LEAST = 100, 4096
-"""The part of the parameters that small tensors may be, 1 in 100 (3 % more bytes with int8), and
-how many values they may be in any case (16 KiB)."""
 
 _PIECE = re.compile(r"([a-z0-9_]+)(?::([1-9][0-9]{0,13}))?")
 
@@ -51,17 +57,20 @@ def codec_of(name: str, default: str, patterns: Mapping[str, str]) -> str:
     )
 
 
-def exact_of(specs: Sequence[TensorSpec], patterns: Mapping[str, str]) -> list[bool]:
+def exact_of(specs: Sequence[TensorSpec], default: str, patterns: Mapping[str, str]) -> list[bool]:
     """Which tensors are sent in fp32, of those that no pattern names: all that are no parameters,
-    and of parameters small ones, the smallest first (of equal ones the last), as far as their
-    share goes. A parameter without another as a neighbour keeps the run's codec.
+    and of parameters small ones, the smallest first (of equal ones the last), as many as
+    `most_exact` allows. A parameter without another as a neighbour keeps the run's codec, and all
+    keep that of masked contributions.
     """
+    if default == MASKED_CODEC:
+        return [False] * len(specs)
     free = [not codec_of(spec.name, "", patterns) for spec in specs]
     lengths = [spec.numel if spec.role == "parameter" else 0 for spec in specs]
     found = [spec.role != "parameter" and mine for spec, mine in zip(specs, free, strict=True)]
     if sum(length > 0 for length in lengths) < 2:
         return found
-    left = max(sum(lengths) // EXACT_SHARE, EXACT_LEAST)
+    left = most_exact(default, sum(lengths))
     small = sorted((n, -at) for at, n in enumerate(lengths) if 0 < n <= SMALL_ELEMENTS and free[at])
     for length, last in small:
         left -= length
@@ -79,13 +88,13 @@ def codecs_of(
     *,
     exact: bool = True,
 ) -> list[str]:
-    """The codec of each tensor: what a pattern says, else fp32 for what `exact_of` names, else
-    ``default``. With a wished ``error``, what `accuracy.chosen` says in place of ``default``.
-    Masked contributions have one codec, and so has all that no pattern names without ``exact``.
+    """The codec of each tensor: what a pattern says, else fp32 for what `exact_of` names (with
+    ``exact``), else ``default``. With a wished ``error``, what `accuracy.chosen` says in place of
+    ``default``.
     """
     named = [codec_of(spec.name, "", patterns) for spec in layout.tensors]
-    if exact and default != MASKED_CODEC:
-        for at, alone in enumerate(exact_of(layout.tensors, patterns)):
+    if exact:
+        for at, alone in enumerate(exact_of(layout.tensors, default, patterns)):
             if alone:
                 named[at] = EXACT_CODEC
     if error is None:
@@ -96,13 +105,18 @@ def codecs_of(
 
 
 def mixture_of(
-    layout: Layout, default: str, patterns: Mapping[str, str], error: float | None = None
+    layout: Layout,
+    default: str,
+    patterns: Mapping[str, str],
+    error: float | None = None,
+    *,
+    exact: bool = True,
 ) -> str:
     """The text for a layout. Of one that is not `arranged`, and whose statistics and small tensors
     lie too scattered, they have the codec of their neighbours. Raises ConfigError when the tensors
     change codec too often even so.
     """
-    runs = _runs(layout, codecs_of(layout, default, patterns, error))
+    runs = _runs(layout, codecs_of(layout, default, patterns, error, exact=exact))
     if len(text := _text(runs)) > MAX_CODEC_NAME:
         runs = _runs(layout, codecs_of(layout, default, patterns, error, exact=False))
         text = _text(runs)
@@ -143,6 +157,8 @@ def arranged(
     default: str,
     patterns: Mapping[str, str],
     error: float | None = None,
+    *,
+    exact: bool = True,
 ) -> list[TensorSpec]:
     """Tensors in an order in which those of one role and codec are neighbours, offsets to match;
     otherwise as they came. Small ones that are sent in fp32 are the last parameters. With a wished
@@ -153,19 +169,20 @@ def arranged(
     if unknown := [codec for codec in (default, *patterns.values()) if codec not in known]:
         raise unknown_codec(unknown[0], "$.exchange.codec")
     given = list(specs)
-    alike = default in (MASKED_CODEC, EXACT_CODEC)
-    exact = [False] * len(given) if alike else exact_of(given, patterns)
+    apart = [False] * len(given)
+    if exact and default != EXACT_CODEC:
+        apart = exact_of(given, default, patterns)
     small = sum(
         spec.numel
-        for spec, mine in zip(given, exact, strict=True)
+        for spec, mine in zip(given, apart, strict=True)
         if mine and spec.role == "parameter"
     )
 
     def place(at: int) -> tuple[int, ...]:
         spec, named = given[at], codec_of(given[at].name, "", patterns)
         if spec.role != "parameter":
-            return 1, not exact[at], known.index(named or default)
-        if exact[at]:  # next to statistics, which have the same codec
+            return 1, not apart[at], known.index(named or default)
+        if apart[at]:  # next to statistics, which have the same codec
             # of a fragment, which is shorter, perhaps only the last ones are small
             return 0, 2, -spec.numel if small > EXACT_LEAST else 0
         if error is None:

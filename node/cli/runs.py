@@ -81,6 +81,8 @@ codec = "int8_dither"              # CODECS
 # error = 0.05                     # in place of codec: what a round may lose picks a codec for each
 #                                  # tensor (docs/operating/links.md)
 # codecs = { "*.norm.*" = "bf16" }  # for tensors whose names match
+# exact = false                    # all others in that codec; if left out, running statistics and
+#                                  # small tensors travel in fp32
 # plan = "two-level"               # sums within a site (atoll up --site LABEL) before they cross to
 #                                  # others; butterfly | ring | two-level | three-level (labels
 #                                  # SITE/HOST: within a machine first)

@@ -13,6 +13,7 @@ checks           what tables mean together: training, exchange, fragments
 join, quorum, robust, btard   likewise: who may enter; what decides a round; robust rules; BTARD
 methods, federated   likewise: federated methods and runs; who can see what, in plain words
 presets          outer values by name
+defaults         the codec of a text that names none
 reading          manifests as text and as bytes: read strictly, checked, refused
 signed           SignedManifest: the organiser's signature; manifests on disk
 """

@@ -99,6 +99,12 @@ def _check_secure(manifest: Manifest, name: str) -> None:
             "Leave it out.",
         ),
         (
+            exchange.exact,
+            "$.exchange.exact",
+            "Masked values are whole numbers of 32 bits, and travel as they are.",
+            "Leave it out.",
+        ),
+        (
             exchange.error is not None,
             "$.exchange.error",
             "Masked values are whole numbers of 32 bits, and travel as they are.",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from .defaults import open_in
 from .tables import WITHOUT_MOMENTUM
 
 if TYPE_CHECKING:
@@ -30,14 +31,17 @@ def canonical(table: msgspec.Struct) -> bytes:
 
 def as_toml(manifest: Manifest) -> str:
     """The text of a manifest, as `parse_manifest` reads it again: without the fields that are at
-    their default, but for outer values: a text without them takes those of `presets`.
+    their default, but for those that a text is given otherwise: outer values (`presets`), and what
+    `defaults` adds to ``[exchange]``.
     """
-    spelt = dict[str, tuple[str, ...]]()
+    added = open_in(manifest)
+    top, spelt = ("exchange",) if added else (), {"exchange": added}
     if manifest.mode != "federated":
         outer = manifest.train.outer
         numbers = ("lr",) if outer.optimizer in WITHOUT_MOMENTUM else ("lr", "momentum")
-        spelt = {"": ("train",), "train": ("outer",), "train.outer": ("optimizer", *numbers)}
-    return "".join(_sections(manifest, "", spelt))
+        top = (*top, "train")
+        spelt |= {"train": ("outer",), "train.outer": ("optimizer", *numbers)}
+    return "".join(_sections(manifest, "", {"": top, **spelt}))
 
 
 def stands_for(data: bytes, table: msgspec.Struct) -> bool:

@@ -178,6 +178,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
         "codec": exchange.codec,
         "codecs": {**exchange.codecs, **exact_codecs(manifest.federated)},
         "error": exchange.error,
+        "exact": exchange.exact,
         "reducer": "sum"
         if arrivals is not None and (arrivals.period_s or arrivals.groups)
         else manifest.robust.reducer,

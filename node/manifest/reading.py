@@ -29,6 +29,7 @@ from .checks import (
     check_tree,
     with_tree,
 )
+from .defaults import named_in, with_defaults
 from .federated import check_budget, check_federated
 from .form import schema_of, stands_for
 from .gpt import gpt_config
@@ -52,7 +53,7 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
     table = parse_toml(text, name)
     refuse_removed(table, name)
     check_places(table, name)
-    choice = take_choice(table, name)
+    choice, named = take_choice(table, name), named_in(table)
     manifest = convert(table, Manifest, name)
     if manifest.schema != SCHEMA:
         raise ConfigError(
@@ -79,7 +80,7 @@ def parse_manifest(text: str, name: str = "manifest") -> Manifest:
         manifest = msgspec.structs.replace(
             manifest, train=msgspec.structs.replace(train, sync_every=100)
         )
-    manifest = with_choice(manifest, choice, name)
+    manifest = with_defaults(with_choice(manifest, choice, name), named)
     manifest = with_tree(manifest, name)
     _check(manifest, name)
     check_budget(manifest, name)

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ...collectives.codec_names import DEFAULT_CODEC, LARGEST_ERROR
+from ...collectives.codec_names import LARGEST_ERROR
 from ...collectives.foreign import LINES, PLAIN, WORDS
 from ...collectives.group import MAX_MEMBERS, MAX_STAR
 from ...collectives.layout import MAX_FRAGMENTS, BufferClass
@@ -240,13 +240,17 @@ class ExchangeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     many peers each has, ``{ lab = { box-1 = 4, box-2 = 4 }, home = 1 }``.
     """
 
-    codec: Line = DEFAULT_CODEC
+    # What bytes without a codec mean; a text without one is given another (`defaults`).
+    codec: Line = "int8"
     codecs: Annotated[
         dict[Pattern, Line],
         msgspec.Meta(max_length=64),
     ] = {}
     # of a round, relative to the mean: picks the codec of each tensor that `codecs` does not name
     error: Annotated[float, msgspec.Meta(gt=0, le=LARGEST_ERROR)] | None = None
+    # Statistics and small tensors are sent in fp32; as with codec, a text that leaves it out has
+    # another value.
+    exact: bool = False
     # carry what the codec loses into the next contribution; stat2 and the sparse codecs always do
     feedback: bool = False
     # Share of that which is still carried a round later.

@@ -356,7 +356,9 @@ class Session:
             me=Member(self.me, journal.incarnation),
             replica=replica,
             chunk_elements=self.chunk_elements or chunk_elements(settings.codec, layout.numel),
-            codec=mixture_of(layout, settings.codec, settings.codecs, settings.error),
+            codec=mixture_of(
+                layout, settings.codec, settings.codecs, settings.error, exact=settings.exact
+            ),
             reducer=settings.reducer,
             sign=self.ports.sign,
         )

@@ -33,7 +33,7 @@ def has_feedback(settings: RunSettings) -> bool:
 
 def contribution_grid(layout: Layout, settings: RunSettings) -> Grid:
     """How a run's contributions are encoded."""
-    name = mixture_of(layout, settings.codec, settings.codecs, settings.error)
+    name = mixture_of(layout, settings.codec, settings.codecs, settings.error, exact=settings.exact)
     return Grid(name, layout.numel, chunk_elements(settings.codec, layout.numel))
 
 

@@ -148,7 +148,9 @@ class FlatVector:
         specs += [
             TensorSpec(name, tuple(tensor.shape), 0, "sum") for name, tensor in self._sums.items()
         ]
-        specs = arranged(specs, settings.codec, settings.codecs, settings.error)
+        specs = arranged(
+            specs, settings.codec, settings.codecs, settings.error, exact=settings.exact
+        )
         live = {name: tensor for name, tensor, _ in named} | self._sums
         offset = specs[-1].offset + specs[-1].numel
         if len(specs) > MAX_TENSORS or offset == 0:

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import pytest
 
-from atoll.collectives.codec_names import CODECS, round_bytes_per_value
+from atoll.collectives.codec_names import CODECS, most_exact, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.node.cli import COMMANDS, GROUPS, cli, run, take_any_text
 from atoll.node.cli.child import ChildCommand
@@ -212,7 +212,8 @@ def test_example_is_a_valid_manifest(atoll: Cli, tmp_path: Path) -> None:
     (tmp_path / "example.toml").write_text(atoll.out)
     found = atoll.json("validate", "example.toml")
     assert (found["valid"], found["name"], found["parameters"]) == (True, "my-run", 865_024)
-    assert found["bytes_up_per_round"] == round(2 * 865_024 * (1 + 4 / 256))
+    one, exact = 1 + 4 / 256, most_exact("int8_dither", 865_024)  # at most, in fp32
+    assert found["bytes_up_per_round"] == round(2 * (865_024 * one + exact * (4 - one)))
 
 
 def test_validate_says_who_may_enter_and_how_an_open_run_begins(atoll: Cli, tmp_path: Path) -> None:
@@ -241,9 +242,9 @@ def test_validate_knows_all_codecs(atoll: Cli, tmp_path: Path, codec: str) -> No
     )
     found = atoll.json("validate", "run.toml")
     assert (found["codec"], found["codecs"]) == (codec, {"*.norm.*": "bf16"})
-    assert found["bytes_up_per_round"] == round(
-        2 * found["parameters"] * round_bytes_per_value(codec)
-    )
+    parameters, one = found["parameters"], round_bytes_per_value(codec)
+    exact = most_exact(codec, parameters)  # of small tensors, in fp32
+    assert found["bytes_up_per_round"] == round(2 * (parameters * one + exact * (4 - one)))
     assert atoll("validate", "run.toml") == 0
     assert f"({codec}, bf16 for *.norm.*)" in atoll.out
     assert atoll("new", "--example") == 0

@@ -124,7 +124,7 @@ manifests = st.builds(
 def test_defaults_and_settings() -> None:
     manifest = m.parse_manifest(EXAMPLE)
     assert manifest.settings() == RunSettings(
-        sync_every=20, rounds=35, outer=OuterSettings("nesterov", 0.9, 0.6), codec="int8"
+        sync_every=20, rounds=35, outer=OuterSettings("nesterov", 0.9, 0.6), codec="int8_dither"
     )
     assert manifest.train.inner.batch == 8
     assert m.parse_manifest('schema = 1\nname = "x"').train.sync_every == 100
@@ -518,7 +518,7 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
     scaffold = settings('method = "scaffold_m", beta = 0.25')
     assert scaffold.site == SiteSettings("scaffold_m", beta=0.25)
     assert (scaffold.codec, scaffold.codecs) == (
-        "int8",
+        "int8_dither",
         {"atoll.controls": "fp32", "atoll.clients": "fp32"},
     )
     told = m.parse_manifest(f'schema = 1\nname = "x"\n{SCAFFOLD}')
@@ -820,7 +820,7 @@ def test_a_federated_manifest_says_what_its_rounds_are_and_who_sees_what() -> No
         open_.settings().outer.momentum,
     ) == ("momentum", 1.0, 0.5)
     assert (open_.settings().codec, open_.settings().reducer, open_.settings().secure) == (
-        "int8",
+        "int8_dither",
         "mean",
         None,
     )
@@ -1006,6 +1006,7 @@ EARLIER = json.loads((Path(__file__).parents[1] / "earlier_manifests.json").read
 release was newer than the one above.
 """
 PLAIN = 'schema = 1\nname = "tide"\n'
+EXCHANGE_AS_RELEASED = '[exchange]\ncodec = "int8"\nexact = false\n'
 OUTER_AS_RELEASED = '[train.outer]\noptimizer = "nesterov"\nlr = 0.7\nmomentum = 0.9\n'
 """Outer values of bytes that leave them out. A text that leaves them out has others."""
 RICH = (
@@ -1031,13 +1032,16 @@ def test_a_run_made_by_an_earlier_release_can_be_joined(
     form: dict[str, str], tmp_path: Path
 ) -> None:
     """And means what it did: its outer values are those that it was made with, though a new text
-    without any has others; the number of lanes has another default since then.
+    without any has others; so are codecs. The number of lanes has another default since then.
     """
     data = base64.b64decode(form["bytes"])
     manifest = m.decode_manifest(data)
     now = m.parse_manifest({"plain": PLAIN + OUTER_AS_RELEASED, "rich": RICH}[form["settings"]])
-    lanes = msgspec.structs.replace(now.lanes, **msgspec.msgpack.decode(data).get("lanes", {}))
-    assert manifest == msgspec.structs.replace(now, lanes=lanes)
+    told = msgspec.msgpack.decode(data)
+    lanes = msgspec.structs.replace(now.lanes, **told.get("lanes", {}))
+    codec = told.get("exchange", {}).get("codec", "int8")
+    exchange = msgspec.structs.replace(now.exchange, codec=codec, exact=False)
+    assert manifest == msgspec.structs.replace(now, lanes=lanes, exchange=exchange)
     organiser, paths = Identity.generate(), find_paths(tmp_path)
     signed = m.SignedManifest(data, organiser.peer, organiser.sign(DOMAIN, data))
     paths.ensure()
@@ -1051,18 +1055,50 @@ def test_defaults_are_left_out_of_the_canonical_form() -> None:
     """So these bytes, and the ids of all runs that use nothing new, are the same in every later
     release.
     """
-    plain = m.parse_manifest(PLAIN + OUTER_AS_RELEASED)
+    plain = m.parse_manifest(PLAIN + OUTER_AS_RELEASED + EXCHANGE_AS_RELEASED)
     assert plain.encode() == msgspec.msgpack.encode(
         {"schema": 1, "name": "tide", "train": {"sync_every": 100}}
     )
     said = m.parse_manifest(
-        f"{PLAIN}[train]\nsync_every = 100\n[exchange]\nfragments = 1\n{OUTER_AS_RELEASED}"
+        f"{PLAIN}[train]\nsync_every = 100\n{EXCHANGE_AS_RELEASED}fragments = 1\n"
+        + OUTER_AS_RELEASED
     )
     assert said.encode() == plain.encode()
     chosen_by_nobody = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0}
     assert m.parse_manifest(PLAIN).encode() == msgspec.msgpack.encode(
-        {"schema": 1, "name": "tide", "train": {"sync_every": 100, "outer": chosen_by_nobody}}
+        {
+            "schema": 1,
+            "name": "tide",
+            "train": {"sync_every": 100, "outer": chosen_by_nobody},
+            "exchange": {"codec": "int8_dither", "exact": True},
+        }
     )
+
+
+def test_a_run_goes_on_with_the_codec_that_its_bytes_mean() -> None:
+    """Those of a text without a codec were int8 for all tensors, and leave it out; today's say
+    int8_dither. Both read the same again from the text that is written of them.
+    """
+    plain = {"schema": 1, "name": "tide", "train": {"sync_every": 100}}
+    earlier = m.decode_manifest(msgspec.msgpack.encode(plain))
+    assert (earlier.settings().codec, earlier.settings().exact) == ("int8", False)
+    assert 'codec = "int8"\nexact = false\n' in as_toml(earlier)
+    now = m.parse_manifest(PLAIN)
+    assert (now.settings().codec, now.settings().exact) == ("int8_dither", True)
+    masked = f"{PLAIN}mode = 'federated'\nsecure = {{}}\n"
+    secured = m.parse_manifest(masked)
+    assert not secured.exchange.exact
+    assert secured.exchange.codec == "int8"  # as in bytes that say nothing of it
+    for found in (earlier, now, secured):
+        assert m.parse_manifest(as_toml(found)) == found
+        assert m.decode_manifest(found.encode()) == found
+    for key in ("codec = 'bf16'", "error = 0.05"):
+        partly = m.parse_manifest(f"{PLAIN}exchange = {{ {key} }}")
+        assert partly.settings().exact
+        assert m.parse_manifest(as_toml(partly)) == partly
+    with pytest.raises(ConfigError, match=r"\$\.exchange\.exact") as caught:
+        m.parse_manifest(masked + "[exchange]\nexact = true\n")
+    assert caught.value.key == "$.exchange.exact"
 
 
 @pytest.mark.parametrize(
