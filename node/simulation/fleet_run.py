@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -221,9 +222,13 @@ class _Play:
         owners = PARTS * len(fleet) if len(fleet) <= MAX_STAR else MOST_OWNERS
         parts = owners * run.settings.fragments
         each = max(256, math.ceil(numel / parts / 256) * 256)
+        settings = run.settings
+        if self.scale > 1:
+            # Small tensors are a larger part of a small model than of the one it stands for.
+            settings = msgspec.structs.replace(settings, exact=False)
         swarm = LocalSwarm(
             len(fleet),
-            settings=run.settings,
+            settings=settings,
             seed=run.seed,
             timing=Timing(weight=self.scale),
             chunk_elements=each if self.scale > 1 else None,
