@@ -1,6 +1,6 @@
-"""Kernels of int8, int8_dither, fp32, stat2 and the sparse codecs, compiled (`native.c`): the same bits as
-torch's in a third of the time or less. None where the package was installed without a C compiler;
-nothing but speed depends on it."""
+"""Kernels of int8, int8_dither, fp32, stat2 and the sparse codecs, compiled (`native.c`): the same
+bits as torch's in a third of the time or less. None where the package was installed without a C
+compiler; nothing but speed depends on it."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_what_the_codec_cannot_hold_is_dropped_with_the_reason(
             life.optimizer.step()  # no loss: it would be infinite, and the gradients NaN
         return life.to_the_end()
 
-    life = play(script, msgspec.structs.replace(SETTINGS, codec="bf16"))
+    life = play(script, msgspec.structs.replace(SETTINGS, codec="bf16", exact=False))
     stats = life.attachment.stats
     assert stats["samples_dropped"] in range(1, H + 1)
     assert (

@@ -375,7 +375,7 @@ def test_what_cannot_be_planned_is_refused(fields: dict[str, Any], key: str) -> 
 
 
 def test_the_settings_name_nothing_that_was_not_decided() -> None:
-    found: TrainingPlan = plan(alike(4, 1000, 2.0, 10_000_000))
+    found: TrainingPlan = plan(alike(4, 10_000, 2.0, 10_000_000))
     assert found.settings() == {
         "train": {"sync_every": LEAST_STEPS, "overlap": "none"},
         "exchange": {"codec": "int8_dither", "fragments": 1},
