@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from ...collectives.codec_names import DEFAULT_CODEC
+from ...collectives.codec_names import DEFAULT_CODEC, FACTS
 from ...collectives.layout import MAX_FRAGMENTS
 from .conditions import Conditions
 from .estimate import Choice, Estimate, RoundCost, estimate, round_of
@@ -29,6 +29,9 @@ LEAST_VALUES = 1_000_000  # of a fragment: below, round trips cost more than wha
 # not those that are sparse both ways: what they cost was measured for rounds of 5 and 10 steps
 # only, and rises from one to the other (docs/benchmarks-training.md)
 CODECS = (DEFAULT_CODEC, "int4", "stat2", "stat2_both", "sparse256", "sparse128", "sparse64")
+# A coarser codec must be this much sooner than the default: prices are off by 0.002 of the loss
+# (int4 and stat2 were measured between them), which is 2 % of the samples.
+CLEAR = 1.02
 SPACING = 1.2  # between the lengths of rounds that are tried first
 STARTS = 4  # of which the best is refined
 SMALL_FLEET = 4  # peers of which every group is tried
@@ -81,9 +84,9 @@ def plan(conditions: Conditions) -> TrainingPlan:
         found = _plan(smaller)
         if not found.reached and _slowest(smaller) <= _slowest(conditions):
             continue  # what brings nobody to the wanted share is no reason to leave an equal out
-        if (found.reached, -seconds_a_sample(smaller, found.choice)) > (
+        if (found.reached, -judged_s(smaller, found.choice)) > (
             best.reached,
-            -seconds_a_sample(left, best.choice),
+            -judged_s(left, best.choice),
         ):
             best, left = found, smaller
     return replace(
@@ -120,13 +123,20 @@ def _groups(conditions: Conditions) -> Iterator[set[str]]:
 
 
 def seconds_a_sample(conditions: Conditions, choice: Choice, one: RoundCost | None = None) -> float:
-    """What the settings are judged by: wall seconds of the whole group for what synchronous
-    training learns from one sample. Results that must be there in time may take MARGIN times as
-    long as estimated.
+    """Wall seconds of the whole group for what synchronous training learns from one sample. Results
+    that must be there in time may take MARGIN times as long as estimated.
     """
     share = estimate(conditions, choice, one=one, margin=MARGIN).share
     cost = price(conditions.parameters, choice, len(conditions.peers))
     return cost.samples / (share * conditions.speed)
+
+
+def judged_s(conditions: Conditions, choice: Choice, one: RoundCost | None = None) -> float:
+    """What the settings are judged by: `seconds_a_sample`, times CLEAR with a codec that is coarser
+    than the default. Nobody trades accuracy for a tie.
+    """
+    coarser = FACTS[choice.codec].round_error > FACTS[DEFAULT_CODEC].round_error
+    return seconds_a_sample(conditions, choice, one) * (CLEAR if coarser else 1.0)
 
 
 def _plan(conditions: Conditions) -> TrainingPlan:
@@ -170,13 +180,14 @@ class _PlanSearch:
 
     def reaches(self, choice: Choice) -> bool:
         """Whether the wanted share of the time is training."""
-        return self._share(choice) >= (self.conditions.share or 0.0)
+        wanted = self.conditions.share
+        return wanted is None or self._share(choice) >= wanted
 
     def key(self, choice: Choice) -> tuple[float, float]:
         """Least first: those that reach the wanted share, the soonest first; then those that come
         nearest to it."""
         if self.reaches(choice):
-            return 0.0, seconds_a_sample(self.conditions, choice, self.round(choice))
+            return 0.0, judged_s(self.conditions, choice, self.round(choice))
         return 1.0, -self._share(choice)
 
     def best(self, codec: str, overlap: str) -> Choice:
@@ -269,7 +280,8 @@ def _given(conditions: Conditions) -> Sequence[str]:
 def _family_words(search: _PlanSearch, families: Sequence[Choice]) -> Iterator[str]:
     """The best settings of each codec, the best codec first, and how much longer it would take."""
     conditions = search.conditions
-    least = search.key(families[0])
+    least, *_ = search.key(families[0])
+    first_s = seconds_a_sample(conditions, families[0], search.round(families[0]))
     for choice in families:
         found = estimate(conditions, choice, one=search.round(choice))
         cost = price(conditions.parameters, choice, len(conditions.peers))
@@ -284,11 +296,14 @@ def _family_words(search: _PlanSearch, families: Sequence[Choice]) -> Iterator[s
         words += f": {found.share:.1%} training, {cost.loss - 1:.1%} more loss"
         if choice is families[0]:
             yield f"Chosen: {words}; {_round_words(found)}."
-        elif search.key(choice)[0] > least[0]:
+        elif search.key(choice)[0] > least:
             yield f"{words}; less training than you want."
-        elif least[0] == 0:
-            longer = search.key(choice)[1] / least[1] - 1
-            yield f"{words}; {longer:.0%} longer to the same loss."
+        elif least == 0:
+            longer = seconds_a_sample(conditions, choice, search.round(choice)) / first_s - 1
+            if longer >= 0:
+                yield f"{words}; {longer:.0%} longer to the same loss."
+            else:
+                yield f"{words}; only {-longer:.1%} sooner to the same loss, and coarser."
 
 
 def _round_words(found: Estimate) -> str:

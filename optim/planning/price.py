@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ...collectives.codec_names import FACTS
 from .estimate import Choice
@@ -62,6 +63,7 @@ def price(parameters: int, choice: Choice, peers: int = 8) -> Price:
     return Price(_steps(parameters, choice.sync_every), FACTS[choice.codec].price, late)
 
 
+@lru_cache(maxsize=1024)  # a plan asks for few lengths of rounds, thousands of times
 def _steps(parameters: int, steps: int) -> float:
     small, large = (
         _between([(math.log(x), y) for x, y in points], math.log(steps))

@@ -35,7 +35,7 @@ from atoll.optim.planning import (
     seconds_a_sample,
 )
 from atoll.optim.planning.estimate import ASK_S, EFFICIENCY, ROUND_TRIPS, SCRIPT_S, WORK_S, round_of
-from atoll.optim.planning.planner import CODECS, LEAST_STEPS
+from atoll.optim.planning.planner import CODECS, LEAST_STEPS, judged_s
 
 MBIT = 1e6 / 8
 INT8 = most_bytes("int8_dither", 1 << 22)[0] / (1 << 22)  # bytes a value
@@ -175,7 +175,7 @@ def test_no_settings_of_a_grid_are_there_sooner(
     count: int, mbit: float, step_s: float, parameters: int
 ) -> None:
     conditions = alike(count, mbit, step_s, parameters, rtt_s=0.1)
-    best = seconds_a_sample(conditions, plan(conditions).choice)
+    best = judged_s(conditions, plan(conditions).choice)
     for codec in CODECS:
         for overlap in ("none", "late", "eager"):
             for fragments in range(1, 17) if overlap == "late" else (1,):
@@ -187,7 +187,7 @@ def test_no_settings_of_a_grid_are_there_sooner(
                     for delay in delays if overlap != "none" else (None,):
                         choice = Choice(steps, codec, overlap, delay, fragments)
                         if fragments == 1 or parameters >= fragments * 1_000_000:
-                            assert best <= seconds_a_sample(conditions, choice, one) * (1 + 1e-9)
+                            assert best <= judged_s(conditions, choice, one) * (1 + 1e-9)
 
 
 def test_samples_are_shared_as_no_other_way_is_faster() -> None:
@@ -237,13 +237,13 @@ def test_no_other_group_is_there_sooner() -> None:
         ]
         conditions = Conditions(rng.choice([10**5, 10**7]), tuple(peers), 0.05, max_steps=20)
         found = plan(conditions)
-        mine = seconds_a_sample(conditions.only(set(found.group)), found.choice)
+        mine = judged_s(conditions.only(set(found.group)), found.choice)
         for size in range(2, len(peers) + 1):
             for group in combinations([peer.name for peer in peers], size):
                 part = conditions.only(set(group))
                 best = plan(part)
                 whole = part.only(set(best.group))
-                assert mine <= seconds_a_sample(whole, best.choice) * (1 + 1e-9)
+                assert mine <= judged_s(whole, best.choice) * (1 + 1e-9)
 
 
 def test_up_and_down_cost_what_they_carry() -> None:
@@ -374,8 +374,20 @@ def test_what_cannot_be_planned_is_refused(fields: dict[str, Any], key: str) -> 
     assert refused.value.key == key
 
 
+def test_a_coarser_codec_must_be_clearly_sooner() -> None:
+    """With int4 the same loss is 0.03 % sooner: no reason to lose 15 % of each round."""
+    tie = alike(4, 1000, 2.0, 10_000_000)
+    found = plan(tie)
+    coarse = Choice(LEAST_STEPS, "int4")
+    assert found.choice == Choice(LEAST_STEPS, "int8_dither")
+    ratio = seconds_a_sample(tie, coarse) / seconds_a_sample(tie, found.choice)
+    assert 0.99 < ratio < 1
+    [said] = [line for line in found.why if line.startswith("int4, waiting")]
+    assert said.endswith("; only 0.0% sooner to the same loss, and coarser.")
+
+
 def test_the_settings_name_nothing_that_was_not_decided() -> None:
-    found: TrainingPlan = plan(alike(4, 10_000, 2.0, 10_000_000))
+    found: TrainingPlan = plan(alike(4, 1000, 2.0, 10_000_000))
     assert found.settings() == {
         "train": {"sync_every": LEAST_STEPS, "overlap": "none"},
         "exchange": {"codec": "int8_dither", "fragments": 1},
