@@ -150,15 +150,17 @@ def round_bytes_per_value(codec: str) -> float:
     return (BYTES_PER_VALUE[codec] + BYTES_PER_VALUE[RESULTS.get(codec, codec)]) / 2
 
 
-def most_exact(codec: str, parameters: int) -> int:
-    """How many of a model's parameters may be sent in fp32 in place of a codec, being of small
-    tensors: 1 in 100 with int8, fewer with a codec of fewer bits.
+def exact_share(codec: str) -> float:
+    """The share of a large model's parameters that may be sent in fp32 in place of a codec, being
+    of small tensors: 1 in 100 with int8, fewer with a codec of fewer bits.
     """
-    if codec == EXACT_CODEC:
-        return parameters
-    one = round_bytes_per_value(codec)
-    share = EXACT_EXTRA * one / (BYTES_PER_VALUE[EXACT_CODEC] - one)
-    return min(parameters, max(math.floor(share * parameters), EXACT_LEAST))
+    one, exact = round_bytes_per_value(codec), BYTES_PER_VALUE[EXACT_CODEC]
+    return EXACT_EXTRA * one / (exact - one) if one < exact else 1.0
+
+
+def most_exact(codec: str, parameters: int) -> int:
+    """How many of so many parameters that are: their share, or EXACT_LEAST if that is more."""
+    return min(parameters, max(math.floor(exact_share(codec) * parameters), EXACT_LEAST))
 
 
 def most_bytes(codec: str, parameters: int) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...collectives.codec_names import BYTES_PER_VALUE, RESULTS
+from ...collectives.codec_names import BYTES_PER_VALUE, RESULTS, exact_share
 from ...collectives.codecs.accuracy import bytes_per_value, ladder
 from ...collectives.swarm import MOST_REPLAYED, RunSettings
 from ..home.output import bytes_text, span_text
@@ -69,15 +69,20 @@ def host_peak_bytes(settings: RunSettings) -> float:
 
 def result_bytes(settings: RunSettings) -> float:
     """Bytes of a parameter of one round's result."""
-    if settings.error is not None:
-        return bytes_per_value(settings.error)
-    return BYTES_PER_VALUE.get(RESULTS.get(settings.codec, settings.codec), FLOAT_BYTES)
+    return _encoded(settings, RESULTS.get(settings.codec, settings.codec))
 
 
 def _sent(settings: RunSettings) -> float:
-    if settings.error is not None:
-        return bytes_per_value(settings.error)
-    return BYTES_PER_VALUE.get(settings.codec, FLOAT_BYTES)  # words of a masked sum
+    return _encoded(settings, settings.codec)
+
+
+def _encoded(settings: RunSettings, codec: str) -> float:
+    """With as many small tensors in fp32 as may be."""
+    if codec not in BYTES_PER_VALUE:
+        return FLOAT_BYTES  # words of a masked sum
+    value = BYTES_PER_VALUE[codec] if settings.error is None else bytes_per_value(settings.error)
+    exact = exact_share(settings.codec) if settings.exact else 0.0
+    return value + exact * (FLOAT_BYTES - value)
 
 
 def _codec(settings: RunSettings) -> str:

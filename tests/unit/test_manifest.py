@@ -1298,7 +1298,7 @@ def test_memory_and_disk_that_a_run_asks_for() -> None:
         model = '[model]\nentry = "local:x"\nparameters = 1_000_000_000\n'
         return m.parse_manifest(f'schema = 1\nname = "x"\n{model}{more}')
 
-    plain = sized('[train]\nsync_every = 100\n[exchange]\ncodec = "int8"\n')
+    plain = sized('[train]\nsync_every = 100\n[exchange]\ncodec = "int8"\nexact = false\n')
     found = describe(plain)
     # of a run of two with 2 million: 37.4 after 45 rounds, and a third state while one is written
     assert found["disk_bytes"] == round(10**9 * (3 * 8 + 21 * (1 + 4 / 256)))

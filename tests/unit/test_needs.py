@@ -79,6 +79,18 @@ def test_disk_follows_checkpoints_and_kept_contributions() -> None:
     assert disk("[audit]\nkeep_contributions = 3\n") == 3 * 8 + 24 * 4
 
 
+@pytest.mark.parametrize("more", ["codec = 'int8_dither'", "codec = 'stat2'", "error = 0.05"])
+def test_small_tensors_in_fp32_are_counted(more: str) -> None:
+    def disk(exact: str) -> int:
+        text = f'schema = 1\nname = "x"\n[model]\nentry = "local:x"\n[exchange]\n{more}\n{exact}\n'
+        found = needs_of(parse_manifest(text), 10**9)
+        assert found is not None
+        return found.disk
+
+    results = disk("exact = false") - 3 * 8 * 10**9
+    assert 1.01 * results < disk("") - 3 * 8 * 10**9 < 1.035 * results
+
+
 def test_what_a_machine_has_is_asked_of_the_kernel_and_of_nvidia_smi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
