@@ -26,8 +26,8 @@ from torch import Tensor
 from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
-from ..model.accuracy import realised_error
-from ..model.feedback import Feedback, contribution_grid, has_feedback
+from ..model.accuracy import EVERY, measured_grid, realised_errors
+from ..model.feedback import Feedback, has_feedback
 from ..model.flat import SEGMENT_ELEMENTS, FlatTensor, FlatVector, RangeSource
 from ..model.momentum import ContributionMomentum
 from ..model.pseudograd import write_pseudo_gradient
@@ -134,13 +134,9 @@ class Replica:
         self._norms = NormWatch(outliers) if outliers is not None else None
         self._way_back = self._watch_way_back()
         self._carried = False  # whether there is progress from an older anchor in the live values
-        self._grid = (
-            contribution_grid(flat.layout, self.settings)
-            if self.settings.error is not None
-            else None
-        )
-        # what a round of contributions like the newest loses, where the run wishes an error
-        self.realised: float | None = None
+        self._grid = measured_grid(flat.layout, self.settings)
+        # what a round of contributions like the one measured last loses, by its name in reports
+        self.realised: dict[str, float] = {}
         self.still = 0  # contributions in a row that were zero, though steps were made for them
         self.loss: float | None = None  # mean of the inner steps that are contributed next
         self.lag: float | None = None  # how many inner steps rounds take here
@@ -374,8 +370,9 @@ class Replica:
 
     def _fill(self, out: Tensor) -> None:
         self._write(out)
-        if self._grid is not None and self.drawn:
-            self.realised = realised_error(self._grid, out)
+        due = not self.realised or self.base.round % EVERY == 0
+        if self._grid is not None and self.drawn and due:
+            self.realised = realised_errors(self._grid, out, self.flat.layout)
 
     def _write(self, out: Tensor) -> None:
         write_pseudo_gradient(self.flat, self.base, out)

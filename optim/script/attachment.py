@@ -37,6 +37,7 @@ from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
 from ..data.first_batch import FirstBatches
 from ..data.ledger import SHORT, SampleLedger, attached, attached_to
+from ..model.accuracy import ENCODING_ERROR
 from ..model.adapters import AdapterTurns
 from ..model.flat import FlatVector, showing
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
@@ -693,22 +694,23 @@ class Attachment:
             strand.schedule.members = strand.replica.members = self._lookout.peers + 1
 
     def _realised_error(self) -> dict[str, float]:
-        """What rounds lose by encoding, of the fragment that loses most; said once where it is far
-        more than the run wishes.
+        """What rounds lose by encoding, of the fragment that loses most, by class of tensor; said
+        once where it is far more than the run wishes.
         """
-        found = [e for strand in self._strands if (e := strand.replica.realised) is not None]
-        wished = self.swarm.settings.error
-        if not found or wished is None:
-            return {}
-        if max(found) > MUCH_MORE * wished and not self._told_error:
+        found = dict[str, float]()
+        for strand in self._strands:
+            for name, error in strand.replica.realised.items():
+                found[name] = max(error, found.get(name, 0.0))
+        most, wished = found.get(ENCODING_ERROR, 0.0), self.swarm.settings.error
+        if wished is not None and most > MUCH_MORE * wished and not self._told_error:
             self._told_error = True
             logger.warning(
                 "a round loses %.2g of the mean by encoding, the run wishes %.2g: values here are "
                 "less alike than normal ones; a run with a smaller [exchange] error loses less",
-                max(found),
+                most,
                 wished,
             )
-        return {"encoding_error": max(found)}
+        return found
 
     def _count_members_again(self) -> None:
         """Before the first round, at steps 1, 2, 4, 8, …: members may have attached before they

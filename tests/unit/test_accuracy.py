@@ -18,13 +18,13 @@ from atoll.collectives.codecs.accuracy import (
 from atoll.collectives.codecs.codec import Grid
 from atoll.collectives.codecs.mixtures import codecs_of, mixture_of
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.layout import Layout, cut
-from atoll.collectives.swarm import RunSettings, Swarm
+from atoll.collectives.layout import Layout, TensorSpec, cut, make_layout
+from atoll.collectives.swarm import RunSettings, SecureSettings, Swarm
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import parse_manifest
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
-from atoll.optim.model.accuracy import realised_error
+from atoll.optim.model.accuracy import measured_grid, realised_error, realised_errors
 from atoll.optim.model.flat import FlatVector
 
 
@@ -184,6 +184,46 @@ def test_what_a_wished_error_does_not_go_with(tables: str, key: str, why: str) -
     assert why in caught.value.why
 
 
+def test_what_is_lost_is_told_by_class_of_tensor() -> None:
+    """A vector whose updates are 1e4 times shorter than its neighbours' loses all of them in int8:
+    of all values that is nothing, of its class everything.
+    """
+    specs = (
+        TensorSpec("matrix", (100, 100), 0),
+        TensorSpec("bias", (40,), 10_000),
+        TensorSpec("more", (50, 100), 10_040),
+        TensorSpec("running_var", (300,), 15_040, "variance"),
+    )
+    layout, values = Layout(specs, 15_340), normal(15_340)
+    values[10_000:10_040] *= 1e-4
+    for chunk in (256, 4096, 1 << 20):
+        found = realised_errors(Grid("int8:15040+fp32", 15_340, chunk), values, layout)
+        assert found["encoding_error/vectors"] == pytest.approx(math.sqrt(2))
+        assert found["encoding_error/statistics"] == 0.0
+        assert 0.008 < found["encoding_error/matrices"] < 0.012
+        assert 0.008 < found["encoding_error"] < 0.012
+        of_all = realised_error(Grid("int8:15040+fp32", 15_340, chunk), values)
+        assert found["encoding_error"] == of_all
+    assert realised_errors(Grid("int8", 15_340, 4096), torch.zeros(15_340), layout) == {}
+    values[3] = math.nan
+    assert "encoding_error" not in realised_errors(Grid("int8", 15_340, 4096), values, layout)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        (RunSettings(), "int8_dither:8192+fp32"),
+        (RunSettings(error=0.01), "int8:8192+fp32"),
+        (RunSettings(codec="fp32"), None),  # nothing is lost
+        (RunSettings(codec="stat2"), None),  # what is lost comes later
+        (RunSettings(codec="bits", reducer="copy", secure=SecureSettings(3)), None),
+    ],
+)
+def test_in_which_runs_it_is_measured(settings: RunSettings, text: str | None) -> None:
+    grid = measured_grid(make_layout([("w", (64, 128)), ("b", (128,))]), settings)
+    assert (grid.name if grid is not None else None) == text
+
+
 def test_members_of_a_run_choose_alike_and_report_what_was_lost() -> None:
     settings = RunSettings(sync_every=2, rounds=3, error=0.09)
     reports: list[dict[str, float]] = []
@@ -211,3 +251,5 @@ def test_members_of_a_run_choose_alike_and_report_what_was_lost() -> None:
         assert torch.equal(values, found[0][1])
     for report in reports:
         assert 0.02 < report["encoding_error"] < 0.2
+        assert 0.02 < report["encoding_error/matrices"] < 0.2
+        assert report["encoding_error/vectors"] == 0  # small ones are fp32
