@@ -43,6 +43,7 @@ sync_every = 1
 method = "local_sgd"
 [exchange]
 codec = "int8"
+exact = false
 [checkpoint]
 every = 4
 """

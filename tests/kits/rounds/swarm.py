@@ -186,6 +186,7 @@ class SimSwarm:
         self.settings = RunSettings(
             codec=self.options.codec
             or (plain if plant is not None or self.options.reducer != "mean" else coarse),
+            exact=False,  # else all of so small a model would be fp32
             outer=OuterSettings(
                 "nesterov",
                 0.7,
