@@ -33,6 +33,7 @@ COLD = OuterSettings("nesterov", 0.9, 0.6, warmup=20)
         ("sync_every = 20\nrounds = 10", ""),
         ("sync_every = 20\nrounds = 500", ""),
         ("sync_every = 20", ""),
+        ("sync_every = 20", '[exchange]\ncodec = "int8_dither"'),
         ("sync_every = 70", ""),  # of 700 inner steps
         ("rounds = 35", '[exchange]\ncodec = "fp32"\nplan = "ring"'),  # of 100 steps each
         ("", '[model]\nentry = "local:x"\n[train.inner]\nschedule = "constant"'),  # is not read
