@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -18,13 +19,15 @@ from torch import Tensor
 from ...collectives.swarm import AnchorView
 from ..model.flat import FlatVector
 
+LEAST = 6  # anchors before anything is looked at
 SAMPLED, RUN = 2048, 16  # elements, in runs of neighbours
 KEPT = 32  # anchors; of the older half every second makes room
-NEAR = 0.5  # of the length, from an earlier anchor: it leads back
+NEAR = 0.4  # of the length, from an earlier anchor: it leads back
 LEAST_SPREAD = 8.0
 """How many elements a way is at least spread over: Σ(δ²)² / Σδ⁴. Few elements go back by chance."""
-ORDINARY = 10.0
-"""Times the median of the anchor's moves: after a longer one, members rightly go back."""
+ORDINARY, COMPARED = 4.0, 8
+"""Times the median of so many moves of the anchor before: a longer one is a jump."""
+UNSTEADY = 8.0  # the longest of so many recent moves, in shortest ones
 HABIT = 3  # ways back, after which the script is one that goes back
 
 
@@ -77,7 +80,7 @@ class WayBack:
         """The round of the earlier anchor that the live values have come back to from the newest
         one, None where they have not, and where the script is one that goes back now and then.
         """
-        if len(self._anchors) < 3:
+        if len(self._anchors) < LEAST:
             return None
         base = self._anchors[-1].sample
         live = self._flat.sample(self._starts, self._run)
@@ -91,15 +94,18 @@ class WayBack:
             for index, anchor in enumerate(self._anchors[:-2])
         ]
         nearest, index = min(distances)
-        if nearest > NEAR**2 * length or self._jumped(index):
+        if nearest > NEAR**2 * length or self._astray(index):
             return None
         self._found += 1
         return None if self._found > HABIT else self._anchors[index].round
 
-    def _jumped(self, since: int) -> bool:
-        """Whether the anchor itself has made an extraordinary move since: one that others' work,
-        or an outer step that harms, has led astray is rightly left.
+    def _astray(self, since: int) -> bool:
+        """Whether the anchor has jumped since, or does all the time: where others' work, or an
+        outer step that harms, has led it astray is rightly left.
         """
-        moves = [anchor.move for anchor in self._anchors[1:]]
-        usual = sorted(moves)[len(moves) // 2]
-        return max(moves[since:]) > ORDINARY * usual
+        moves = [anchor.move for anchor in self._anchors]
+        recent = moves[-COMPARED:] if len(moves) > COMPARED else moves[1:]
+        return max(recent) > UNSTEADY * min(recent) or any(
+            moves[index] > ORDINARY * median(moves[max(1, index - COMPARED) : index])
+            for index in range(max(2, since + 1), len(moves))
+        )

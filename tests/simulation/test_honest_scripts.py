@@ -55,7 +55,7 @@ class Script:
         elif kind == "closure":
             self.optimizers = [torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)]
         elif kind in ("sharpness", "scaled"):
-            self.optimizers = [torch.optim.SGD(parameters, lr=0.05, momentum=0.9)]
+            self.optimizers = [torch.optim.SGD(parameters, lr=0.005, momentum=0.9)]
         self.scaler = torch.amp.GradScaler("cpu", enabled=kind == "scaled")
         self.sync: Attachment
         self.make: Callable[[int], None] = getattr(self, kind)
@@ -231,7 +231,7 @@ def test_nothing_lawful_is_dropped_or_accused(
         mine = Script(kind, swarm)
         mine.sync = attach(mine.model, mine.optimizers, swarm, batch_size=BATCH, clock=swarm.clock)
         step = 0
-        while not mine.sync.done:
+        while not mine.sync.done and step < 400:
             mine.make(step)
             swarm.sleep(0.1)
             step += 1
