@@ -1,5 +1,6 @@
-"""Metrics over HTTP, in a thread of the node's process: one request at a time, so that whoever asks
-too much has no answer and costs little.
+"""Metrics over HTTP, in threads of the node's process. One request is answered at a time, so that
+whoever asks too much costs little. Whoever has not asked by the time that others wait, too, makes
+room for them: a connection that is left half-sent keeps nobody from an answer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import ipaddress
 import socket
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -21,11 +24,20 @@ from .metrics import NodeDocuments, exposition
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-REQUEST_S = 5.0
+REQUEST_S = 5.0  # without a byte of a request
+MOST = 16
+"""Connections without a whole request that are kept, and as many with one."""
 
 
 class _MetricsRequest(WSGIRequestHandler):
     timeout = REQUEST_S
+
+    def parse_request(self) -> bool:
+        """As http.server calls it; true once the whole request is here."""
+        whole = super().parse_request()
+        if whole and isinstance(self.server, _MetricsListener):
+            self.server.asked(self.connection)
+        return whole
 
     def address_string(self) -> str:
         return str(self.client_address[0])
@@ -34,7 +46,41 @@ class _MetricsRequest(WSGIRequestHandler):
         """Scrapes are no news."""
 
 
-class _MetricsListener(WSGIServer):
+class _MetricsListener(ThreadingMixIn, WSGIServer):
+    daemon_threads, block_on_close = True, False
+
+    def __init__(self, *args: Any) -> None:
+        self._silent: dict[Any, None] = {}  # connections without a whole request, oldest first
+        self._asking = set[Any]()
+        self._lock = threading.Lock()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """As socketserver calls it, in the thread that accepts."""
+        with self._lock:
+            if len(self._silent) >= MOST:
+                oldest = next(iter(self._silent))
+                del self._silent[oldest]
+                with suppress(OSError):  # its thread ends it
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._silent[request] = None
+        super().process_request(request, client_address)
+
+    def asked(self, request: Any) -> None:
+        """A whole request is here. Ends it where too many are."""
+        with self._lock:
+            self._silent.pop(request, None)
+            if len(self._asking) >= MOST:
+                raise ConnectionAbortedError
+            self._asking.add(request)
+
+    def shutdown_request(self, request: Any) -> None:
+        """As socketserver calls it when a connection is over."""
+        with self._lock:
+            self._silent.pop(request, None)
+            self._asking.discard(request)
+        super().shutdown_request(request)
+
     def server_bind(self) -> None:
         """Without the name of the host, which may take a resolver seconds to find."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,10 +107,11 @@ class MetricsServer:
         except OSError as error:
             raise _no_port(endpoint, error) from None
         self._thread: threading.Thread | None = None
+        self._reading = threading.Lock()
 
     def start(self, read: Callable[[], NodeDocuments]) -> None:
-        """``read`` is called for each request, in the server's thread; where it raises AtollError
-        the answer is 503.
+        """``read`` is called for each request, in threads of the server, one at a time; where it
+        raises AtollError the answer is 503.
         """
 
         def answer(environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
@@ -88,7 +135,8 @@ class MetricsServer:
             # a page of elsewhere whose name was made to lead here
             return "403 Forbidden", b"ask for 127.0.0.1\n"
         try:
-            return "200 OK", exposition(read())
+            with self._reading:
+                return "200 OK", exposition(read())
         except AtollError as error:
             return "503 Service Unavailable", f"{error.message}\n".encode()
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +32,7 @@ from atoll.node.home.paths import find_paths
 from atoll.node.look.allowed import EVERYTHING, Allowed
 from atoll.node.look.machine import MachineReadings, find_nvml
 from atoll.node.look.metrics import NODE_METRICS, RUN_METRICS, NodeDocuments, exposition
-from atoll.node.look.metrics_server import MetricsServer
+from atoll.node.look.metrics_server import MOST, REQUEST_S, MetricsServer
 from atoll.node.service.timings import Timings
 from atoll.node.session.events import Timed
 
@@ -265,6 +268,60 @@ def test_a_port_that_is_taken_is_told_with_a_code() -> None:
             MetricsServer(Endpoint("127.0.0.1", int(sock.getsockname()[1])))
     assert (error.value.code, error.value.exit_code) == ("E101", 73)
     assert "--metrics" in error.value.hint
+
+
+@pytest.mark.parametrize("half", [b"", b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
+def test_who_asks_is_answered_whatever_others_leave_half_sent(half: bytes) -> None:
+    endpoint = Endpoint("127.0.0.1", _free_port())
+    server = MetricsServer(endpoint)
+    server.start(documents)
+    try:
+        with ExitStack() as stack:
+            crowd = list[socket.socket]()
+            for _ in range(3 * MOST):
+                crowd.append(socket.create_connection((endpoint.host, endpoint.port)))
+                stack.enter_context(crowd[-1]).sendall(half)
+            with urllib.request.urlopen(endpoint.url, timeout=REQUEST_S - 1) as answer:
+                assert answer.status == 200
+            crowd[0].settimeout(REQUEST_S)
+            assert crowd[0].recv(1) == b""  # it made room
+    finally:
+        server.close()
+
+
+def test_more_requests_than_are_answered_at_once_end() -> None:
+    endpoint = Endpoint("127.0.0.1", _free_port())
+    server, held = MetricsServer(endpoint), threading.Event()
+
+    def told() -> NodeDocuments:
+        held.wait()
+        return documents()
+
+    server.start(told)
+    asking = b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
+    try:
+        with ExitStack() as stack:
+            crowd = list[socket.socket]()
+            for _ in range(MOST + 4):
+                crowd.append(socket.create_connection((endpoint.host, endpoint.port)))
+                stack.enter_context(crowd[-1]).sendall(asking)
+            ended, _, _ = select.select(crowd, [], [], REQUEST_S)
+            assert ended
+            assert all(sock.recv(1) == b"" for sock in ended)
+            held.set()
+            answered = [_whole(sock).startswith(b"HTTP/1.0 200") for sock in crowd]
+            assert sum(answered) >= MOST
+    finally:
+        held.set()
+        server.close()
+
+
+def _whole(sock: socket.socket) -> bytes:
+    found = b""
+    with suppress(ConnectionResetError):
+        while more := sock.recv(65536):
+            found += more
+    return found
 
 
 def test_who_asks_is_answered_and_a_page_of_elsewhere_is_not() -> None:
