@@ -109,10 +109,10 @@ class Needs:
 
 
 def needs_of(manifest: Manifest, parameters: int | None = None) -> Needs | None:
-    """What a run needs; None where the size of its model is not known. ``parameters``: where the
-    manifest does not say it.
+    """What a run needs; None where the size of its model is not known. ``parameters``: of another
+    size than the manifest says, or where it says none.
     """
-    size = manifest.parameters if manifest.parameters is not None else parameters
+    size = parameters if parameters is not None else manifest.parameters
     if size is None:
         return None
     settings = manifest.settings()

@@ -376,6 +376,8 @@ def _lines(
     needed: Sequence[str],
 ) -> list[str]:
     estimate, head = decided.estimate, "plan" if decided.reached else "the best there is"
+    if len(decided.group) == 1 < len(conditions.peers):
+        head = "train alone"
     lines = [
         terminal.style(f"{head}: {estimate.share:.1%} training", sys.stdout, bold=True),
         (

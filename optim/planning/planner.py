@@ -16,7 +16,7 @@ from typing import Any
 
 from ...collectives.codec_names import DEFAULT_CODEC, FACTS
 from ...collectives.layout import MAX_FRAGMENTS
-from .conditions import Conditions
+from .conditions import Conditions, PeerConditions
 from .estimate import Choice, Estimate, RoundCost, estimate, round_of
 from .price import Price, price
 
@@ -74,20 +74,23 @@ class TrainingPlan:
 def plan(conditions: Conditions) -> TrainingPlan:
     """The settings for these conditions, and the group of peers that is there soonest with them.
 
-    Of up to SMALL_FLEET peers no group is there sooner. Of more, slow links are left out one after
-    the other, the slowest first.
+    Of up to SMALL_FLEET peers no group is there sooner, a single machine included. Of more, slow
+    links are left out one after the other, the slowest first; then slow machines; then all but the
+    fastest machine.
     """
     best = whole = _plan(conditions)
     left = conditions
     for names in _groups(conditions):
         smaller = conditions.only(names)
         found = _plan(smaller)
-        if not found.reached and _slowest(smaller) <= _slowest(conditions):
+        sooner = judged_s(smaller, found.choice) < judged_s(left, best.choice)
+        if len(names) == 1:  # it trains all of the time, which is no reason to prefer it
+            better = sooner
+        elif not found.reached and _slowest(smaller) <= _slowest(conditions):
             continue  # what brings nobody to the wanted share is no reason to leave an equal out
-        if (found.reached, -judged_s(smaller, found.choice)) > (
-            best.reached,
-            -judged_s(left, best.choice),
-        ):
+        else:
+            better = sooner if found.reached == best.reached else found.reached
+        if better:
             best, left = found, smaller
     return replace(
         best, why=(*_given(left), *best.why, *_group_words(conditions, whole, left, best))
@@ -99,20 +102,20 @@ def _slowest(conditions: Conditions) -> float:
 
 
 def _groups(conditions: Conditions) -> Iterator[set[str]]:
-    """Groups of two and more, without that of all: the larger ones first, since of two that are
-    there as soon the first is kept, and of groups that are alike only one.
+    """Groups without that of all: the larger ones first, since of two that are there as soon the
+    first is kept, and of groups that are alike only one. Of one, the fastest machine.
     """
     order = sorted(
         conditions.peers, key=lambda peer: (-min(peer.up, peer.down), peer.step_s, peer.name)
     )
     if len(order) > SMALL_FLEET:
-        for count in range(len(order) - 1, 1, -1):
-            slower, last = order[count], order[count - 1]
-            if min(slower.up, slower.down) < min(last.up, last.down):
-                yield {peer.name for peer in order[:count]}
+        yield from _first_ones(order, [-min(peer.up, peer.down) for peer in order])
+        by_step = sorted(order, key=lambda peer: peer.step_s / peer.samples)
+        yield from _first_ones(by_step, [peer.step_s / peer.samples for peer in by_step])
+        yield {by_step[0].name}
         return
     seen = set[tuple[Any, ...]]()
-    for size in range(len(order) - 1, 1, -1):
+    for size in range(len(order) - 1, 0, -1):
         for group in combinations(order, size):
             names = {peer.name for peer in group}
             kind = tuple((peer.up, peer.down, peer.step_s, peer.samples) for peer in group)
@@ -120,6 +123,13 @@ def _groups(conditions: Conditions) -> Iterator[set[str]]:
             if (kind, links) not in seen:
                 seen.add((kind, links))
                 yield names
+
+
+def _first_ones(order: Sequence[PeerConditions], slowness: Sequence[float]) -> Iterator[set[str]]:
+    """The first of ``order``, as many of two and more as end before a slower one."""
+    for count in range(len(order) - 1, 1, -1):
+        if slowness[count] > slowness[count - 1]:
+            yield {peer.name for peer in order[:count]}
 
 
 def seconds_a_sample(conditions: Conditions, choice: Choice, one: RoundCost | None = None) -> float:
@@ -347,6 +357,11 @@ def _group_words(
     if not out:
         return []
     gain = 1 - seconds_a_sample(left, best.choice) / seconds_a_sample(conditions, whole.choice)
+    if len(kept) == 1:
+        return [
+            f"Train on {min(kept)} alone: it is at the same loss {gain:.0%} sooner than all together "
+            "would be. Faster links, faster machines or a smaller model would make a run worth it."
+        ]
     return [
         f"Without {', '.join(out)} the others are at the same loss {gain:.0%} sooner than all "
         "together would be: leave them out, or plan again when their links or machines are others."

@@ -142,3 +142,5 @@ def test_validate_and_plan_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert planned["needs"]["join_s"] == pytest.approx(8e12 / 5e6)
     assert planned["short_of"]
     assert "joining  fetches" in say("plan", str(file), "--step-ms", "100")
+    small = say("plan", str(file), "--step-ms", "100", "--parameters", "1000000", "--json")
+    assert json.loads(small)["needs"]["join_bytes"] == 8_000_000  # of the size that is planned for
