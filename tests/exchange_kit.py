@@ -124,13 +124,20 @@ def ref_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
     """Encoded result of a plan, piece by piece, computed the plain way."""
     weights = np.array([c.weight for c in plan.contributors])
     weights = weights // np.gcd.reduce(weights)
-    out = b""
+    shift, out = ref_shift(weights.tolist()), b""
     for codec, first, stop in pieces_of(plan):
         encoded = [ref_encode(codec, vectors[c.cid][first:stop].numpy()) for c in plan.contributors]
         out += reference.mean(
-            codec, encoded, [float(w) for w in weights], float(weights.sum()), stop - first
+            codec, encoded, [w * shift for w in weights], weights.sum() * shift, stop - first
         )
     return out
+
+
+def ref_shift(weights: list[int]) -> float:
+    """The power of two that brings the sum of weights down to about 2^20. It rounds nothing; dithered
+    codes follow from the bits of the sum, and so from it.
+    """
+    return 2.0 ** -max(0, sum(weights).bit_length() - 20)
 
 
 def ref_tree(plan: Plan, number: int) -> dict[PeerId, list[PeerId]]:
@@ -203,10 +210,10 @@ def ref_sums(plan: Plan, number: int, data: dict[PeerId, bytes], codec: str, n: 
         power = 1
         while power * common < total:
             power *= 2
-        divisor = total / common if one == owner else power
+        divisor, shift = total / common if one == owner else power, ref_shift(small)
         return (
             reference.mean(
-                codec, [term[0] for term in terms], [float(w) for w in small], float(divisor), n
+                codec, [term[0] for term in terms], [w * shift for w in small], divisor * shift, n
             ),
             power * common,
             total,

@@ -54,6 +54,7 @@ from .checks import (
     check_swarm,
     hooked,
     in_job,
+    in_step_of_base,
     included_names,
     moves_nothing,
     naming_tensors,
@@ -345,6 +346,8 @@ class Attachment:
         self._count(None)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if in_step_of_base(optimizer):
+            return None
         check_capture(optimizer)
         if not optimizer.state:
             self._stateless.add(id(optimizer))
@@ -354,6 +357,8 @@ class Attachment:
         return self._strands[0].replica.before_step(optimizer, args, kwargs)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if in_step_of_base(optimizer):
+            return
         self._weights.after_step()
         self._uncounted.stepping(False)
         stateless = id(optimizer) in self._stateless

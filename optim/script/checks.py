@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
@@ -85,6 +86,25 @@ def _steps(optimizer: object) -> bool:
 def _two_steps(optimizer: object) -> bool:
     two = hasattr(optimizer, "first_step") and hasattr(optimizer, "second_step")
     return two and isinstance(getattr(optimizer, "base_optimizer", None), Optimizer)
+
+
+def in_step_of_base(optimizer: Optimizer) -> bool:
+    """Whether a hook is called for the ``step`` of a class above, which the optimizer's own ``step``
+    has called: torch runs the hooks for both, once any optimizer of that class was made.
+    """
+    steps = [vars(each).get("step") for each in type(optimizer).__mro__]
+    if sum(getattr(step, "hooked", False) for step in steps) < 2:
+        return False
+    running, frame = 0, sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
+    while frame is not None and running < 2:
+        code = frame.f_code
+        if (
+            code.co_name == "wrapper"
+            and code.co_filename == Optimizer.__init__.__code__.co_filename
+        ):
+            running += frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return running == 2
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:

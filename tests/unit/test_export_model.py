@@ -34,6 +34,7 @@ from atoll.node.records.beginnings import keep_start, weights_in
 from atoll.node.views.documents import finished_text
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.model.adapter_names import saved_names
+from atoll.optim.model.flat import FlatVector
 
 
 def loaded(tmp_path: Path, probes: dict[str, Tensor], lines: dict[str, str]) -> dict[str, Tensor]:
@@ -77,7 +78,8 @@ def test_a_type_can_be_chosen(atoll_home: Path, tmp_path: Path) -> None:
     swarm.anchor().copy_into(anchor)
     done = swarm.export(tmp_path / "full", dtype="float32")
     weights = load_file(tmp_path / "full" / "model.safetensors")
-    flat = torch.cat([weights[name].flatten() for name, _ in model.named_parameters()])
+    layout = FlatVector(model, swarm.settings).layout
+    flat = torch.cat([weights[spec.name].flatten() for spec in layout.tensors])
     assert torch.equal(flat, anchor)  # the bits that all members have
     assert json.loads((tmp_path / "full" / "config.json").read_text())["dtype"] == "float32"
     assert done.load.startswith("import transformers; model = transformers.LlamaForCausalLM.from_")

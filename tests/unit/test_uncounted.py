@@ -624,3 +624,41 @@ def test_sparse_gradients_are_averaged(member: Member) -> None:
     optimizer.step()
     moved = (before - model[0].weight.detach()).round(decimals=5)
     assert moved.tolist() == [[0.0, 0.0], [2.0, 2.0], [0.0, 0.0], [1.0, 1.0], [0.0, 0.0]]
+
+
+class Twice(torch.optim.AdamW):
+    """Its step is torch's, whose hooks run as well once a plain one was made."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fails:
+            self.fails = False
+            raise ZeroDivisionError("the user's")
+        super().step(closure)
+
+
+class Thrice(Twice):
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+
+
+@pytest.mark.parametrize("kind", [Twice, Thrice])
+def test_a_step_that_calls_the_step_of_the_class_above_is_one(
+    kind: type[Twice], caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.optim.AdamW(net().parameters())
+    Twice(net().parameters())
+    member = Member(caplog)
+    optimizer = kind(member.model.parameters(), lr=1e-2)
+    sync = member.attach(optimizer)
+    for step in range(1, 13):
+        backward(member.model)
+        optimizer.fails = step == 4
+        try:
+            optimizer.step()
+        except ZeroDivisionError:
+            assert step == 4
+        optimizer.zero_grad()
+    assert (sync.stats["steps"], sync.round) == (11, 2)
+    assert not member.said
