@@ -125,12 +125,12 @@ def test_a_barrier_waits_for_the_last(swarm: Peers) -> None:
 
 
 def test_an_odd_call_ends_the_operation_at_all_its_callers_in_words(swarm: Peers) -> None:
-    others = [swarm.all[0], swarm.all[2]]
-    start(swarm, "sum", others, op="odd")
-    for peer in others:
-        peer.expect("called")
+    """Two of three are enough for a sum: the third is to call before they have ended."""
     start(swarm, "sum", swarm.all[1:2], op="odd", numel=5)
     swarm.all[1].expect("called")
+    start(swarm, "sum", [swarm.all[0], swarm.all[2]], op="odd")
+    for peer in (swarm.all[0], swarm.all[2]):
+        peer.expect("called")
     for peer in swarm.all:
         told = peer.expect_any(30)
         assert (told["event"], told["kind"]) == ("refused", "LocalProtocolError")
