@@ -359,8 +359,9 @@ def _group_words(
     gain = 1 - seconds_a_sample(left, best.choice) / seconds_a_sample(conditions, whole.choice)
     if len(kept) == 1:
         return [
-            f"Train on {min(kept)} alone: it is at the same loss {gain:.0%} sooner than all together "
-            "would be. Faster links, faster machines or a smaller model would make a run worth it."
+            f"Train on {min(kept)} alone: it is at the same loss {gain:.0%} sooner than all "
+            "together would be. Faster links, faster machines or a smaller model would make a run "
+            "worth it."
         ]
     return [
         f"Without {', '.join(out)} the others are at the same loss {gain:.0%} sooner than all "

@@ -89,7 +89,7 @@ def _two_steps(optimizer: object) -> bool:
 
 
 def in_step_of_base(optimizer: Optimizer) -> bool:
-    """Whether a hook is called for the ``step`` of a class above, which the optimizer's own ``step``
+    """Whether a hook is called for the ``step`` of a class above, which the optimizer's own step
     has called: torch runs the hooks for both, once any optimizer of that class was made.
     """
     steps = [vars(each).get("step") for each in type(optimizer).__mro__]
