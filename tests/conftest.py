@@ -1,7 +1,7 @@
 """What every test gets: a time limit that fails the test with all stacks, hypothesis without its
 own deadlines, quiet threads, and one width of the terminal.
 
-The limit is for hangs only, not a measurement: 120 s a test (900 s where marked slow). It works by
+The limit is for hangs only, not a measurement: 120 s a test (900 s where marked slow or netns). It works by
 SIGALRM in the main thread; a test that does not come back even then is ended by pytest's
 faulthandler_timeout (pyproject.toml), stacks first.
 """
@@ -61,7 +61,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a hung test with the stacks of all threads instead of hanging the session."""
-    limit_s = SLOW_LIMIT_S if request.node.get_closest_marker("slow") else LIMIT_S
+    marks = ("slow", "netns")
+    limit_s = SLOW_LIMIT_S if any(map(request.node.get_closest_marker, marks)) else LIMIT_S
     if not hasattr(signal, "SIGALRM"):
         yield
         return
