@@ -1,8 +1,8 @@
 """What every test gets: a time limit that fails the test with all stacks, hypothesis without its
 own deadlines, quiet threads, and one width of the terminal.
 
-The limit is for hangs only, not a measurement: 120 s a test (900 s where marked slow or netns). It works by
-SIGALRM in the main thread; a test that does not come back even then is ended by pytest's
+The limit is for hangs only, not a measurement: 120 s a test (900 s where marked slow or netns). It
+works by SIGALRM in the main thread; a test that does not come back even then is ended by pytest's
 faulthandler_timeout (pyproject.toml), stacks first.
 """
 
