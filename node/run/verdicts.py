@@ -607,11 +607,11 @@ class Verdicts:
 
     def _silence(self, metrics: Mapping[str, float], at: float) -> None:
         """What the script has found of training that is not counted, or holds no progress."""
-        if (short := metrics.get("samples_short")) is not None:
+        if (short := metrics.get("samples_short", 0.0)) > 0:
+            text = f"steps count fewer samples than the shard gives: {short:.0f} are left out"
+            self._raise("V14", "", at, text)
+        elif "samples_short" in metrics:
             self._withdraw("V14", "", at)
-            if short > 0:
-                text = f"steps count fewer samples than the shard gives: {short:.0f} are left out"
-                self._raise("V14", "", at, text)
         for code, causes in (("V14", NOT_COUNTED), ("V15", STILL)):
             for name in causes.keys() & metrics.keys():
                 if not (times := float(metrics[name])) > 0:

@@ -417,7 +417,6 @@ class Replica:
             self._restore(frozen)
             self.unsent += frozen.samples
             self._carry(new, frozen.snapshot if frozen.own is None else frozen.own)
-            self._carried = True
         elif frozen.snapshot is None:
             adopt(self.flat, new)
         elif self.settings.mixing is not None and self.overlap:
@@ -446,13 +445,13 @@ class Replica:
             new.release()
             return
         self._carry(new)
-        self._carried = True
         self._take(new)
 
     def _carry(self, new: AnchorView, frozen: Tensor | None = None) -> None:
         """Make live parameters with progress that was not counted start from ``new``; ``frozen``:
         live values that had some of it, and no other.
         """
+        self._carried = True
         if (
             new.round == self.base.round
         ):  # what the node gave for it may be another view, of the same values
