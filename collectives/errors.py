@@ -11,6 +11,7 @@ A user-facing error says what happened (with the values), why it probably is so,
     ├─ GroupError                 NotEnoughPeersError
     ├─ StateError                 OutOfDateError, DigestMismatchError, ModelMismatchError,
     │                             RecertifyError, RemovedError, DoubledError, StorageError
+    ├─ RefusedBySystemError
     └─ SwarmClosedError
 """
 
@@ -257,6 +258,14 @@ class StorageError(StateError):
     """A file could not be read or written (disk full, corrupt, unreadable)."""
 
     code = "E501"
+
+
+class RefusedBySystemError(AtollError):
+    """The operating system gave no more of something: open files, memory, threads, an address."""
+
+    code = "E502"
+    exit_code = 71
+    retryable = True
 
 
 class SwarmClosedError(AtollError):

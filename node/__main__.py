@@ -18,6 +18,7 @@ from .home.notify import notify, notify_failed
 from .home.output import Terminal, as_json, show_error
 from .home.paths import find_paths, only_mine
 from .home.private_node import ParentLink
+from .home.refusals import refused
 from .net.lean import load_libp2p
 
 if TYPE_CHECKING:
@@ -114,22 +115,25 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     log = log_to_stderr()
     only_mine()
-    load_libp2p()  # before anything of the service, which would import all of it
     logging.raiseExceptions = False  # a log on a full disk is no reason to write tracebacks into it
     try:
+        # before anything of the service, which would import all of it
+        load_libp2p()
         loaded = _settings(args)
         metrics = None if args.private else _metrics(loaded.config.metrics)
         options = _options(args, loaded)
-    except AtollError as error:
+        from .service.process import run_node
+    except (AtollError, OSError, MemoryError, RuntimeError) as error:
+        known = error if isinstance(error, AtollError) else refused(error, "starting the node")
+        if known is None:
+            raise
         if args.parent_fd >= 0:
-            ParentLink(args.parent_fd).failed(error)
-        return _failed(args, error)
+            ParentLink(args.parent_fd).failed(known)
+        return _failed(args, known)
     folder = find_paths(args.home).log_dir
     log.files = [folder / "node.log", folder / "private-node.log"]
     if args.until_stdin_ends:
         interrupt_when_stdin_ends()
-    from .service.process import run_node
-
     try:
         run_node(options, lambda node, path: _ready(node, args, metrics))
     except AtollError as error:

@@ -278,14 +278,14 @@ def _usage(terminal: Terminal, error: click.ClickException) -> int:
 
 
 def _unexpected(terminal: Terminal, error: Exception) -> int:
-    if isinstance(error, OSError):
-        from ..home.paths import storage_error
+    from ..home.refusals import refused
 
-        failure = storage_error(str(error.filename or "the system refused"), error)
-        show_error(terminal, failure)
-        return failure.exit_code
     if terminal.verbose >= 2:
         _traceback()
+    refusal = refused(error, "this command")
+    if refusal is not None:
+        show_error(terminal, refusal)
+        return refusal.exit_code
     show_error(
         terminal,
         AtollError(

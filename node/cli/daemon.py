@@ -7,10 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from ...collectives.errors import NetworkError, SwarmClosedError
 from ..home.interpreter import PYTHON
 from ..home.logs import open_log
 from ..home.output import Terminal, current
+from ..home.paths import make_private, user_path
 from .options import DRAIN, GIVEN, HOURS, RUN, shared_options
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def up_command(
     command += ["--relay-only"] if relay_only else []
     command += ["--no-dht"] if no_dht else []
     if terminal.home:
-        command += ["--home", str(Path(terminal.home).expanduser().absolute())]
+        command += ["--home", str(user_path(terminal.home))]
     if background:
         return _start_behind(terminal, command, terminal.child_environ())
     command += ["--json"] if terminal.json else []
@@ -244,17 +244,20 @@ def _take_over(terminal: Terminal, client: NodeClient) -> None:
 def _start_behind(terminal: Terminal, command: list[str], environment: dict[str, str]) -> int:
     """Start the node in a session of its own; wait until it is ready or says why not."""
     log = terminal.paths.log_dir / "node.log"
+    address = terminal.paths.control_socket.with_name(f"up.{os.getpid()}")
+    make_private(address.parent)
     with (
-        tempfile.TemporaryDirectory(prefix="atoll-up-") as folder,
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notes,
+        ExitStack() as stack,
         open_log(log) as output,
     ):
-        address = os.path.join(folder, "notify")
-        notes.bind(address)
+        address.unlink(missing_ok=True)
+        notes.bind(os.fsencode(address))
+        stack.callback(address.unlink, missing_ok=True)
         notes.settimeout(_SLICE_S)
         process = subprocess.Popen(
             command,
-            env={**environment, "NOTIFY_SOCKET": address},
+            env={**environment, "NOTIFY_SOCKET": str(address)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -35,7 +35,7 @@ def doctor_command(fix: bool) -> int:
     Exit status 1: something is wrong that keeps it from taking part.
     """
     terminal = current()
-    rows = [_versions(), _identity(terminal, fix), _disk(terminal)]
+    rows = [_versions(), _identity(terminal, fix), _disk(terminal), *_locks(terminal)]
     hint = _node(terminal, rows)
     failed, warned = (sum(row[0] == level for row in rows) for level in ("fail", "warn"))
     terminal.data(
@@ -101,6 +101,13 @@ def _disk(terminal: Terminal) -> Row:
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     return "ok" if free >= LOW_BYTES else "warn", "disk", f"{bytes_text(free)} free at {folder}"
+
+
+def _locks(terminal: Terminal) -> list[Row]:
+    """A warning where the home's one node cannot be told by other machines that have the folder."""
+    from ..home.lifecycle import NO_LOCKS_HERE, locks_here
+
+    return [] if locks_here(terminal.paths.runtime_dir) else [("warn", "locks", NO_LOCKS_HERE)]
 
 
 def _node(terminal: Terminal, rows: list[Row]) -> str:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def identity_of(terminal: Terminal) -> Identity:
     """This node's identity, made on first use. Raises SecurityError E210, StorageError."""
     from ...security.identity import load_or_create
-    from ..home.paths import make_private, storage_error
+    from ..home.paths import make_private
+    from ..home.refusals import storage_error
 
     file = terminal.paths.identity_file
     make_private(file.parent)

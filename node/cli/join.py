@@ -20,6 +20,7 @@ from ..client.starting import BEGIN_VARIABLE, enter_pressed
 from ..home.interpreter import PYTHON
 from ..home.output import Terminal, as_json, bytes_text, current, span_text
 from ..home.own_data import factory_in, is_factory
+from ..home.paths import user_path
 from .consent import INVITE_VARIABLE, agree, describe_run, preview, target_of
 from .daemon import connect, running
 from .options import DATA, DRAIN, GIVEN, HOURS, RUN, asking_options, shared_options
@@ -193,7 +194,7 @@ def _environment(
     if data is not None and is_factory(data):
         environment["ATOLL_DATA__FACTORY"] = data
     if terminal.home:
-        environment["ATOLL_HOME"] = str(Path(terminal.home).expanduser().absolute())
+        environment["ATOLL_HOME"] = str(user_path(terminal.home))
     if mine:
         from ..client.find import OWNER_VARIABLE
 

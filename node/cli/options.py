@@ -5,13 +5,13 @@ empty.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from ..home.output import Terminal
+from ..home.paths import user_path
 
 F = TypeVar("F", bound=Callable[..., Any])
 _EMPTY = "it is empty. Is a variable of your shell not set?"
@@ -71,7 +71,7 @@ class _Data(click.Path):
         if not is_factory(str(value)):
             return super().convert(value, param, ctx)
         file, _, name = str(value).rpartition(":")
-        path = Path(file).expanduser().absolute()
+        path = user_path(file)
         super().convert(str(path), param, ctx)
         return f"{path}:{name}"
 

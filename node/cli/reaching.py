@@ -17,6 +17,7 @@ import click
 from ...collectives.errors import ConfigError
 from ..home.interpreter import PYTHON
 from ..home.output import Terminal, current, error_object, short_peer, show_error
+from ..home.paths import user_path
 from ..views.alone import alone
 from ..views.reach_views import flow_row, network_advice, network_error, network_rows, outcome
 from .daemon import connect
@@ -301,7 +302,7 @@ def relay_command(
     ]
     command += [part for address in announce for part in ("--announce", address)]
     command += [] if known_runs_only else ["--relay-for-all"]
-    command += ["--home", str(Path(terminal.home).expanduser().absolute())] if terminal.home else []
+    command += ["--home", str(user_path(terminal.home))] if terminal.home else []
     command += ["--json"] if terminal.json else []
     sys.stdout.flush()
     sys.stderr.flush()

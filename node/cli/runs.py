@@ -406,7 +406,7 @@ def rm_command(run: str) -> int:
     RUN is an id, its beginning, or a name. Leave it first: atoll leave RUN. What a site has spent
     of its privacy stays, so that it still counts if the site joins again.
     """
-    from ..home.paths import storage_error
+    from ..home.refusals import storage_error
     from ..manifest import load_run
     from .daemon import running
 

@@ -19,7 +19,8 @@ from ..home.ending import GRACE_S
 from ..home.interpreter import PYTHON
 from ..home.output import Terminal, current
 from ..home.own_data import is_factory
-from ..home.paths import storage_error, write_atomic
+from ..home.paths import user_path, write_atomic
+from ..home.refusals import storage_error
 from .options import DATA, DRAIN, GIVEN, RUN, shared_options
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ def _service_of(
 
     home = terminal.home or terminal.environ.get("ATOLL_HOME")
     environment = (
-        {"ATOLL_HOME": str(Path(home).expanduser().absolute())}
+        {"ATOLL_HOME": str(user_path(home))}
         if home
         else {name: terminal.environ[name] for name in XDG if name in terminal.environ}
     )
@@ -233,10 +234,10 @@ def _training(terminal: Terminal, run: str, installed: Sequence[str]) -> str:
 
 def _folder(system: bool) -> Path:
     if sys.platform == "darwin":
-        return Path("/Library/LaunchDaemons" if system else "~/Library/LaunchAgents").expanduser()
+        return user_path("/Library/LaunchDaemons" if system else "~/Library/LaunchAgents")
     if system:
         return Path("/etc/systemd/system")
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
+    return user_path(os.environ.get("XDG_CONFIG_HOME") or "~/.config") / "systemd" / "user"
 
 
 def _file(name: str, system: bool) -> Path:

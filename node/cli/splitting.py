@@ -97,7 +97,7 @@ def split_command(
 
 
 def _write(terminal: Terminal, run: str, parent: Manifest, found: Split, out: Path) -> list[Path]:
-    from ..home.paths import storage_error
+    from ..home.refusals import storage_error
     from ..manifest import load_run, parse_manifest
     from ..manifest.form import as_toml
     from ..records.export import export_run

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..home.paths import storage_error, write_atomic
+from ..home.paths import write_atomic
+from ..home.refusals import storage_error
 
 NAME = "site"
 

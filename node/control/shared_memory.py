@@ -34,6 +34,7 @@ import msgspec
 from blake3 import blake3
 
 from ...collectives.errors import LocalProtocolError, OutOfDateError, StorageError
+from ..home.refusals import advice
 from .descriptors import Descriptor, let_go, number_of
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ MAX_LEASES = 2  # the anchor a script measures its progress against, and the one
 SLOTS = MAX_LEASES + 2  # ... the current generation, and one to write the next into
 FLOAT_BYTES = 4
 _numbers = itertools.count(1)  # of pooled buffers
-MEMFD = hasattr(os, "memfd_create")
 PIECE_BYTES = 16 << 20  # of memory that is given back
 BESIDE_BYTES = 64 << 20  # what is more is given back in a thread of its own
 _ZEROS = bytes(1 << 20)
@@ -71,7 +71,7 @@ class SharedBuffer:
         nbytes: its size, > 0.
         folder: where the temporary file of the fallback is made (it is unlinked at once); default:
             the system's.
-        use_memfd: None takes memfd where the platform has it; False forces the fallback.
+        use_memfd: None takes memfd where the system gives one; False forces the fallback.
 
     Raises:
         StorageError: there is no room. The fallback reserves all its blocks here, so that a full
@@ -85,13 +85,11 @@ class SharedBuffer:
         if nbytes <= 0:
             raise LocalProtocolError(f"shared memory of {nbytes} bytes")
         self.nbytes = nbytes
-        self._memfd = memfd = MEMFD if use_memfd is None else use_memfd
+        self._memfd = memfd = memfd_works() if use_memfd is None else use_memfd
         try:
             self.fd, self._reader_fd = _memfd(nbytes) if memfd else _unlinked_file(nbytes, folder)
         except OSError as error:
-            raise _storage_error(
-                nbytes, "memory" if memfd else str(folder or tempfile.gettempdir()), error
-            ) from error
+            raise _storage_error(nbytes, "memory" if memfd else _where(folder), error) from error
         # never closed by hand: torch.frombuffer keeps the mapping alive but does not lock it, so
         # that close() would pull the memory from under a tensor (SIGSEGV); it ends with the last
         # reference
@@ -157,6 +155,28 @@ class PooledBuffer(SharedBuffer):
         self.number = next(_numbers)
 
 
+@cache
+def memfd_works() -> bool:
+    """Whether this system gives anonymous files: old kernels have none, sandboxes forbid them."""
+    if not hasattr(os, "memfd_create"):
+        return False
+    try:
+        os.close(os.memfd_create("atoll", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+    except OSError as error:
+        # anything else (no more descriptors) is true of this moment only, and of a file, too
+        return error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EINVAL)
+    return True
+
+
+def _where(folder: Path | None) -> str:
+    if folder is not None:
+        return str(folder)
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return "a temporary folder"
+
+
 def _memfd(nbytes: int) -> tuple[int, int]:
     """An anonymous file whose size is sealed: nobody who holds it can shrink it and so kill the
     other side by SIGBUS.
@@ -176,6 +196,16 @@ def _memfd(nbytes: int) -> tuple[int, int]:
     except BaseException:
         os.close(fd)
         raise
+
+
+def _sealed(fd: int) -> bool:
+    """Whether a descriptor is of memory that `_memfd` made; a file would lose its blocks."""
+    if not hasattr(fcntl, "F_GET_SEALS"):
+        return False
+    try:
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:
+        return False
 
 
 def _unlinked_file(nbytes: int, folder: Path | None) -> tuple[int, int]:
@@ -208,12 +238,13 @@ def _reserve(fd: int, nbytes: int) -> None:
 
 def _storage_error(nbytes: int, where: str, error: OSError) -> StorageError:
     full = error.errno in _FULL
+    why, hint = advice(error)
     return StorageError(
         f"no shared memory of {nbytes / 2**20:.1f} MiB in {where}: {error.strerror}",
         why="there is not enough room for the anchor and the contribution of this model"
         if full
-        else "",
-        hint="free some space, or point TMPDIR to a place that has it" if full else "",
+        else why,
+        hint="free some space, or point TMPDIR to a place that has it" if full else hint,
     )
 
 
@@ -224,6 +255,7 @@ class WritableFloats:
 
     def __init__(self, fd: int | Descriptor, numel: int) -> None:
         self.numel = numel
+        self._sealed = _sealed(number_of(fd))
         self._memory = map_bytes(fd, numel * FLOAT_BYTES, writable=True)
 
     def tensor(self) -> Tensor:
@@ -243,7 +275,7 @@ class WritableFloats:
         last = stop * FLOAT_BYTES
         if stop < self.numel:
             last -= last % mmap.PAGESIZE
-        if MEMFD and first < last:
+        if self._sealed and first < last:
             give_back(self._memory, first, last, go_on)
 
 
@@ -509,7 +541,7 @@ class AnchorSlots:
         current has leased it; the newest may not be published yet, so what is written stays. An
         abandoned slot gets other memory: the old ends with the script that may still read it.
         """
-        if self._use_memfd is not False and MEMFD:  # nothing is reserved for the new memory
+        if self._use_memfd is not False and memfd_works():  # nothing is reserved for the new memory
             with contextlib.suppress(StorageError, OSError):  # else when it is written next
                 for slot in [each for each in sorted(self._abandoned) if not self._taken(each)]:
                     self._replace(slot, keep=False)

@@ -16,7 +16,8 @@ from ...collectives.errors import AtollError, ConfigError
 from ..client.commands import NodeClient
 from ..control.protocol import JoinRequest
 from ..home.interpreter import PYTHON
-from ..home.paths import find_paths, storage_error
+from ..home.paths import find_paths
+from ..home.refusals import storage_error
 from ..manifest import load_run
 from ..run import diary
 from .processes import DemoProcess, Inbox

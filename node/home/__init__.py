@@ -1,6 +1,7 @@
 """What one node has on its machine: files, settings, processes, a terminal. Knows no run. Lowest
 first:
 
+refusals           an errno of the system as its cause and its cure, in words
 paths, bandwidth, durations, hours, endpoint, strict_toml   where files lie; quantities, addresses
                    and settings as people write them
 memory_use         how much memory this process has

@@ -22,9 +22,10 @@ PAGES: dict[str, ErrorPage] = {
         "something failed that atoll did not expect",
         1,
         """\
-This is a defect of atoll, not of your set-up. Nothing that was committed is lost: anchor,
-momentum and journal are written atomically. Run the same command with -vv to see where it
-happened, and report that text together with `atoll version --json`.""",
+This is a defect of atoll, not of your set-up: what the system refuses is E501 or E502. Nothing
+that was committed is lost: anchor, momentum and journal are written atomically. Run the same
+command with -vv to see where it happened, and report that text together with
+`atoll version --json`.""",
     ),
     "E001": ErrorPage(
         "preflight",
@@ -547,6 +548,18 @@ the disk dies; dmesg and smartctl tell how it stands.
     df -h ~                       how much is free
     atoll config path             which folders are in use
     ATOLL_HOME=/bigger/disk/atoll atoll up""",
+    ),
+    "E502": ErrorPage(
+        "system",
+        "the system gave no more of something that every program needs",
+        71,
+        """\
+Open files, memory, threads or an address: the message says which. Nothing that was committed is
+lost, and the node goes on with what it has.
+
+    ulimit -a                     what this shell's programs may have
+    atoll validate run.toml       the memory that a run needs
+    systemctl edit atoll          LimitNOFILE=, MemoryMax=, TasksMax= of a service""",
     ),
 }
 

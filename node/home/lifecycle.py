@@ -22,10 +22,15 @@ Forked children of a script must hold nothing of a node: `close_in_children`.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
+import hashlib
 import os
+import resource
 import socket
 import stat
+import sys
 import threading
 import weakref
 from pathlib import Path
@@ -34,8 +39,14 @@ from typing import Protocol
 import msgspec
 
 from ...collectives.errors import StateError
-from .paths import Paths, make_private, storage_error, write_atomic
+from .paths import Paths, make_private, write_atomic
+from .refusals import storage_error
 
+NO_LOCKS_HERE = (
+    "the file system of this home has no locks: never start a node with it on another machine too"
+)
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+OPEN_FILES = 65_536
 LOOKS, LOOK_S = 4, 0.05
 """Who only looks at a lock (`node_there`) holds it for a moment: it is tried again so often."""
 
@@ -53,9 +64,15 @@ class NodeFile(msgspec.Struct, frozen=True):
 class NodeLock:
     """The one node of a home. The system drops the lock with the process, however it ends."""
 
-    def __init__(self, fd: int, folder: Path) -> None:
+    def __init__(self, fd: int, folder: Path, name: socket.socket | None = None) -> None:
         self._fd = fd
         self._file = folder / "node.json"
+        self._name = name
+
+    @property
+    def of_this_machine_only(self) -> bool:
+        """Whether a node on another machine that has the same home would not see this lock."""
+        return self._name is not None
 
     @classmethod
     def acquire(cls, paths: Paths) -> NodeLock:
@@ -66,16 +83,20 @@ class NodeLock:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise storage_error(f"cannot open {name}", error) from None
+        held: socket.socket | None = None
         for left in reversed(range(LOOKS)):
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = _hold(fd, paths.runtime_dir, fcntl.LOCK_EX)
                 break
-            except OSError:
+            except BlockingIOError:
                 if not left:
                     os.close(fd)
                     raise already_running(paths) from None
                 threading.Event().wait(LOOK_S)
-        return cls(fd, paths.runtime_dir)
+            except OSError as error:
+                os.close(fd)
+                raise storage_error(f"cannot lock {name}", error) from None
+        return cls(fd, paths.runtime_dir, held)
 
     @property
     def in_place(self) -> bool:
@@ -100,6 +121,33 @@ class NodeLock:
                 self._file.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
+            if self._name is not None:
+                self._name.close()
+
+
+def _hold(fd: int, folder: Path, kind: int) -> socket.socket | None:
+    """Lock an open file as flock does with ``kind``, at once or not at all (BlockingIOError).
+
+    Where the file system has no locks (Lustre mounted without them, NFS without its lock service),
+    Linux has another thing that one process holds and that ends with it: the name of a socket. It
+    is returned. Raises OSError where there is neither.
+    """
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        return None
+    except OSError as error:
+        if error.errno not in NO_LOCKS or sys.platform != "linux":
+            raise
+    text = f"{os.getuid()}:".encode() + os.fsencode(folder.resolve())
+    name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        name.bind(b"\0atoll-node-" + hashlib.sha256(text).hexdigest().encode())
+        return name
+    except OSError as error:
+        name.close()
+        if error.errno == errno.EADDRINUSE:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+        raise
 
 
 def node_there(paths: Paths) -> bool:
@@ -108,13 +156,44 @@ def node_there(paths: Paths) -> bool:
         fd = os.open(paths.runtime_dir / "node.lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # there was none yet
         return False
+    held: socket.socket | None = None
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        held = _hold(fd, paths.runtime_dir, fcntl.LOCK_SH)
         return False
+    except BlockingIOError:
+        return True
+    except OSError:  # no locks at all: then no node could start
+        return False
+    finally:
+        if held is not None:
+            held.close()
+        os.close(fd)
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many open files and connections as its user may have: shells give
+    1,024 or 256 by default, and a node of a large run holds several for each peer.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with contextlib.suppress(OSError, ValueError):  # macOS has another limit beside it
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def locks_here(folder: Path) -> bool:
+    """Whether files in a folder can be locked; True where there is none to try it with."""
+    try:
+        fd = os.open(folder / "node.lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in NO_LOCKS
     finally:
         os.close(fd)
+    return True
 
 
 def already_running(paths: Paths) -> StateError:

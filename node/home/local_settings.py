@@ -17,7 +17,8 @@ from pathlib import Path
 import msgspec
 
 from ...collectives.errors import ConfigError
-from .paths import Paths, make_private, storage_error, write_atomic
+from .paths import Paths, make_private, user_path, write_atomic
+from .refusals import storage_error
 
 LOCAL_FILE = "atoll.toml"
 CONFIG_VARIABLE = "ATOLL_CONFIG"
@@ -75,13 +76,13 @@ def local_settings(
     StorageError.
     """
     name = named or environ.get(CONFIG_VARIABLE, "")
-    path = Path(name or LOCAL_FILE).expanduser().absolute()
     try:
+        path = user_path(name or LOCAL_FILE)
         text = read_settings(path)
     except ConfigError:
         if name:
             raise
-        return None  # whatever it is, nobody has said that it holds settings
+        return None  # whatever it is (or a current folder that was deleted), nobody has named it
     if text is None and name:
         raise ConfigError(f"there is no file {path}", hint="--config FILE names one that exists.")
     if text is None:

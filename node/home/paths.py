@@ -24,18 +24,17 @@ is closed by `Paths.tighten`.
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from ...collectives.errors import ConfigError, StorageError
+from ...collectives.errors import ConfigError
 from ...collectives.forced import make_folder, sync_folder
+from .refusals import storage_error
 
 MAX_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux, the final zero included
 
@@ -75,7 +74,9 @@ class Paths:
         if len(os.fsencode(usual)) <= MAX_SOCKET_PATH:
             return usual
         name = hashlib.sha256(os.fsencode(usual)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"atoll-{os.getuid()}-{name}" / "control.sock"
+        # not where TMPDIR says: a job and its user's shell must find the same, and it may be long
+        # (nosec: `ensure` makes the folder private, and refuses one of somebody else)
+        return Path("/tmp") / f"atoll-{os.getuid()}-{name}" / "control.sock"  # nosec B108
 
     @property
     def log_dir(self) -> Path:
@@ -134,15 +135,37 @@ def find_paths(home: str | Path | None = None, environ: Mapping[str, str] = os.e
     """The paths to use: ``home`` (a --home flag), else ``ATOLL_HOME``, else the XDG folders."""
     root = home or environ.get("ATOLL_HOME")
     if root:
-        base = Path(root).expanduser().absolute()
+        base = user_path(root)
         return Paths(base, base, base / "state", base / "cache", base / "run")
-    user = Path(environ.get("HOME") or "~").expanduser()
+    user = user_path(environ.get("HOME") or "~")
     config = _xdg(environ, "XDG_CONFIG_HOME", user / ".config")
     data = _xdg(environ, "XDG_DATA_HOME", user / ".local/share")
     state = _xdg(environ, "XDG_STATE_HOME", user / ".local/state")
     cache = _xdg(environ, "XDG_CACHE_HOME", user / ".cache")
     state /= "atoll"
     return Paths(config / "atoll", data / "atoll", state, cache / "atoll", state / "run")
+
+
+def user_path(name: str | Path) -> Path:
+    """A path as a user types it, absolute: ``~`` and ``~user`` are their folders.
+
+    Raises ConfigError where there is no such folder, or the current one was deleted.
+    """
+    try:
+        return Path(name).expanduser().absolute()
+    except RuntimeError:
+        raise ConfigError(
+            f"no home folder is known for {name}",
+            why=f"HOME is not set, and the system has no entry for user {os.getuid()}"
+            if str(name).startswith("~/") or str(name) == "~"
+            else "The system has no user of this name.",
+            hint="Name a folder: ATOLL_HOME=/folder atoll ...",
+        ) from None
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the current folder was deleted, so {name} leads nowhere",
+            hint="Change into a folder that exists: cd",
+        ) from None
 
 
 def _xdg(environ: Mapping[str, str], name: str, default: Path) -> Path:
@@ -229,40 +252,3 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise storage_error(f"cannot write {path}", error) from None
-
-
-def storage_error(what: str, error: OSError) -> StorageError:
-    """A StorageError with the reason of the system and what to do about it."""
-    why, hint = advice(error)
-    return StorageError(f"{what}: {error.strerror or error}", why=why, hint=hint, exit_code=73)
-
-
-def advice(error: OSError) -> tuple[str, str]:
-    """Why a file operation failed, and the cure: room on a full disk, a new one for a failing."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return (
-            "the disk is full, or this user may use no more of it",
-            "free some space, or move the state: ATOLL_HOME=/another/disk",
-        )
-    if error.errno == errno.EIO:
-        return (
-            "the medium failed to read or write: this is not about space",
-            (
-                "look at the system's log (dmesg) and the disk's health (smartctl), then move the "
-                "state: ATOLL_HOME=/another/disk"
-            ),
-        )
-    if error.errno in (errno.EACCES, errno.EPERM):
-        return (
-            "the folder or file belongs to somebody else",
-            "make it yours to use (chown), or move the state: ATOLL_HOME=~/atoll-home",
-        )
-    if error.errno == errno.EROFS:
-        return (
-            (
-                "the file system can only be read: mounted so, or made so by the system after "
-                "an error of the medium"
-            ),
-            "look at the system's log (dmesg), or move the state: ATOLL_HOME=/another/disk",
-        )
-    return "", "look at the path; atoll config path shows the folders in use"

@@ -27,7 +27,8 @@ from .failures import Failure, error_of, failure
 from .interpreter import PYTHON
 from .lifecycle import close_in_children, remove_stale_socket
 from .logs import open_log
-from .paths import Paths, storage_error
+from .paths import Paths, user_path
+from .refusals import storage_error
 
 READY_S = 120.0  # a cold start imports libp2p and torch from a slow disk
 END_S = 30.0  # a private node hands over its round; then SIGTERM, then SIGKILL
@@ -121,7 +122,7 @@ class PrivateNode:
             str(theirs.fileno()),
         ]
         if home is not None:
-            arguments += ["--home", str(Path(home).expanduser().absolute())]
+            arguments += ["--home", str(user_path(home))]
         try:
             with _open_log(log) as output:
                 process = subprocess.Popen(

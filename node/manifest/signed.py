@@ -11,7 +11,8 @@ from ...collectives.errors import BadSignatureError, ConfigError, StorageError
 from ...collectives.foreign import PLAIN, quoted
 from ...collectives.group import MAX_PEER_ID
 from ...collectives.identifiers import PeerId, RunId
-from ..home.paths import Paths, make_private, storage_error, write_atomic
+from ..home.paths import Paths, make_private, write_atomic
+from ..home.refusals import storage_error
 from .manifest import Manifest, run_id_of
 from .reading import MAX_MANIFEST_BYTES, decode_manifest
 

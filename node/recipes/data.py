@@ -16,6 +16,7 @@ from torch import Tensor
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId
 from ..home.own_data import KEY, is_factory, site_data
+from ..home.paths import user_path
 
 BUILTIN = "builtin:stdlib-text"
 # English first; with it three peers beat one machine by most at equal steps (0.90 of its loss)
@@ -63,7 +64,7 @@ def load_corpus(source: str, context: int) -> Corpus:
         text = (
             _records(source, site_data(source))
             if is_factory(source)
-            else _path_text(Path(source).expanduser())
+            else _path_text(user_path(source))
         )
     training, held_out = split(text)
     need = 4 * (context + 1)

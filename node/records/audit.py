@@ -33,7 +33,8 @@ from ...collectives.round.certificate import check_genesis, check_log, vote_payl
 from ...collectives.round.log import rounds_in
 from ...collectives.round.sampling import drawn
 from ...security.identity import verify
-from ..home.paths import Paths, storage_error
+from ..home.paths import Paths
+from ..home.refusals import storage_error
 from ..manifest import SignedManifest, decode_signed
 from ..run.banning import Bans
 from ..run.evidence import DOMAIN, MAX_EVIDENCE, check

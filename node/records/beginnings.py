@@ -9,7 +9,8 @@ import msgspec
 
 from ...collectives.errors import ConfigError, StateError
 from ...optim.model.card import START_FILE
-from ..home.paths import Paths, storage_error, write_atomic
+from ..home.paths import Paths, write_atomic
+from ..home.refusals import storage_error
 from ..manifest import Manifest, SignedManifest, decode_manifest
 from .contents import ADAPTER_FILE, PARTIAL_FILE, WEIGHTS_FILE
 from .export import CHECKPOINT_FOLDER, INFO_FILE, damaged

@@ -14,7 +14,7 @@ import msgspec
 from ...collectives.errors import ModelMismatchError, StorageError
 from ...optim.model.adapter_names import saved_names
 from ...optim.model.card import FILES, FOLDER, read_card
-from ..home.paths import storage_error
+from ..home.refusals import storage_error
 from ..manifest import Manifest, gpt_config
 
 if TYPE_CHECKING:

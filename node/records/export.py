@@ -19,7 +19,8 @@ import msgspec
 
 from ...collectives.errors import StorageError
 from ...collectives.layout import Layout
-from ..home.paths import Paths, storage_error, write_atomic
+from ..home.paths import Paths, write_atomic
+from ..home.refusals import storage_error
 from ..manifest import SignedManifest
 from .contents import (
     Contents,

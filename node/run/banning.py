@@ -23,7 +23,8 @@ from ...collectives.foreign import PLAIN, quoted
 from ...collectives.group import MAX_PEER_ID
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity, verify
-from ..home.paths import make_private, storage_error, write_atomic
+from ..home.paths import make_private, write_atomic
+from ..home.refusals import storage_error
 from .evidence import MAX_EVIDENCE
 
 DOMAIN = "atoll/bans/1"

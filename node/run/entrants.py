@@ -18,7 +18,8 @@ from ...collectives.errors import NotAdmittedError, StorageError
 from ...collectives.foreign import PLAIN
 from ...collectives.group import MAX_PEER_ID
 from ...collectives.identifiers import PeerId
-from ..home.paths import make_private, storage_error, write_atomic
+from ..home.paths import make_private, write_atomic
+from ..home.refusals import storage_error
 from .capability import ID_BYTES, MOST_USES, Capability, Role
 
 Peer = Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]

@@ -30,10 +30,11 @@ from ...security.rules.reducers import find_reducer
 from ..control.parent import watch_parent
 from ..control.server import ControlServer
 from ..home.hours import Hours
-from ..home.lifecycle import NodeFile, NodeLock
+from ..home.lifecycle import NO_LOCKS_HERE, NodeFile, NodeLock, raise_file_limit
 from ..home.notify import notify
-from ..home.paths import Paths, find_paths, storage_error
+from ..home.paths import Paths, find_paths
 from ..home.private_node import ParentLink
+from ..home.refusals import storage_error
 from ..manifest import list_runs
 from ..net.network import PeerNetwork
 from ..net.reach.ledger import RelayLimits
@@ -103,6 +104,9 @@ def run_node(
     try:
         paths.ensure()
         lock = NodeLock.acquire(paths)
+        raise_file_limit()
+        if lock.of_this_machine_only:
+            log.warning("%s", NO_LOCKS_HERE)
         try:
             identity = load_or_create(paths.identity_file)
         except OSError as error:

@@ -21,6 +21,7 @@ from ...collectives.errors import (
     StateError,
 )
 from ...collectives.identifiers import PeerId
+from ..home.refusals import refused
 
 log = logging.getLogger("atoll")
 HISTORY = 8
@@ -134,10 +135,11 @@ def described(error: AtollError) -> dict[str, Any]:
 
 
 def coded(error: BaseException, where: str) -> AtollError:
-    """An AtollError as it is; anything else is a defect of ours: logged with its traceback, and
-    E142 for everybody else.
+    """An AtollError as it is; what the system refused as E501 or E502; anything else is a defect of
+    ours: logged with its traceback, and E142 for everybody else.
 
-    Of an exception group the first AtollError counts, else the first of all.
+    Of an exception group the first AtollError counts, else the first refusal, else the first of
+    all.
     """
     errors = list(_leaves(error))
     known = next((e for e in errors if isinstance(e, AtollError)), None)
@@ -146,6 +148,9 @@ def coded(error: BaseException, where: str) -> AtollError:
     log.error("%s failed", where, exc_info=error)
     if known is not None:
         return known
+    refusals = (refused(each, where) for each in errors)
+    if (refusal := next((each for each in refusals if each is not None), None)) is not None:
+        return refusal
     return LocalProtocolError(
         f"{where} failed: {type(errors[0]).__name__}: {errors[0]}",
         why="This is a defect of atoll.",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...collectives.errors import StorageError
-from ..home.paths import storage_error as about
+from ..home.refusals import storage_error as about
 
 PIECE_BYTES = 8 << 20
 """What is written at a time of a large file, and forced before the next: what is small and urgent

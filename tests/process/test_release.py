@@ -15,13 +15,13 @@ import torch
 from cli_kit import LISTEN, nothing_stays, start
 from swarm_kit import MANIFEST, Peer, Peers
 
-from atoll.node.control.shared_memory import MEMFD
+from atoll.node.control.shared_memory import memfd_works
 from atoll.node.home.lifecycle import read_node_file
 from atoll.node.home.paths import find_paths
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not MEMFD, reason="no memory here that can be given back"),
+    pytest.mark.skipif(not memfd_works(), reason="no memory here that can be given back"),
 ]
 
 SCRIPT = Path(__file__).with_name("release_peer.py")

@@ -12,7 +12,8 @@ import pytest
 
 from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId
-from atoll.node.home.paths import bytes_in, find_paths, make_private, storage_error, write_atomic
+from atoll.node.home.paths import bytes_in, find_paths, make_private, write_atomic
+from atoll.node.home.refusals import storage_error
 from atoll.node.net.transport.peerbook import PeerBook
 from atoll.node.service.disk import AGAIN_S, DiskUsage
 from atoll.node.storage.medium import storage_error as medium_error
@@ -76,7 +77,9 @@ def test_writing_replaces_or_leaves(tmp_path: Path) -> None:
         (errno.EIO, "the medium failed", "dmesg"),
         (errno.EROFS, "can only be read", "dmesg"),
         (errno.EACCES, "belongs to somebody else", "chown"),
-        (errno.ENAMETOOLONG, "", "atoll config path"),
+        (errno.ENAMETOOLONG, "too long", "ATOLL_HOME=/short"),
+        (errno.EMFILE, "more files and connections are open", "ulimit -n"),
+        (errno.ENOTDIR, "", "atoll config path"),
     ],
 )
 @pytest.mark.parametrize("told", [storage_error, lambda path, e: medium_error(Path(path), e)])

@@ -23,9 +23,9 @@ from atoll.node.client.link import PendingAnswer
 from atoll.node.client.reclaiming import AGAIN_S, LEAST_BYTES, Reclaiming
 from atoll.node.control import protocol as p
 from atoll.node.control import shared_memory
-from atoll.node.control.shared_memory import MEMFD, SharedBuffer, WritableFloats
+from atoll.node.control.shared_memory import SharedBuffer, WritableFloats, memfd_works
 
-pytestmark = pytest.mark.skipif(not MEMFD, reason="no memory here that can be given back")
+pytestmark = pytest.mark.skipif(not memfd_works(), reason="no memory here that can be given back")
 
 N = LEAST_BYTES  # floats: four times the least
 LAYOUT = make_layout([("w", (N,))])

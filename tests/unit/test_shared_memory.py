@@ -28,9 +28,10 @@ from atoll.node.control.shared_memory import (
     SharedBuffer,
     WritableFloats,
     alive,
+    memfd_works,
 )
 
-MEMFD = hasattr(os, "memfd_create")
+MEMFD = memfd_works()
 KINDS = [pytest.param(True, marks=pytest.mark.skipif(not MEMFD, reason="no memfd here")), False]
 
 
