@@ -6,7 +6,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ UP = (
 
 
 @contextmanager
-def down_at_the_end(home: Path) -> Iterator[None]:
+def down_at_the_end(home: Path) -> Generator[None]:
     try:
         yield
     finally:
