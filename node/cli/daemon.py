@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -297,7 +298,7 @@ def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Pat
                 raise SwarmClosedError(
                     f"the node ended while starting (status {process.returncode})",
                     code="E161",
-                    why=_last_line(log),
+                    why=_last_words(log),
                     hint=f"Read {log}",
                 ) from None
             waited_s += _SLICE_S
@@ -309,15 +310,18 @@ def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Pat
     raise SwarmClosedError(
         f"the node was not ready within {READY_S:g} s",
         code="E161",
-        why=_last_line(log),
+        why=_last_words(log),
         hint=f"Read {log}",
     )
 
 
-def _last_line(log: Path) -> str:
+def _last_words(log: Path) -> str:
+    """The last error in a log with what is said below it, else the last line."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - 4096))
-        last = file.read().decode(errors="replace").strip().rpartition("\n")[2]
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    errors = [at for at, line in enumerate(lines) if re.match(r"E\d{3} ", line)]
+    last = " ".join(line.strip() for line in lines[errors[-1] if errors else -1 :])
     return f"Its last words: {last}" if last else ""
 
 

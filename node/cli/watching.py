@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ...collectives.errors import NetworkError
+from ...collectives.errors import DeadlineExceededError, NetworkError
 from ...collectives.foreign import escaped
 from ..home.output import Terminal, as_json, current, short_peer, span_text
 from .happenings import LOOK_S
@@ -44,13 +44,13 @@ def watch_command(run: str, follow: bool) -> int:
     verdicts.look(time.time())
     standing = sorted(verdicts.standing.values(), key=lambda each: each.since)
     if not follow:
-        looked_at = _node_runs(terminal)
+        looked_at, silent = _node_runs(terminal)
         lines = [_line(each, "since") for each in standing]
         if not looked_at:
             ago = (
                 f"; the newest event is of {span_text(time.time() - newest)} ago" if newest else ""
             )
-            lines.append(f"no node is running, so nobody looks at this run now{ago}")
+            lines.append(f"{silent}, so nobody looks at this run now{ago}")
         terminal.data(
             "\n".join(lines) or "nothing is wrong",
             {"verdicts": [each._asdict() for each in standing], "node": looked_at},
@@ -62,14 +62,17 @@ def watch_command(run: str, follow: bool) -> int:
     return 0
 
 
-def _node_runs(terminal: Terminal) -> bool:
+def _node_runs(terminal: Terminal) -> tuple[bool, str]:
+    """Whether a node of this home answers, and why not."""
     from ..client.commands import NodeClient
 
     try:
         with NodeClient.connect(terminal.paths):
-            return True
+            return True, ""
+    except DeadlineExceededError as error:
+        return False, f"{error.message} ({error.why})"
     except NetworkError:
-        return False
+        return False, "no node is running"
 
 
 def _follow(terminal: Terminal, folder: Any, verdicts: Any) -> None:

@@ -25,6 +25,7 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -43,7 +44,7 @@ from ..control import protocol as p
 from ..control.address import check_folder, check_peer
 from ..control.descriptors import Descriptor, close_all, files_of, numbers, own
 from ..home.failures import error_of
-from ..home.lifecycle import close_in_children
+from ..home.lifecycle import close_in_children, why_silent
 from .eager import eager
 
 VERSIONS = tuple(range(p.OLDEST, p.VERSION + 1))
@@ -189,9 +190,7 @@ class Link:
                 if not call.done:
                     self._check()
                     call.abandoned = True
-                    raise DeadlineExceededError(
-                        f"the node did not answer within {timeout_s or 0:g} s", retryable=True
-                    )
+                    raise _silent(self._socket, timeout_s or 0)
         return call.result(kind)
 
     def ask(self, make: Callable[[int], p.Request], kind: type[A], *, timeout_s: float | None) -> A:
@@ -457,10 +456,23 @@ def _connect(
             return
         except BlockingIOError:
             if time.monotonic() >= until or (give_up is not None and give_up()):
-                raise DeadlineExceededError(f"the node at {path} takes no connection") from None
+                raise _silent(sock, timeout_s) from None
             pause.wait(_FULL_S)
         except OSError as error:
             raise no_node(path, error) from None
+
+
+def _silent(sock: socket.socket, waited_s: float) -> DeadlineExceededError:
+    """E112: the node exists and does not answer."""
+    peer = getattr(socket, "SO_PEERCRED", None)
+    pid = 0
+    with contextlib.suppress(OSError):
+        if peer is not None:
+            (pid,) = struct.unpack_from("i", sock.getsockopt(socket.SOL_SOCKET, peer, 12))
+    why, hint = why_silent(pid)
+    return DeadlineExceededError(
+        f"the node did not answer within {waited_s:g} s", why=why, hint=hint, retryable=True
+    )
 
 
 def _wait(sock: socket.socket, event: int, timeout_s: float | None) -> bool:

@@ -196,6 +196,27 @@ def locks_here(folder: Path) -> bool:
     return True
 
 
+def why_silent(pid: int) -> tuple[str, str]:
+    """Why the node of process ``pid`` (0: not known) may not answer, and what its user can do."""
+    try:
+        # after the name, which is in brackets and may hold anything
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        state = ""
+    if state in ("T", "t"):
+        return f"process {pid} is stopped (Ctrl-Z, a debugger)", f"Let it go on: kill -CONT {pid}"
+    if state == "D":
+        return (
+            f"process {pid} waits for a disk, or a file server, that does not answer",
+            "Look at the mount (mount, df) and the system's log (dmesg).",
+        )
+    end = f"kill {pid}; if nothing comes of it: kill -9 {pid}" if pid else "atoll down --now"
+    return (
+        "the machine has too much to do, or the node hangs",
+        f"Try again. To end it (what is committed is not lost): {end}",
+    )
+
+
 def already_running(paths: Paths) -> StateError:
     """E102: this home has its node."""
     node = read_node_file(paths)

@@ -29,6 +29,7 @@ from ...security.identity import Identity, load_or_create
 from ...security.rules.reducers import find_reducer
 from ..control.parent import watch_parent
 from ..control.server import ControlServer
+from ..home.ending import end_signals
 from ..home.hours import Hours
 from ..home.lifecycle import NO_LOCKS_HERE, NodeFile, NodeLock, raise_file_limit
 from ..home.notify import notify
@@ -359,10 +360,11 @@ async def _follow_parent(link: ParentLink, parent_pid: int, node: Node) -> None:
 async def _signals(
     node: Node, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+    with trio.open_signal_receiver(*end_signals()) as received:
         task_status.started()
-        async for _ in received:
-            if node.ending.is_set():
+        async for number in received:
+            # a terminal that closes may say so twice: by its shell, and by the system
+            if node.ending.is_set() and number != signal.SIGHUP:
                 node.end_now = True
                 os._exit(130)  # the second one: now
             node.down(now=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -102,6 +103,34 @@ def test_a_start_that_is_refused_says_by_what(
     assert code in told.err, told
     assert words in told.err, told
     assert "defect" not in told.err, told
+
+
+def test_a_node_that_is_stopped_is_named_by_every_command(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert atoll(home, *UP).status == 0
+    with NodeClient.connect(find_paths(home)) as client:
+        pid = client.node.pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        error = refused(home, "E112", 75, "status")
+        assert error["why"] == f"process {pid} is stopped (Ctrl-Z, a debugger)"
+        assert error["hint"] == f"Let it go on: kill -CONT {pid}"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert atoll(home, "down").status == 0
+
+
+def test_a_closed_terminal_drains_a_node_and_leaves_no_file(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert atoll(home, *UP).status == 0
+    paths = find_paths(home)
+    with NodeClient.connect(paths) as client:
+        pid = client.node.pid
+        os.kill(pid, signal.SIGHUP)
+        os.kill(pid, signal.SIGHUP)
+    soon(lambda: not Path(f"/proc/{pid}").exists(), "it ends")
+    assert not (paths.runtime_dir / "node.json").exists()
+    assert not paths.control_socket.exists()
 
 
 def said(told: Told) -> str:
