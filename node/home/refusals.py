@@ -97,6 +97,10 @@ REFUSALS: dict[int, tuple[str, str]] = {
 """errno → why it was refused, and what its user can do."""
 
 _OF_THE_MACHINE = (_FILES, REFUSALS[errno.ENFILE], _MEMORY, _THREADS, _ADDRESS)
+_OF_A_MEDIUM = (
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
+    *(errno.ESTALE, errno.ENOTCONN, errno.ENODEV),
+)
 _MEMORY_WORDS = ("not enough memory", "allocate memory", "out of memory")
 
 
@@ -126,7 +130,8 @@ def refused(error: BaseException, where: str) -> AtollError | None:
             return _no_temporary_folder(error, where)
         about = "" if error.filename is None else f" ({error.filename})"
         what = f"{where}: {error.strerror or error}{about}"
-        if error.filename is not None and (why, hint) not in _OF_THE_MACHINE:
+        named = error.filename is not None and (why, hint) not in _OF_THE_MACHINE
+        if named or error.errno in _OF_A_MEDIUM:
             why, hint = advice(error)
             return StorageError(what, why=why, hint=hint, exit_code=73)
         return RefusedBySystemError(what, why=why, hint=hint)

@@ -114,7 +114,7 @@ def test_a_node_that_is_stopped_is_named_by_every_command(tmp_path: Path) -> Non
     try:
         error = refused(home, "E112", 75, "status")
         assert error["why"] == f"process {pid} is stopped (Ctrl-Z, a debugger)"
-        assert error["hint"] == f"Let it go on: kill -CONT {pid}"
+        assert error["hints"] == [f"Let it go on: kill -CONT {pid}"]
     finally:
         os.kill(pid, signal.SIGCONT)
     assert atoll(home, "down").status == 0
