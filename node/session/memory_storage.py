@@ -133,6 +133,11 @@ class MemoryStorage:
             self._before = self._checkpoint
         self._checkpoint = (replica.applied, bytes(replica.snapshot()))
 
+    def checkpointed(self) -> int:
+        """The entry of the older checkpoint; -1 where there is none."""
+        older = self._before or self._checkpoint
+        return older[0] if older is not None else -1
+
     def saved(self, before: int) -> tuple[int, memoryview] | None:
         for kept in (self._checkpoint, self._before):
             if kept is not None and self._from - 1 <= kept[0] < before:

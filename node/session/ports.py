@@ -219,6 +219,12 @@ class Storage(Protocol):
         """
         ...
 
+    def checkpointed(self) -> int:
+        """The entry of the older of the two checkpoints that are kept (of the only one, where there
+        is one; -1 where there is none): results since then are kept.
+        """
+        ...
+
     def saved(self, before: int) -> tuple[int, memoryview] | None:
         """The newest checkpoint of an entry older than ``before``: its entry and the state's bytes.
         Heavy; also while one is written.

@@ -78,6 +78,10 @@ OF_SPANS = frozenset(KINDS[kind] for kind in (m.Get, m.Need, m.Missing))
 """Messages that cost what they are long."""
 CHUNKLESS = m.outline(m.encode(m.Envelope("", 0, 0, m.Get(bytes(32), ()))), PeerId("")).nbytes
 """Bytes of a Get that asks for hashes."""
+CHECKPOINT_AGAIN_S = 10.0
+"""The least time between two attempts at a checkpoint that the disk refuses; four times as long as
+an attempt takes, where that is more.
+"""
 RESTING_PULLS = 4  # a member that rests looks once in so many pulls
 Phase = Literal["seeking", "fetching", "running", "left"]
 
@@ -163,6 +167,7 @@ class Session:
         self.others = PeerSelection(self, self.admission)
         self.distances = Distances(settings.reducer)
         self._unrecorded: Entry | None = None  # applied, but the disk was full
+        self._checkpointing, self._checkpoint_again_at = False, -1e9
         self.left = self.doubled = False
         self.began_at = now
         self.script: Layout | None = None  # layout of the attached script, if any
@@ -830,7 +835,7 @@ class Session:
             or self.completed == self.settings.rounds
         ):
             self._checkpoint(decided)
-        self.ports.storage.forget_results(machine.round - self.timing.keep_rounds)
+        self._forget_results()
         self.opened(now)
         self.resume(now, machine)
 
@@ -844,13 +849,38 @@ class Session:
 
         self.ports.offload(replica.hashes, hashed)
 
-    def _checkpoint(self, certified: Certified) -> None:
+    def _checkpoint(self, certified: Certified, *, late: bool = False) -> None:
         replica, rounds = self.replica, self.rounds(certified.entry.round)
         assert replica is not None
-        self.ports.offload(
-            lambda: self.ports.storage.checkpoint(replica, certified, rounds),
-            lambda now, _: None,
-        )
+        self._checkpointing, begun = True, self._now
+
+        def ended(now: float, _: None) -> None:
+            self._checkpointing = False
+            self._checkpoint_again_at = now + max(CHECKPOINT_AGAIN_S, 4 * (now - begun))
+            if late and self.machine is not None:
+                self._forget_results()  # the next entry, which would do it, may wait for their room
+
+        self.ports.offload(lambda: self.ports.storage.checkpoint(replica, certified, rounds), ended)
+
+    def _forget_results(self) -> None:
+        """Results that neither a checkpoint nor a member that lags a little needs."""
+        assert self.machine is not None
+        self.ports.storage.forget_results(self.machine.round - self.timing.keep_rounds)
+
+    def _checkpoint_again(self, now: float) -> None:
+        """Write the checkpoints that the disk refused when they were due, or newer ones.
+
+        No result newer than the older of the last two may be forgotten, and there is room for
+        `results.MAX_FILES` of them: without this, a disk that was full for so many rounds would
+        keep the run from ever going on, however empty it is now.
+        """
+        machine, replica = self.machine, self.replica
+        if machine is None or replica is None or machine.open.applying or self.installing.busy:
+            return
+        due = self.ports.storage.checkpointed() + 2 * min(self.checkpoint_every, MOST_REPLAYED)
+        waited = not self._checkpointing and now >= self._checkpoint_again_at
+        if replica.applied > due and waited:
+            self._checkpoint(machine.journal.entries[replica.applied], late=True)
 
     def diverged(self, entry: Entry, mine: bytes) -> None:
         """Our state is not the decided one: it must never happen; fetch the state anew."""
@@ -877,6 +907,7 @@ class Session:
         if self._unrecorded is not None:
             self.applied(now, self._unrecorded)
         self.installing.retry(now)
+        self._checkpoint_again(now)
 
     def hashed(self, now: float, round_: int, root: bytes) -> None:
         """The Merkle root of the state before ``round_`` is known."""

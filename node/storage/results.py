@@ -113,6 +113,8 @@ class ResultFiles:
             try:
                 self._make_room(fd, max(nbytes, 1), path)
                 memory = mmap.mmap(fd, max(nbytes, 1))
+            except OSError as error:  # no more memory, or no more mappings, for this process
+                raise storage_error(path, error) from error
             finally:
                 os.close(fd)
         if nbytes <= WARM_BYTES:

@@ -14,7 +14,7 @@ from ...collectives.digest import merkle_root
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
-from ...collectives.swarm import OuterSettings
+from ...collectives.swarm import MOST_REPLAYED, OuterSettings
 from ...optim.outer import OuterStep
 from ..home.paths import make_private
 from ..session.record import MAX_SPENT
@@ -376,16 +376,20 @@ class RunFiles:
         saved = cp.SavedCheckpoint(
             replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum
         )
+        # The same one twice, where the older has fallen so far behind that there is no room for the
+        # results since then: two are whole, and these results may go.
+        behind = bool(self._saved) and saved.entry - self._saved[0] > 2 * MOST_REPLAYED
+        another = self._saved[-1:] != [saved.entry] or behind
         cp.save(
             self._folder / "checkpoint",
             replica.layout,
             saved,
             run_id=self._run_id,
             entry_hash=entry.entry.hash(),
-            keep_newest=self._newest_whole and self._saved[-1:] != [saved.entry],
+            keep_newest=self._newest_whole and another,
         )
         self._newest_whole = True
-        if self._saved[-1:] != [saved.entry]:
+        if another:
             self._saved = [*self._saved[-1:], saved.entry]
 
     def checkpoint(self, replica: ModelReplica, entry: Certified, rounds: int) -> None:
@@ -399,6 +403,10 @@ class RunFiles:
             self._trouble(error)
         else:
             self.unsaved = None
+
+    def checkpointed(self) -> int:
+        """The entry of the older checkpoint on disk; -1 where there is none."""
+        return self._saved[0] if self._saved else -1
 
     # ---- operations
     def spent(self) -> list[str]:

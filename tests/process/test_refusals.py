@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from bad_input_kit import Told, atoll, refused, soon
+from bad_input_kit import Member, Told, atoll, ended, new_run, one_round, refused, soon
 from refusing_kit import Refusing, missing
 
+from atoll.collectives.errors import AtollError
+from atoll.collectives.swarm import MOST_REPLAYED
 from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.storage.results import MAX_FILES
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 UP = (
@@ -147,3 +150,39 @@ def test_a_running_node_outlives_a_refusal_of_descriptors(tmp_path: Path) -> Non
         soon(lambda: system.left() == 0, "it was refused")
         system.allow()
         assert "defect" not in said(atoll(home, "status"))
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_checkpoints_failed_for_longer_than_results_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a checkpoint needs is refused, what a result needs is not, until there is no room for
+    another result: only a checkpoint makes some, and no entry comes that would write one.
+    """
+    system = Refusing(tmp_path, "atoll.node --")
+    for name, value in system.environ.items():
+        monkeypatch.setenv(name, value)
+    run = new_run(tmp_path)
+    with ended(member := run.organiser()):
+        one_round(member)
+        system.refuse("rename", errno.ENOSPC)
+
+        def stuck() -> bool:
+            ticket = member.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0))
+            return ticket.wait(10).status == "open"
+
+        soon(stuck, "no room for another result")
+        said_of_it = {each["message"] for each in member.state()["troubles"]}
+        assert any("No space left" in message for message in said_of_it), said_of_it
+        round_ = member.state()["round"]
+        assert round_ > MAX_FILES - 2 * MOST_REPLAYED
+        system.allow()
+        soon(lambda: member.state()["round"] > round_ + 2 or _contributes(member), "it goes on")
+        one_round(member)
+        assert member.state()["trouble"] is None
+
+
+def _contributes(member: Member) -> bool:
+    with suppress(AtollError):  # the one before is open still
+        member.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0)).wait(5)
+    return False
