@@ -26,7 +26,14 @@ from typing import (
 import msgspec
 
 from .arrivals import ArrivalSettings
-from .codec_names import CODECS, DEFAULT_CODEC, LARGEST_ERROR, MASKED_CODEC, unknown_codec
+from .codec_names import (
+    CODECS,
+    DEFAULT_CODEC,
+    LARGEST_ERROR,
+    MASKED_CODEC,
+    RESULTS,
+    unknown_codec,
+)
 from .errors import ConfigError
 from .foreign import PLAIN, WORDS
 from .group import Config, Count, Member, TopologyKind
@@ -340,6 +347,13 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for codec in (self.codec, *self.codecs.values()):
             if codec not in CODECS and codec != MASKED_CODEC:
                 raise unknown_codec(codec, "$.exchange.codec")
+
+    @property
+    def has_feedback(self) -> bool:
+        """Whether members carry what encoding loses: where the manifest says so, or a codec loses
+        most of it.
+        """
+        return self.feedback or not RESULTS.keys().isdisjoint({self.codec, *self.codecs.values()})
 
     @property
     def trains_on(self) -> bool:

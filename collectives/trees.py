@@ -29,13 +29,16 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
 from blake3 import blake3
 
 from .group import BUTTERFLY, Contributor, Entry, Plan, Topology, TopologyKind
 from .identifiers import CID_BYTES, PeerId
-from .reduce import REDUCERS, Factors, StreamingReducer
+
+if TYPE_CHECKING:
+    from .reduce import Factors, StreamingReducer
 
 Parents = Mapping[PeerId, PeerId]
 """To whom each contributor sends what it has for a part. The owner is nobody's child."""
@@ -248,6 +251,8 @@ def senders_of(plan: Plan, me: PeerId) -> dict[bytes, frozenset[PeerId]]:
     several, for a part each).
     """
     found = {c.cid: frozenset((c.member.peer,)) for c in plan.contributors}
+    from .reduce import REDUCERS  # loads torch, which drawing a tree does not need
+
     reducer = REDUCERS.get(plan.reducer)
     if plan.topology.kind != "butterfly" and reducer is not None and reducer.form == "streaming":
         for tree in trees_of(plan, reducer):

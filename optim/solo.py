@@ -45,7 +45,7 @@ from ..collectives.swarm import (
     sample_count,
 )
 from ..security.rule_names import parse_reducer
-from .model.feedback import as_decoded, contribution_grid, has_feedback
+from .model.feedback import as_decoded, contribution_grid
 from .outer import OuterStep, effective_outer, reading_of
 from .outer.readings import Reported, median_lag
 
@@ -344,9 +344,8 @@ class SoloSwarm:
                 "nothing was committed"
             )
         mean = self._frozen
-        if has_feedback(
-            self.settings
-        ):  # what the codec loses will come again; the contribution stays as it was written
+        # What the codec loses will come again; the contribution stays as it was written.
+        if self.settings.has_feedback:
             mean = torch.empty_like(mean)
             as_decoded(contribution_grid(store.layout, self.settings), self._frozen, mean)
         outer = effective_outer(self.settings)

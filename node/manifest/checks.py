@@ -318,8 +318,6 @@ def check_adapters(manifest: Manifest, name: str) -> None:
     """What a run does not go with whose members train one factor of their adapters a round: the
     other has to stay where it is, in the outer step as well.
     """
-    from ...optim.model.feedback import has_feedback
-
     settings = manifest.settings()
     if settings.adapters.mode != "alternate":
         return
@@ -346,7 +344,7 @@ def check_adapters(manifest: Manifest, name: str) -> None:
             'method = "fedavg"' if federated else "Leave it out.",
         ),
         (
-            has_feedback(settings),
+            settings.has_feedback,
             "$.exchange.codec" if not settings.feedback else "$.exchange.feedback",
             moved,
             'codec = "int8" or a finer one, without feedback',

@@ -59,8 +59,6 @@ def _asynchronous_text(table: ArrivalsTable, turn: str) -> str:
 
 def arrival_refusals(manifest: Manifest) -> list[Refusal]:
     """What a run does not go with whose rounds do not wait for everybody."""
-    from ...optim.model.feedback import has_feedback
-
     if arrivals_of(manifest) is None:
         return []
     federated = manifest.mode == "federated"
@@ -105,7 +103,7 @@ def arrival_refusals(manifest: Manifest) -> list[Refusal]:
             "Leave it out.",
         ),
         (
-            has_feedback(manifest.settings()),
+            manifest.settings().has_feedback,
             "$.exchange.feedback",
             f"{scaled} What the codec lost of one would be carried into another of another scale.",
             'Leave it out, with codec = "int8" or a finer one.',

@@ -14,7 +14,7 @@ from torch import Tensor
 from ...collectives.codecs.codec import Grid
 from ...collectives.layout import Layout, TensorSpec
 from ...collectives.swarm import RunSettings
-from .feedback import contribution_grid, has_feedback
+from .feedback import contribution_grid
 
 ENCODING_ERROR = "encoding_error"
 MOST_CHUNKS = 64
@@ -27,7 +27,7 @@ def measured_grid(layout: Layout, settings: RunSettings) -> Grid | None:
     comes later, and of members whose contributions are masked or noised.
     """
     hidden = settings.secure or settings.btard or settings.privacy
-    if hidden or has_feedback(settings):
+    if hidden or settings.has_feedback:
         return None
     grid = contribution_grid(layout, settings)
     return None if grid.name == "fp32" else grid

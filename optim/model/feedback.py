@@ -15,20 +15,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...collectives.codec_names import RESULTS
 from ...collectives.codecs.codec import Grid, chunk_elements
 from ...collectives.codecs.mixtures import mixture_of
 from ...collectives.layout import Layout
 from ...collectives.swarm import RunSettings
-
-
-def has_feedback(settings: RunSettings) -> bool:
-    """Whether members of a run carry what encoding loses: where its manifest says so, or a codec
-    loses most of it.
-    """
-    return settings.feedback or not RESULTS.keys().isdisjoint(
-        {settings.codec, *settings.codecs.values()}
-    )
 
 
 def contribution_grid(layout: Layout, settings: RunSettings) -> Grid:

@@ -10,12 +10,28 @@ Files, lowest first:
               some rounds
     state     where state vectors lie, and momenta in bf16
     step      OuterStep: a rule over a whole round, statistics averaged
+
+Only names of `step` and `readings` load torch; commands that read presets do without.
 """
 
 from __future__ import annotations
 
-from .presets import outer_preset
-from .readings import reading_of
-from .step import BLOCK_ELEMENTS, OuterStep, effective_outer
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .presets import outer_preset
+    from .readings import reading_of
+    from .step import BLOCK_ELEMENTS, OuterStep, effective_outer
 
 __all__ = ["BLOCK_ELEMENTS", "OuterStep", "effective_outer", "outer_preset", "reading_of"]
+
+_HOMES = {"outer_preset": "presets", "reading_of": "readings"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES.get(name, 'step')}", __name__), name)
+    globals()[name] = value
+    return value

@@ -27,7 +27,6 @@ from ...collectives.swarm import (
     Tally,
 )
 from ..data.shard import Shard
-from ..model.feedback import has_feedback
 from ..model.flat import FlatVector
 from .slices import RankVector, Slices, reshard, slice_model
 from .talk import Ranks
@@ -147,7 +146,7 @@ class RankSwarm:
                 "$.train.method",
             ),
             (
-                has_feedback(settings) and not self._slices.whole,
+                settings.has_feedback and not self._slices.whole,
                 "error feedback",
                 cut,
                 "$.exchange.feedback",

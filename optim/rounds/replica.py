@@ -27,7 +27,7 @@ from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
 from ..model.accuracy import EVERY, measured_grid, realised_errors
-from ..model.feedback import Feedback, has_feedback
+from ..model.feedback import Feedback
 from ..model.flat import SEGMENT_ELEMENTS, FlatTensor, FlatVector, RangeSource
 from ..model.momentum import ContributionMomentum
 from ..model.pseudograd import write_pseudo_gradient
@@ -125,9 +125,7 @@ class Replica:
         self.unsent = 0
         self.frozen: OfferedContribution | None = None
         self.settings = settings or RunSettings()
-        self.feedback = (
-            Feedback(flat.layout, self.settings) if has_feedback(self.settings) else None
-        )
+        self.feedback = Feedback(flat.layout, self.settings) if self.settings.has_feedback else None
         beta = self.settings.worker_momentum
         self.momentum = ContributionMomentum(flat.parameters, beta) if beta else None
         outliers = self.settings.outliers

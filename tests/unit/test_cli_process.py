@@ -134,6 +134,31 @@ def test_what_light_commands_load(argv: tuple[str, ...], atoll_home: Path) -> No
     assert done.stdout.rpartition("LOADED")[2].split() == []
 
 
+def test_a_manifest_is_checked_and_signed_without_torch(atoll_home: Path, tmp_path: Path) -> None:
+    """Whoever writes one tries again and again; torch would be most of the second that it takes."""
+    path = tmp_path / "run.toml"
+    path.write_text(
+        'schema = 1\nname = "light"\n[model]\nentry = "local:mlp"\n'
+        "[train]\nsync_every = 20\nrounds = 100\n"
+    )
+    heavy = [m for m in HEAVY if m != "rich"]
+    code = (
+        "import sys; from atoll.node.cli import run\n"
+        f"print([run([*words]) for words in (('validate', {str(path)!r}), ('new', {str(path)!r}), ('ls',))])\n"
+        f"print('LOADED', *(m for m in {heavy!r} if m in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment(atoll_home),
+        check=True,
+    )
+    assert "[0, 0, 0]" in done.stdout
+    assert done.stdout.rpartition("LOADED")[2].split() == []
+
+
 def completed(atoll_home: Path, words: dict[str, str]) -> str:
     """What a shell gets that asks how these words go on."""
     command = [sys.executable, "-c", COMPLETING]

@@ -8,7 +8,7 @@ import torch
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import RunSettings
 from atoll.optim import SoloSwarm
-from atoll.optim.model.feedback import Feedback, as_decoded, contribution_grid, has_feedback
+from atoll.optim.model.feedback import Feedback, as_decoded, contribution_grid
 
 LAYOUT = make_layout([("embedding", (40, 30)), ("weight", (70, 70)), ("bias", (9,))])
 
@@ -68,10 +68,10 @@ def test_a_part_of_it_fades() -> None:
 
 
 def test_who_has_it() -> None:
-    assert not has_feedback(RunSettings(codec="int4"))
-    assert has_feedback(RunSettings(codec="int4", feedback=True))
-    assert has_feedback(RunSettings(codec="stat2"))
-    assert has_feedback(RunSettings(codec="fp32", codecs={"*.weight": "sparse32"}))
+    assert not RunSettings(codec="int4").has_feedback
+    assert RunSettings(codec="int4", feedback=True).has_feedback
+    assert RunSettings(codec="stat2").has_feedback
+    assert RunSettings(codec="fp32", codecs={"*.weight": "sparse32"}).has_feedback
 
 
 def test_a_swarm_of_one_takes_what_others_would_get() -> None:
