@@ -5,6 +5,7 @@ start it.
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -19,7 +20,7 @@ from .home.output import Terminal, as_json, show_error
 from .home.paths import find_paths, only_mine
 from .home.private_node import ParentLink
 from .home.refusals import refused
-from .net.lean import load_libp2p
+from .net.lean import load_libp2p, load_torch
 
 if TYPE_CHECKING:
     from .home.config import Loaded
@@ -115,9 +116,12 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     log = log_to_stderr()
     only_mine()
+    # Importing makes objects by the hundred thousand, and none of them is garbage: collections on
+    # the way are a sixth of a start.
+    gc.disable()
     logging.raiseExceptions = False  # a log on a full disk is no reason to write tracebacks into it
     try:
-        # before anything of the service, which would import all of it
+        load_torch()  # these before anything of the service, which would import all of them
         load_libp2p()
         loaded = _settings(args)
         metrics = None if args.private else _metrics(loaded.config.metrics)
@@ -134,6 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     log.files = [folder / "node.log", folder / "private-node.log"]
     if args.until_stdin_ends:
         interrupt_when_stdin_ends()
+    gc.enable()
     try:
         run_node(options, lambda node, path: _ready(node, args, metrics))
     except AtollError as error:

@@ -1,4 +1,5 @@
-"""libp2p without the native libraries of transports and keys that a node does not speak.
+"""libp2p without the native libraries of transports and keys that a node does not speak, and torch
+without what only its compiler reads.
 
 A node speaks TCP, Noise and Yamux with Ed25519 keys. The package libp2p 0.8.1 nevertheless imports,
 when it is imported itself, all that it can do: QUIC and WebTransport (aioquic, pylsqpack), UPnP
@@ -13,12 +14,17 @@ with a secp256k1 or ECDSA key is no peer of ours anyway. Afterwards the stand-in
 
 Only the node process does this (`node/__main__.py`), before anything of it imports libp2p. A test
 reads what a running node has mapped. When libp2p can be imported in parts, this file goes.
+
+torch's own `__init__` imports shapes of all its operations without values (`_meta_registrations`),
+for torch.compile and tensors on the device "meta". A node has neither: it adds up vectors. So this
+module, a third of the time that torch takes, stays out until somebody asks for it by name.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -80,6 +86,22 @@ class _Finder:
 
     def exec_module(self, module: ModuleType) -> None:
         """There is nothing in it."""
+
+
+_META = "torch._meta_registrations"
+
+
+def load_torch() -> None:
+    """Import torch without `_META`. Does nothing where torch is there already."""
+    if "torch" in sys.modules:
+        return
+    absent = sys.modules[_META] = ModuleType(_META)
+    try:
+        torch: Any = import_module("torch")
+    finally:
+        if sys.modules.get(_META) is absent:
+            del sys.modules[_META]
+    vars(torch).pop("_meta_registrations", None)
 
 
 def load_libp2p() -> None:

@@ -119,3 +119,17 @@ def test_whoever_else_wants_the_packages_gets_the_real_ones() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "is not loaded into a node" in done.stdout
+
+
+def test_whoever_wants_shapes_without_values_gets_them_from_torch() -> None:
+    code = (
+        "from atoll.node.net.lean import load_torch\n"
+        "load_torch()\n"
+        "import sys, torch\n"
+        "print('torch._meta_registrations' in sys.modules)\n"
+        "import torch._meta_registrations\n"
+        "print(*torch.linalg.qr(torch.empty(3, 2, device='meta')).R.shape)\n"
+        "print(torch.linalg.qr(torch.eye(2)).R.abs().tolist())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["False", "2 2", "[[1.0, 0.0], [0.0, 1.0]]"]
