@@ -12,6 +12,7 @@ import faulthandler
 import os
 import signal
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,11 +49,30 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(_number, lambda number, frame: None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_report_header() -> str:
+    """The day whose share is played, so that it can be played again."""
+    day = os.environ.get("ATOLL_DAY", "")
+    return f"ATOLL_DAY={day}: a share of what has the mark rota" if day else ""
+
+
+def _turn(item: pytest.Item) -> bool:
+    """Whether it is played on the day that .ci/run names; always where none is named."""
+    day, mark = os.environ.get("ATOLL_DAY", ""), item.get_closest_marker("rota")
+    return (
+        not day
+        or mark is None
+        or zlib.crc32(item.nodeid.encode()) % mark.args[0] == (int(day) % mark.args[0])
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where real processes meet real clocks, a test that failed is tried once more, and both tries
     are shown ("rerun" in the summary: to be looked into). What is decided by seeds and virtual time
-    has one try.
+    has one try. What has the mark `rota` waits for its day.
     """
+    if resting := [item for item in items if not _turn(item)]:
+        config.hook.pytest_deselected(items=resting)
+        items[:] = [item for item in items if _turn(item)]
     for item in items:
         if {"process", "netns"} & set(item.path.parts):
             item.add_marker(pytest.mark.flaky(reruns=1))

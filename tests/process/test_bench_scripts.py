@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from house import ROOT
+from seeds import SELDOM
 
-pytestmark = pytest.mark.slow
+pytestmark = [*SELDOM]
 
 
 def printed(script: str, *arguments: str) -> dict[str, Any]:

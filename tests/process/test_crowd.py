@@ -8,10 +8,10 @@ import json
 import subprocess
 import sys
 
-import pytest
 from house import ROOT
+from seeds import SELDOM
 
-pytestmark = pytest.mark.slow
+pytestmark = [*SELDOM]
 
 
 def test_no_round_is_lost_to_a_crowd_and_a_fifth_of_a_core_at_most() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from blake3 import blake3
+from seeds import trials
 from swarm_kit import Peer, Peers
 
 from atoll.collectives.swarm import OuterSettings
@@ -27,7 +28,7 @@ from atoll.optim.outer import OuterStep
 pytestmark = pytest.mark.slow
 
 NUMEL = 25_000_000
-TRIALS = 10
+TRIALS, DAILY = 10, 3  # each of TARGETS at least once
 TARGETS = ("node", "script", "both")
 
 
@@ -134,13 +135,13 @@ def revive(
 def test_survivors_commit_an_honest_mean(
     swarm: Peers, reference: Reference, number: signal.Signals
 ) -> None:
-    rng = random.Random(int(number))
     round_of_all(swarm, reference, 7_000 * int(number))
     typical = time.monotonic()
     round_of_all(swarm, reference, 7_000 * int(number) + 50)
     typical = time.monotonic() - typical
-    for trial in range(TRIALS):
-        seed = 1_000_000 * int(number) + 1_000 * trial
+    for trial in trials(TRIALS, DAILY):
+        rng = random.Random(1_000_000 * int(number) + trial)
+        seed = 1_000_000 * int(number) + 1_000 * (trial % 1000)
         victim, what = swarm.all[rng.randrange(1, 4)], TARGETS[trial % 3]
         survivors = [peer for peer in swarm.all if peer is not victim]
         swarm.contribute(seed)

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from bad_input_kit import soon
+from seeds import SELDOM
 from swarm_kit import Peer, Peers
 
 from atoll.collectives.round.timing import Timing
 from atoll.node.client import NodeClient
 from atoll.node.home.paths import bytes_in, find_paths
 
-pytestmark = pytest.mark.slow
+pytestmark = [*SELDOM]
 
 PATIENCE_S = 180.0  # a bound for hangs, not a measurement
 NUMEL = 1000

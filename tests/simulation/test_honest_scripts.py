@@ -13,6 +13,7 @@ from typing import Literal
 
 import pytest
 import torch
+from seeds import RARE
 from torch import Tensor, nn
 
 from atoll.collectives.swarm import OuterSettings, RunSettings, Swarm
@@ -211,7 +212,7 @@ CELLS = [
     pytest.param(
         kind,
         seed,
-        marks=() if seed == index % SEEDS and index % 4 == 0 else pytest.mark.slow,
+        marks=() if seed == index % SEEDS and index % 4 == 0 else RARE,
     )
     for index, kind in enumerate(KINDS)
     for seed in range(SEEDS)
