@@ -9,12 +9,14 @@ faulthandler_timeout (pyproject.toml), stacks first.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import signal
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -47,6 +49,19 @@ _stderr_fd = os.dup(2)  # before pytest captures it
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, lambda number, frame: None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Modules and tests stay to the end: they are not looked through for garbage, neither while
+    they are loaded (a third of that time) nor afterwards.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_report_header() -> str:

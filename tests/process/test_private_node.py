@@ -330,7 +330,7 @@ except AtollError as error:
 def test_it_cannot_start(atoll_home: Path, script: Callable[[str], Script]) -> None:
     said = script("""
 strange = "import os, sys; os.write(int(sys.argv[-1]), bytes([104, 105, 10]))"
-for COMMAND in [(sys.executable, "-c", "raise SystemExit('no libp2p here')"), ("/nonexistent",), (sys.executable, "-c", strange)]:
+for COMMAND in [(sys.executable, "-c", "raise SystemExit('no libp2p here')"), ("/nonexistent/node",), (sys.executable, "-c", strange)]:
     try:
         enter()
     except AtollError as error:
@@ -340,7 +340,7 @@ for COMMAND in [(sys.executable, "-c", "raise SystemExit('no libp2p here')"), ("
     assert {ended["code"], missing["code"], strange["code"]} == {"E161"}
     assert ended["message"] == "the private node ended while starting"
     assert ended["why"] == "Its last words: no libp2p here"
-    assert missing["message"] == "cannot start a node: /nonexistent: No such file or directory"
+    assert missing["message"] == "cannot start a node: /nonexistent/node: No such file or directory"
     assert "something strange" in strange["message"]
     assert said.end() == 0
     nothing_left(atoll_home)
