@@ -8,6 +8,7 @@ float64's rounding in the order of the contributors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -164,10 +165,12 @@ def _put_back(values: Tensor, parts: Sequence[Tensor], op: str) -> None:
 def _check_fits(values: Tensor, dtype: Any, op: str) -> None:
     import torch
 
-    if dtype == values.dtype:
+    if dtype == values.dtype and not (dtype == torch.float64 and values.numel()):
         return
     least, most = values.min().item(), values.max().item()
-    if dtype.is_floating_point:
+    if dtype == torch.float64:
+        fits = math.isfinite(least) and math.isfinite(most)
+    elif dtype.is_floating_point:
         fits = bool(torch.isfinite(values.to(dtype)).all())
     else:
         fits = torch.iinfo(dtype).min <= least and most <= torch.iinfo(dtype).max

@@ -114,9 +114,15 @@ def read_words(operating: Operating, start: int, dtype: Any, shape: Sequence[int
 
 
 def agreed(outcome: Outcome) -> Outcome:
-    """The outcome of an operation, unless others have called something else by its name. Raises
-    LocalProtocolError, in words: who gave what.
+    """The outcome of an operation, unless others have called something else by its name or its
+    result overflows. Raises LocalProtocolError, in words: who gave what.
     """
+    if outcome.overflows:
+        raise LocalProtocolError(
+            outcome.reason,
+            why="All its callers are told so; no tensor is touched.",
+            hint="divide the values before, or give them as float64",
+        )
     if outcome.differs:
         raise LocalProtocolError(
             outcome.reason,

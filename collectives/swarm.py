@@ -409,8 +409,9 @@ class Outcome:
     ``unfit``: the contribution was refused for what it holds (NaN, infinity, a value too large for
     its codec), and always would be.
 
-    ``differs``: others have called something else under this name, as ``reason`` tells; what an
-    operation's caller waits for raises it as LocalProtocolError.
+    ``differs``: others have called something else under this name; ``overflows``: what was decided
+    is more than its codec holds. What an operation's caller waits for raises either, with
+    ``reason``, as LocalProtocolError.
 
     ``vanished``: of a free-standing operation with a codec, the share of this member's values that
     are not 0 and that its codec turned into 0 on the way (`codecs.vanished`).
@@ -431,6 +432,7 @@ class Outcome:
     unfit: bool = False
     vanished: float = 0.0
     differs: bool = False
+    overflows: bool = False
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,9 +36,10 @@ class EngineExchange:
         codec: str,
         early: int | None = None,
         most: int = MAX_STAR,
+        overflows: bool = False,
     ) -> None:
         opened = (log, round_, tuple(members), numel, chunk_elements, codec, early, most)
-        self._submit("open_round", *opened)
+        self._submit("open_round", *opened, overflows)
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
         self._submit("freeze", log, round_, cid, vector)

@@ -49,6 +49,8 @@ class ResultComplete:
     """The contributions' median distance from the result, where the rule goes by that of rounds
     before.
     """
+    overflowed: bool = False
+    """Whether finite contributions gave a result that is not (`Exchange.open_round`)."""
 
 
 @dataclass(frozen=True, slots=True)

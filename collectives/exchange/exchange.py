@@ -123,13 +123,15 @@ class Exchange:
         codec: str,
         early: int | None = None,
         most: int = MAX_STAR,
+        overflows: bool = False,
     ) -> None:
         """From now on accept parts of (log, round) from these peers. A second call may only change
         the members.
 
         ``early``: until my contribution is frozen for it, before a plan, no more bytes of parts
         than these are kept (one chunk in any case), no results, and under a plan only what it wants
-        from me. ``most``: how many members a run with this plan may have (`bounds`).
+        from me. ``most``: how many members a run with this plan may have (`bounds`). ``overflows``:
+        finite contributions whose result is not are nobody's fault; it is complete, and says so.
 
         ``log`` must be unique in this exchange: where several runs share it, put the run into the
         name. Raises LocalProtocolError for another grid or senseless sizes, ConfigError for an
@@ -146,6 +148,7 @@ class Exchange:
         slot = RoundSlot(
             log, round_, members, self._grid(codec, numel, chunk_elements), self._pools, early
         )
+        slot.overflows = overflows
         known = self._slots.get(slot.id)
         if known is None:
             self._slots[slot.id] = slot
@@ -455,8 +458,10 @@ class Exchange:
     def _result_arrived(self, state: PlanState, peer: PeerId, chunk: int) -> None:
         wire = state.wire(chunk)
         if not state.slot.results.codec(chunk).finite(wire):
-            self._post(PeerFault(peer, f"result of chunk {chunk} is not finite"))
-            return
+            if not state.slot.overflows:
+                self._post(PeerFault(peer, f"result of chunk {chunk} is not finite"))
+                return
+            state.overflowed = True
         state.progress += 1
         state.accept(chunk, chunk_hash(wire.data))
         self._queue_results(state, state.below[state.part_of[chunk]], (chunk,))
@@ -575,6 +580,7 @@ class Exchange:
                     state.since(),
                     weights,
                     state.spread,
+                    state.overflowed,
                 )
             )
 

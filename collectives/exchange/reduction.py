@@ -42,7 +42,21 @@ class ChunkReducer:
             return wires
         if self._combine(state, job, chunk, wires, out):
             return wires
+        if state.slot.overflows and self._given_finite(state, job, chunk, wires):
+            state.overflowed = True
+            return wires
         return self._culprit(state, job, chunk, wires)
+
+    def _given_finite(
+        self, state: PlanState, job: Job, chunk: int, wires: Sequence[EncodedChunk]
+    ) -> bool:
+        """Whether all contributions are, whatever has become of sums of them."""
+        codec, cids = state.slot.grid.codec(chunk), {c.cid for c in state.plan.contributors}
+        return all(
+            codec.finite(wire)
+            for (_, cid, _), wire in zip(job.sources, wires, strict=True)
+            if cid in cids
+        )
 
     def measure(
         self, state: PlanState, chunk: int, own: FrozenVector | None

@@ -80,6 +80,7 @@ class RoundSlot:
         self._parts: dict[PeerId, dict[bytes, dict[int, EncodedChunk]]] = {}
         self._counts: dict[PeerId, int] = {}
         self.early = early
+        self.overflows = False  # whether a result that is not finite is one
         self._refused: set[tuple[PeerId, bytes]] = set()
         self._early: dict[bytes, dict[int, tuple[PeerId, EncodedChunk]]] = {}
         self._early_count = 0
@@ -382,6 +383,7 @@ class PlanState:
         self.resumed: set[PeerId] = set()  # whose lanes came up since the last report
         # a contribution turned out to be unusable: nothing more can be reduced under this plan
         self.blocked = False
+        self.overflowed = False  # of finite contributions
         # Chunks I add up and have not: how many contributions of others they lack.
         self.waiting: dict[int, int] = {}
         self._left: dict[int, int] = {}  # my parts: chunks still to reduce

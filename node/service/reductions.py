@@ -145,7 +145,9 @@ class Reductions:
             self.run.guard(abandon)
             self._end(op_id, reduction, ": ".join([reason, *filter(None, says)]))
 
-    def _end(self, op_id: str, reduction: _Reduction, reason: str, differs: bool = False) -> None:
+    def _end(
+        self, op_id: str, reduction: _Reduction, reason: str, why: ev.OperationRefused | None = None
+    ) -> None:
         """Not committed, as far as this script will know."""
         if reduction.running:
             reduction.running = False
@@ -161,7 +163,8 @@ class Reductions:
                     bytes_received=received,
                     elapsed_s=elapsed,
                     reason=reason,
-                    differs=differs,
+                    differs=why is not None and why.differs,
+                    overflows=why is not None and why.overflows,
                 ),
             )
 
@@ -179,10 +182,10 @@ class Reductions:
                 )
 
     def hopeless(self, event: ev.OperationRefused) -> None:
-        """Others have called something else under this id."""
+        """Others have called something else under this id, or the result overflows."""
         reduction = self._open.get(event.op_id)
         if reduction is not None:
-            self._end(event.op_id, reduction, event.reason, event.differs)
+            self._end(event.op_id, reduction, event.reason, event)
 
     def done(self, event: ev.OperationDone) -> None:
         """An operation is decided: the script decodes its result from the received memory."""

@@ -300,13 +300,14 @@ class PlanTaken:
 
 @dataclass(frozen=True, slots=True)
 class OperationRefused:
-    """A free-standing operation of the script cannot be decided. ``differs``: others have called
-    something else under its id.
+    """A free-standing operation of the script has no result. ``differs``: others have called
+    something else under its id; ``overflows``: it is decided, and its codec cannot hold it.
     """
 
     op_id: str
     reason: str
     differs: bool = False
+    overflows: bool = False
 
 
 @dataclass(frozen=True, slots=True)

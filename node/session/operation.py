@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 NO_STATE = bytes(HASH_BYTES)
 EARLY_BYTES = 1 << 20
 """Of parts that come before a plan, in an operation that the own script has not called."""
+MOST_NAMED = 4
 Given = tuple[bytes, int, Tensor | EncodedVector]
 """cid, weight, vector."""
 
@@ -67,6 +68,7 @@ class Operation(BesideRun):
         self.results: dict[tuple[bytes, ...], memoryview] = {}
         # What contributions were weighed with, by the same.
         self.weights: dict[tuple[bytes, ...], tuple[float, ...]] = {}
+        self.overflowed = set[tuple[bytes, ...]]()  # which of them are not finite
         self.holders: set[PeerId] = set()  # who voted, and so has all bytes
         self.offered: m.Ready | None = None  # what this member said when it called
         self.given: Given | None = None  # and what it called with
@@ -107,6 +109,7 @@ class Operation(BesideRun):
             spec.codec,
             EARLY_BYTES,
             shape.most,
+            overflows=not self.bears_liars,
         )
 
     @property
@@ -207,8 +210,15 @@ class Operation(BesideRun):
         quorum without it: where it has a tag, unless its rule is there for members that may do
         anything.
         """
+        return bool(self.spec.tag) and not self.bears_liars
+
+    @property
+    def bears_liars(self) -> bool:
+        """Whether its rule is there for members that may do anything: what is beyond all bounds is
+        then theirs.
+        """
         rule = parse_reducer(self.spec.reducer)
-        return bool(self.spec.tag) and not (rule and rule.f)
+        return bool(rule and rule.f)
 
     def alike(self, log: str) -> bool:
         """Whether a log is of the same operation, under another configuration."""
@@ -260,6 +270,10 @@ class Operation(BesideRun):
         shares = shares_of(entry.contributors, self.weights.get(entry.part_digests, ()))
         counted = cid if any(c.cid == cid for c in entry.contributors) else None
         self.served = True
+        if entry.part_digests in self.overflowed:
+            return self.session.tell(
+                ev.OperationRefused(self.op_id, self._beyond(entry), overflows=True)
+            )
         self.session.tell(
             ev.OperationDone(
                 self.op_id,
@@ -273,6 +287,16 @@ class Operation(BesideRun):
                 config_key(self.whole),
                 len(self.whole),
             )
+        )
+
+    def _beyond(self, entry: Entry) -> str:
+        """Why nobody is given the result."""
+        of = ", ".join(c.member.peer for c in entry.contributors[:MOST_NAMED])
+        more = len(entry.contributors) - MOST_NAMED
+        return (
+            f"operation {self.op_id!r}: the {'sum' if entry.reducer == 'mean' else entry.reducer} "
+            f"of the values of {of}"
+            f"{f' and {more} others' if more > 0 else ''} overflows {entry.codec}"
         )
 
     def drop_results(self) -> None:

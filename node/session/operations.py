@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
+from ...collectives.codecs.codec import Grid
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError
 from ...collectives.group import Config, Entry, Plan
@@ -501,6 +502,8 @@ class Operations:
             operation.complete_at = now
             operation.timeline.reduced(now, event.since)
             operation.weights[event.digests] = event.weights
+            if event.overflowed:
+                operation.overflowed.add(event.digests)
             plan = operation.machine.open.plan
             assert plan is not None
             self._hold(now, operation, plan, event.digests, event.data)
@@ -542,6 +545,12 @@ class Operations:
         operation = self._of(now, entry.log)
         if operation is not None and not operation.done:
             operation.complete_at = now
+            grid = Grid(entry.codec, entry.numel, entry.chunk_elements).results
+            fetched = EncodedVector(grid, data)
+            if not all(
+                grid.codec(chunk).finite(fetched.wire(chunk)) for chunk in range(grid.chunks)
+            ):
+                operation.overflowed.add(entry.part_digests)
             self._hold(now, operation, entry, entry.part_digests, data)
 
     def find(self, name: bytes) -> tuple[Entry, memoryview] | None:

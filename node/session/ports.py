@@ -38,9 +38,11 @@ class DataPlane(Protocol):
         codec: str,
         early: int | None = None,
         most: int = MAX_STAR,
+        overflows: bool = False,
     ) -> None:
         """Accept parts of (log, round) from these members from now on, ``most`` at most; ``early``:
-        no more bytes of them before my own contribution or a plan.
+        no more bytes of them before my own contribution or a plan. ``overflows``: a result that
+        is not finite is one, and `ResultComplete` says so.
         """
         ...
 

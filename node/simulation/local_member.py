@@ -424,7 +424,9 @@ class LocalMember:
         self._operations.pop(running.call.op_id, None)
         if not isinstance(event, ev.OperationDone):
             outcome = self.still_open(event.reason if event else reason)
-            running.outcome = replace(outcome, differs=event is not None and event.differs)
+            if event is not None:
+                outcome = replace(outcome, differs=event.differs, overflows=event.overflows)
+            running.outcome = outcome
             return
         running.result = torch.empty(running.numel, dtype=torch.float32, device="cpu")
         for _ in Grid(event.codec, running.numel, event.chunk_elements).results.decode(

@@ -22,7 +22,7 @@ INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 OF_INTEGERS = ("sum", "max", "min", "product")
 
 
-def play(body: Callable[[LocalMember], Any]) -> list[Any]:
+def play(body: Callable[[LocalMember], Any], topology: Any = "butterfly") -> list[Any]:
     ended = set[int]()
 
     def script(member: Any) -> Any:
@@ -37,7 +37,9 @@ def play(body: Callable[[LocalMember], Any]) -> list[Any]:
             while len(ended) < COUNT:
                 member.sleep(0.5)
 
-    return LocalSwarm(COUNT, settings=RunSettings(), latency_s=0.01).run(script, limit_s=600.0)
+    places = ["here", "here", "there"] if topology != "butterfly" else []
+    swarm = LocalSwarm(COUNT, settings=RunSettings(plan=topology), latency_s=0.01, sites=places)
+    return swarm.run(script, limit_s=600.0)
 
 
 def given_by(index: int, dtype: torch.dtype) -> torch.Tensor:
@@ -122,21 +124,56 @@ def test_named_tensors_of_one_width_and_types_that_differ() -> None:
         (torch.int8, 100, "the sum does not fit int8"),
         (torch.uint8, 100, "the sum does not fit uint8"),
         (torch.float16, 40000.0, "the sum does not fit float16"),
+        (torch.float64, 1e308, "the sum does not fit float64"),
+        (torch.float32, 3e38, "the sum of the values of p0, p1, p2 overflows fp32"),
+        (torch.bfloat16, 3e38, "the sum of the values of p0, p1, p2 overflows fp32"),
     ],
 )
 def test_a_result_that_the_type_cannot_hold_is_an_error_at_all(
     dtype: torch.dtype, value: float, words: str
 ) -> None:
-    def body(member: LocalMember) -> list[float]:
-        tensor = torch.full((3,), value).to(dtype)
+    def body(member: LocalMember) -> bool:
+        tensor = torch.full((3,), value, dtype=dtype)
+        before, began = tensor.clone(), member.clock()
         handle = api.all_reduce(member, tensor, op_id="sum", op="sum")
         for _ in range(2):
             with pytest.raises(LocalProtocolError, match=words):
                 handle.wait()
         assert handle.done()
-        return tensor.tolist()
+        assert member.clock() - began < 2.0  # not the deadline of a minute
+        return torch.equal(tensor, before)
 
-    assert play(body) == [[value] * 3] * COUNT
+    assert play(body) == [True] * COUNT
+
+
+@pytest.mark.parametrize("topology", ["butterfly", "two-level"])
+def test_what_overflows_is_said_to_all_also_late_and_on_trees(topology: Any) -> None:
+    """One element of many, in one chunk; a sum of a site, too; a caller that comes when the others
+    have heard; and what comes out of the range on the way is told as well, back in it or not.
+    """
+
+    def body(member: LocalMember) -> list[str]:
+        said = list[str]()
+        values = {"sum": 3e38, "mean": 3e38, "product": 1e30}
+        for op, value in values.items():
+            tensor = torch.zeros(NUMEL)
+            tensor[NUMEL - 1] = value
+            before = tensor.clone()
+            if op == "product" and member.index == 2:
+                member.sleep(12.0)
+            with pytest.raises(LocalProtocolError, match="overflows fp32") as told:
+                api.all_reduce(member, tensor, op_id=op, op=op).wait()  # type: ignore[arg-type]
+            assert torch.equal(tensor, before)
+            said.append(told.value.message)
+        with pytest.raises(LocalProtocolError, match="overflows fp32"):
+            api.reduce_scatter(member, torch.full((9,), 3e38), op_id="part", op="sum").wait()
+        fine = torch.ones(NUMEL)
+        assert api.all_reduce(member, fine, op_id="fine", op="sum").wait().status == "committed"
+        assert fine.sum() == COUNT * NUMEL
+        return said
+
+    played = play(body, topology)
+    assert len({tuple(said) for said in played}) == 1
 
 
 def test_what_a_type_cannot_do_is_refused_in_words() -> None:
