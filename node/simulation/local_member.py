@@ -63,7 +63,7 @@ class LocalPending:
 
 
 class LocalOperating(LocalPending):
-    """A free-standing operation (an Operating). Its deadline is looked at by whoever waits."""
+    """A free-standing operation (an Operating). Its deadline is looked at by whoever waits or looks."""
 
     def __init__(
         self, member: LocalMember, call: Call, cid: bytes, members: tuple[PeerId, ...], numel: int
@@ -74,6 +74,15 @@ class LocalOperating(LocalPending):
         self.traffic = member.traffic()
         self.result: Tensor | None = None
 
+    def done(self) -> bool:
+        self._look()
+        return self.outcome is not None
+
+    def _look(self) -> None:
+        """At the deadline."""
+        if self.outcome is None and self._member.clock() >= self.since + self.call.deadline_s:
+            self.outcome = self._member.abandon(self.call.op_id, "the deadline passed")
+
     def wait(self, timeout_s: float | None = None) -> Outcome:
         member, left = (
             self._member,
@@ -82,8 +91,7 @@ class LocalOperating(LocalPending):
         member.wait(
             lambda: self.outcome is not None, left if timeout_s is None else min(timeout_s, left)
         )
-        if self.outcome is None and member.clock() >= self.since + self.call.deadline_s:
-            self.outcome = member.abandon(self.call.op_id, "the deadline passed")
+        self._look()
         return self.outcome or member.still_open("not decided yet")
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
@@ -409,7 +417,8 @@ class LocalMember:
     def abandon(self, op_id: str, reason: str) -> Outcome:
         """The caller of an operation waits no longer."""
         self._operations.pop(op_id, None)
-        says = ""
+        if self._closed or self._process is None:
+            return self.still_open(f"{reason}: this swarm was closed")
         with self._node().alive():
             says = self._node().session.operations.abandon(self.clock(), op_id)
         return self.still_open(f"{reason}: {says}" if says else reason)
