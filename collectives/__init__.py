@@ -55,11 +55,13 @@ if TYPE_CHECKING:
         broadcast,
         check_state,
         enter,
+        gather_objects,
         modular_sum,
         reduce_scatter,
         repair_state,
     )
     from .averaging import average
+    from .series import numbered
 
 __all__ = [
     "all_gather",
@@ -69,7 +71,9 @@ __all__ = [
     "broadcast",
     "check_state",
     "enter",
+    "gather_objects",
     "modular_sum",
+    "numbered",
     "reduce_scatter",
     "repair_state",
 ]
@@ -78,7 +82,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(".averaging" if name == "average" else ".api", __name__), name)
+    room = {"average": ".averaging", "numbered": ".series"}.get(name, ".api")
+    value = getattr(import_module(room, __name__), name)
     globals()[name] = value
     return value
 

@@ -21,6 +21,7 @@ import logging
 import operator
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -29,14 +30,17 @@ import msgspec
 from blake3 import blake3
 
 from .awaiting import awaited, warn_of_dropped
-from .errors import AtollError, LocalProtocolError
+from .errors import AtollError, LocalProtocolError, NotEnoughPeersError, RemoteProtocolError
+from .foreign import quoted
 from .given import RULES, Reduction, Rule, check_reduction, given_of
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
 from .plain import (
     DEVICES,
+    LONGEST_WAIT_S,
     agreed,
     bytes_of,
+    check_plain,
     check_swarm,
     flat_of,
     kind_of,
@@ -51,13 +55,18 @@ from .plain import (
     whole,
     words_of,
 )
+from .series import Numbered, series_tag
 from .swarm import Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 T = TypeVar("T")
+U = TypeVar("U")
 WIDTHS = (8, 16, 32, 64)
+ROWS_BYTES = 8  # before the rows of a gather of unequal lengths
+MOST_OBJECT_BYTES = 1 << 20
+LOOK_S = 0.2  # between two looks at who is there
 EXACT = ("", "fp32", "bits")
 MOST_DEADLINE_S = 1e9
 USUALLY_LOST = {"bf16": 0.0, "int8": 0.05, "int8_dither": 0.05, "int4": 0.3}
@@ -116,7 +125,7 @@ class Handle(Generic[T]):
                 self._missed = False
             return result
 
-    def then(self, finish: Callable[[T], T]) -> Handle[T]:
+    def then(self, finish: Callable[[T], U]) -> Handle[U]:
         """A handle in place of this one, whose result ``finish`` has gone over."""
         self._missed = False
         return Handle(self._operating, lambda outcome: finish(self._finish(outcome)))
@@ -145,6 +154,14 @@ class Gathered:
 
     outcome: Outcome
     tensors: dict[PeerId, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """``values``: what each contributor of the outcome gave, in order; empty unless committed."""
+
+    outcome: Outcome
+    values: dict[PeerId, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +197,36 @@ class StateCheck:
         return self.outcome.status == "committed" and not self.differing
 
 
-def enter(swarm: Swarm) -> None:
+def enter(swarm: Swarm, *, start_with: int = 1, timeout_s: float | None = None) -> None:
     """Open a run that has no model, only collectives: with placeholders of one element. Call it
     once, after `join`.
+
+    ``start_with``: return once so many members live, this one among them: whoever founds a run is
+    alone in it for a while, and what it calls then is decided by it alone. Raises
+    NotEnoughPeersError after ``timeout_s`` seconds without them, and at once in a swarm of one.
     """
+    if whole(start_with, "start_with") < 1:
+        raise LocalProtocolError(f"start_with={start_with}; at least 1")
+    timeout_s = patience(timeout_s)
     layout = make_layout(
         [(f"placeholder {number}", (1,)) for number in range(swarm.settings.fragments)]
     )
     swarm.open(layout, lambda initial: None).release()
+    sleep: Callable[[float], None] = getattr(swarm, "sleep", time.sleep)  # of virtual seconds
+    waited, there = 0.0, 0
+    while (now := sum(view.live for view in swarm.members())) < start_with:
+        if now != there:
+            log.info("waiting for %d members; %d are there", start_with, now)
+        there = now
+        if waited >= (LONGEST_WAIT_S if timeout_s is None else timeout_s) or _is_solo(swarm):
+            raise NotEnoughPeersError(f"{there} of {start_with} members are there", retryable=True)
+        sleep(LOOK_S)
+        waited += LOOK_S
+
+
+def _is_solo(swarm: Swarm) -> bool:
+    """Whether nobody can ever come."""
+    return bool(getattr(swarm, "alone", False))
 
 
 def all_reduce(
@@ -274,13 +313,100 @@ def modular_sum(
 
 
 def all_gather(
-    swarm: Swarm, tensor: Tensor, *, op_id: str, deadline_s: float = 60.0, everyone: bool = False
+    swarm: Swarm,
+    tensor: Tensor,
+    *,
+    op_id: str,
+    deadline_s: float = 60.0,
+    everyone: bool = False,
+    most: int | None = None,
 ) -> Handle[Gathered]:
-    """Everybody's tensor, bit for bit, by peer: any dtype and shape, equal at all, on the CPU."""
+    """Everybody's tensor, bit for bit, by peer: any dtype and shape, equal at all, on the CPU.
+
+    ``most``: of rows, each gives 0 to so many of them (the first dimension), and each costs what
+    ``most`` rows cost; all callers say the same.
+    """
+    if most is not None:
+        return _gather_rows(swarm, tensor, most, op_id, deadline_s, everyone)
     operating = operate(
         swarm, call_of(op_id, "gather", deadline_s, everyone, tag=kind_of(tensor)), words_of(tensor)
     )
     return Handle(operating, lambda outcome: Gathered(outcome, _slots(operating, outcome, tensor)))
+
+
+def _gather_rows(
+    swarm: Swarm, tensor: Tensor, most: int, op_id: str, deadline_s: float, everyone: bool
+) -> Handle[Gathered]:
+    """Slots of ``most`` rows behind their number, in 8 bytes."""
+    import torch
+
+    check_plain(tensor, empty=True)
+    if not tensor.dim() or not 0 <= tensor.shape[0] <= whole(most, "most"):
+        raise LocalProtocolError(
+            f"a tensor of shape {tuple(tensor.shape)} to a gather of at most {most} rows"
+        )
+    with plainly():
+        row = like = tensor.new_zeros((1, *tensor.shape[1:]))
+        slot = torch.zeros(ROWS_BYTES + most * row.nbytes, dtype=torch.uint8, device="cpu")
+        slot[:ROWS_BYTES].view(torch.int64)[0] = tensor.shape[0]
+        given = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        slot[ROWS_BYTES : ROWS_BYTES + given.numel()] = given
+    kind = tag_of(f"rows<={most}:{kind_of(like)}")
+    call = call_of(op_id, "gather", deadline_s, everyone, tag=kind)
+    operating = operate(swarm, call, words_of(slot))
+
+    def finish(outcome: Outcome) -> Gathered:
+        tensors: dict[PeerId, Tensor] = {}
+        for peer, found in _slots(operating, outcome, slot).items():
+            rows = int(found[:ROWS_BYTES].view(torch.int64)[0])
+            if not 0 <= rows <= most:
+                raise RemoteProtocolError(f"{rows} rows, of at most {most}", peer=peer)
+            data = found[ROWS_BYTES : ROWS_BYTES + rows * row.nbytes].clone()
+            tensors[peer] = data.view(tensor.dtype).view((rows, *tensor.shape[1:]))
+        return Gathered(outcome, tensors)
+
+    return Handle(operating, finish)
+
+
+def gather_objects(
+    swarm: Swarm,
+    value: Any,
+    *,
+    op_id: str,
+    most: int = 4096,
+    deadline_s: float = 60.0,
+    everyone: bool = False,
+) -> Handle[Objects]:
+    """Everybody's ``value``, by peer: None, booleans, numbers, text, bytes, and lists and mappings
+    of them, in at most ``most`` bytes of msgpack (up to MOST_OBJECT_BYTES), which each costs. Tuples
+    arrive as lists. All callers say the same ``most``.
+    """
+    import torch
+
+    if not 1 <= whole(most, "most") <= MOST_OBJECT_BYTES:
+        raise LocalProtocolError(f"objects of at most {most} bytes; 1 to {MOST_OBJECT_BYTES:,}")
+    try:
+        data = msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise LocalProtocolError(f"the object cannot be sent: {error}") from None
+    if len(data) > most:
+        raise LocalProtocolError(
+            f"an object of {len(data):,} bytes, where {most:,} are the most",
+            hint="give most= alike at all callers; tensors travel by all_gather",
+        )
+    given = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    gathered = _gather_rows(swarm, given, most, op_id, deadline_s, everyone)
+
+    def finish(found: Gathered) -> Objects:
+        values = dict[PeerId, Any]()
+        for peer, packed in found.tensors.items():
+            try:
+                values[peer] = msgspec.msgpack.decode(packed.numpy().tobytes())
+            except (msgspec.DecodeError, ValueError, RecursionError) as error:
+                raise RemoteProtocolError(f"no object: {quoted(error)}", peer=peer) from None
+        return Objects(found.outcome, values)
+
+    return gathered.then(finish)
 
 
 def reduce_scatter(
@@ -542,8 +668,10 @@ def call_of(
         )
     try:
         str.encode(op_id)  # not every str can be
+        if isinstance(op_id, Numbered):
+            tag = series_tag(tag, op_id.series, op_id.number)
         call = Call(
-            op_id,
+            str(op_id),
             reducer,
             codec,
             operator.index(weight),

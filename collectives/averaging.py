@@ -53,6 +53,7 @@ from .plain import (
     plainly,
     whole,
 )
+from .series import Numbered
 from .swarm import Call, Operating, Outcome, Status, Swarm
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ def average(
     import torch
 
     check_swarm(swarm)
+    if isinstance(op_id, Numbered):
+        raise LocalProtocolError(
+            "an average takes no numbered() name: it is several operations",
+            hint="name it by swarm.next_number() or the run's round yourself",
+        )
     flat = flat_of(tensor, torch.float32, devices=DEVICES)
     if (
         plan not in ("grid", "pairwise", "gossip")

@@ -6,6 +6,7 @@ Nothing here depends on the caller's default dtype, default device or inference 
 
 from __future__ import annotations
 
+import logging
 import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -27,6 +28,8 @@ LONGEST_WAIT_S = 1e6
 """A longer wait is one without an end of its own: locks and sockets take no longer ones."""
 CPU = ("cpu",)
 DEVICES = ("cpu", "cuda")
+log = logging.getLogger("atoll")
+_told_alone = False
 # a tensor that has its own (DTensor, a fake one) is not what its memory says
 DISPATCH = "__torch_dispatch__"
 
@@ -115,8 +118,17 @@ def read_words(operating: Operating, start: int, dtype: Any, shape: Sequence[int
 
 def agreed(outcome: Outcome) -> Outcome:
     """The outcome of an operation, unless others have called something else by its name or its
-    result overflows. Raises LocalProtocolError, in words: who gave what.
+    result overflows. Raises LocalProtocolError, in words: who gave what. Says once where nobody
+    else was there to take part.
     """
+    global _told_alone
+    if (outcome.status, outcome.members) == ("committed", 1) and outcome.config != "solo":
+        if not _told_alone:
+            log.warning(
+                "an operation was decided by this member alone: it is the only one of the run so "
+                "far. enter(swarm, start_with=2) waits until another is there."
+            )
+        _told_alone = True
     if outcome.overflows:
         raise LocalProtocolError(
             outcome.reason,
@@ -201,14 +213,21 @@ def operate(swarm: Swarm, call: Call, values: Tensor) -> Operating:
         return swarm.operate(call, values)
 
 
-def check_plain(tensor: Any, dtype: Any = None, devices: Collection[str] = CPU) -> None:
+def check_plain(
+    tensor: Any, dtype: Any = None, devices: Collection[str] = CPU, *, empty: bool = False
+) -> None:
     """Refuse what is not a tensor whose values are its memory: its bytes are read and written as
-    they lie there. No dtype: any.
+    they lie there. No dtype: any. ``empty``: it may have no elements.
     """
     import torch
 
     given = tensor if isinstance(tensor, torch.Tensor) else None
-    if given is None or not _plain(given, devices) or (dtype is not None and given.dtype != dtype):
+    full = given is not None and (empty or bool(given.numel()))
+    if (
+        given is None
+        or not (full and _plain(given, devices))
+        or (dtype is not None and given.dtype != dtype)
+    ):
         where = "CPU" if devices == CPU else "CPU or a GPU"
         kind = str(dtype).removeprefix("torch.") + " tensor" if dtype is not None else "tensor"
         raise LocalProtocolError(
@@ -230,13 +249,7 @@ def _plain(tensor: Tensor, devices: Collection[str]) -> bool:
     )
     # Nobody outside of its mode could write to it.
     dense = dense and not (tensor.is_inference() and tensor.device.type != "cpu")
-    return bool(
-        dense
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-        and tensor.is_contiguous()
-        and tensor.numel()
-    )
+    return bool(dense and not tensor.is_conj() and not tensor.is_neg() and tensor.is_contiguous())
 
 
 def _described(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from blake3 import blake3
 
+from .errors import LocalProtocolError
 from .swarm import MAX_TAG
 
 MAX_SERIES_NAME = 48
@@ -29,6 +30,33 @@ class Series(Protocol):
         after the newest decided. None that it has called, or voted in and forgotten.
         """
         ...
+
+
+class Numbered(str):
+    """A name that `numbered` made: of which series, and which number of it."""
+
+    __slots__ = ("number", "series")
+
+    def __new__(cls, series: str, number: int) -> Numbered:
+        self = super().__new__(cls, f"{series}/{number}")
+        self.series, self.number = series, number
+        return self
+
+
+def numbered(swarm: Series, name: str) -> str:
+    """The ``op_id`` of the next operation of series ``name``, for one call of anything but an
+    average: at a script that begins again, or comes late, the one that others wait for.
+
+        outcome = all_reduce(swarm, loss, op_id=numbered(swarm, "loss")).wait()
+
+    The number is kept by the nodes, not by the script. Raises LocalProtocolError for a name longer
+    than MAX_SERIES_NAME, SwarmClosedError without a node.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_SERIES_NAME:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise LocalProtocolError(
+            f"a series is named by 1 to {MAX_SERIES_NAME} characters, not {name!r}"
+        )
+    return Numbered(name, swarm.next_number(name))
 
 
 def series_tag(kind: str, name: str, number: int) -> str:

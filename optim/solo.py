@@ -273,6 +273,8 @@ class SoloSwarm:
     2
     """
 
+    alone = True  # nobody else ever comes
+
     def __init__(
         self, settings: RunSettings | None = None, *, peer: str = "solo", run_id: str = "solo"
     ) -> None:

@@ -38,6 +38,7 @@ from calls_kit import Player, Program, Seen, draw, judge, simulated  # noqa: E40
 from atoll.collectives.errors import AtollError  # noqa: E402
 
 REAL_SLOW = 0.15
+REAL_DEATHS = 0.08  # it takes some 15 s until all are there again
 PATIENCE_S = 200.0
 
 
@@ -119,15 +120,16 @@ class Nodes:
         """Until all see all again."""
         until = time.monotonic() + PATIENCE_S
         for member in self.members:
+            views = None
             while True:
                 try:
                     views = member.swarm.members()
-                    if sum(view.live for view in views) == len(self.members):
+                    if member.swarm.connected and all(view.live for view in views):
                         break
                 except AtollError:
                     pass
                 if time.monotonic() > until:
-                    raise RuntimeError("the members do not find each other again")
+                    raise RuntimeError(f"{member.swarm.peer} does not find the others: {views}")
                 time.sleep(0.1)
 
     def end(self) -> None:
@@ -150,7 +152,8 @@ def among(count: int, seeds: range) -> list[tuple[list[str], Counter[str]]]:
         nodes = Nodes(Path(folder), count)
         try:
             for seed in seeds:
-                program = draw(seed, slow=REAL_SLOW, members=count)
+                progress(f"seed {seed} among {count}")
+                program = draw(seed, slow=REAL_SLOW, members=count, deaths=REAL_DEATHS)
                 nodes.settle()
                 seen = nodes.play(program, f"real {seed}")
                 faults = judge(program, seen)

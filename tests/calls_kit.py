@@ -94,9 +94,11 @@ class Seen:
     more: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-def draw(seed: int, *, members: int = 0, slow: float = 1.0, lead_s: float = 0.0) -> Program:
+def draw(
+    seed: int, *, members: int = 0, slow: float = 1.0, lead_s: float = 0.0, deaths: float = 0.3
+) -> Program:
     """The program of a seed. ``slow``: how many seconds its seconds take; ``lead_s``: until its
-    first call.
+    first call. ``deaths``: in which share of programs somebody dies.
     """
     rng = random.Random(f"calls {seed}")
     members = members or rng.randint(2, 5)
@@ -106,7 +108,7 @@ def draw(seed: int, *, members: int = 0, slow: float = 1.0, lead_s: float = 0.0)
         for number in range(rng.randint(2, 6))
     )
     falls = list[tuple[int, float, float | None]]()
-    if rng.random() < 0.3:
+    if rng.random() < deaths:
         for member in rng.sample(range(members), rng.randint(1, (members + 1) // 2)):
             back = rng.uniform(0.5, 8.0) if rng.random() < 0.6 else None
             falls.append((member, lead_s + rng.uniform(0.0, 12.0) * slow, back))
