@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -34,8 +35,6 @@ import torch  # noqa: E402
 from _bench import emit, progress  # noqa: E402
 from bad_input_kit import Member, new_run  # noqa: E402
 from calls_kit import Player, Program, Seen, draw, judge, simulated  # noqa: E402
-
-from atoll.collectives.errors import AtollError  # noqa: E402
 
 REAL_SLOW = 0.15
 REAL_DEATHS = 0.08  # it takes some 15 s until all are there again
@@ -117,20 +116,19 @@ class Nodes:
             os.kill(member.pid, signal.SIGKILL)
 
     def settle(self) -> None:
-        """Until all see all again."""
+        """Until all see all again. Each is asked: who asks nothing does not notice that its node is
+        gone.
+        """
         until = time.monotonic() + PATIENCE_S
-        for member in self.members:
-            views = None
-            while True:
-                try:
-                    views = member.swarm.members()
-                    if member.swarm.connected and all(view.live for view in views):
-                        break
-                except AtollError:
-                    pass
-                if time.monotonic() > until:
-                    raise RuntimeError(f"{member.swarm.peer} does not find the others: {views}")
-                time.sleep(0.1)
+        while True:
+            views = [member.swarm.members() for member in self.members]
+            if all(member.swarm.connected for member in self.members) and all(
+                view.live for view in itertools.chain(*views)
+            ):
+                return
+            if time.monotonic() > until:
+                raise RuntimeError(f"the members do not find each other again: {views}")
+            time.sleep(0.1)
 
     def end(self) -> None:
         for member in self.members:

@@ -345,6 +345,15 @@ def open_fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def targets() -> list[str]:
+    """What they lead to."""
+    found = list[str]()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.append(os.readlink(f"/proc/self/fd/{name}"))
+    return sorted(found)
+
+
 def least_fds(at_most: int) -> int:
     """How many are open once all that ends has ended."""
     until = time.monotonic() + PATIENCE_S
@@ -389,17 +398,19 @@ def main() -> int:
             for call in (*script.calls.values(), script.joining):
                 call()
                 script.mend()
+            script.swarm.close()
             before = open_fds()
+            script.mend()
             ended, wrong = play(script, asked.interrupts, asked.seed)
             script.mend()
-            after = least_fds(before)
+            script.swarm.close()
+            after, left = least_fds(before), targets()
             with eager.eager():
                 pass  # whoever leaves mends what an interrupted one has left
             if sys.getswitchinterval() != interval:
                 wrong.append(f"the switch interval is {sys.getswitchinterval()}")
-            script.swarm.close()
     if after > before:
-        wrong.append(f"{after - before} descriptors more than before")
+        wrong.append(f"{after - before} descriptors more than before: {left}")
     emit(
         "interrupt_calls",
         {"interrupts": asked.interrupts, "seed": asked.seed},
