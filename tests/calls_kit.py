@@ -274,8 +274,8 @@ class Player:
         return conclude
 
     def _begin(self, step: Step, tensors: Any) -> Any:
-        named = {"op_id": self.prefix + step.name, "deadline_s": step.deadline_s}
-        every = {**named, "everyone": step.everyone}
+        named: dict[str, Any] = {"op_id": self.prefix + step.name, "deadline_s": step.deadline_s}
+        every: dict[str, Any] = {**named, "everyone": step.everyone}
         weight, swarm = step.weights[self.member], self.swarm
         match step.kind:
             case "gather":
