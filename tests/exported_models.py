@@ -78,6 +78,22 @@ class Codebook(nn.Module):
         return self.body(self.norm(x - self.centre).to(torch.bfloat16)).float()
 
 
+class Teacher(nn.Module):
+    """Frozen parameters that follow the trained ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = nn.Linear(6, 6), nn.Linear(6, 6).requires_grad_(False)
+        self.trunk = nn.Linear(6, 6).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.teacher.weight.lerp_(self.student.weight, 0.1)
+        x = self.trunk(x)
+        return torch.cat([self.student(x), self.teacher(x)], 1)
+
+
 def quantised() -> nn.Module:
     """A model with the observers of quantisation-aware training, which learn ranges in forward."""
     from torch.ao.quantization import (
@@ -126,6 +142,19 @@ def library(kind: str, **settings: Any) -> Callable[[], nn.Module]:
     return build
 
 
+def with_wide_norms(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    """In bfloat16 but for the norms."""
+
+    def mixed() -> nn.Module:
+        model = build().to(torch.bfloat16)
+        for part in model.modules():
+            if isinstance(part, nn.LayerNorm):
+                part.float()
+        return model
+
+    return mixed
+
+
 def without_embedding(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     """Frozen, as a trunk is: and with it a head that is the same tensor."""
 
@@ -153,6 +182,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "llama_tied": (library("Llama", tie_word_embeddings=True), IDS),
     "llama_bf16": (lambda: library("Llama")().to(torch.bfloat16), IDS),
     "experts": (library("Qwen3Moe", **EXPERTS), IDS),
+    "experts_aligned": (library("Mixtral", num_local_experts=8, num_experts_per_tok=1), IDS),
+    "gpt2_mixed": (with_wide_norms(library("GPT2")), IDS),
+    "teacher": (Teacher, ROWS),
 }
 
 
@@ -176,7 +208,7 @@ def main() -> None:
         RUN(run, names)
         model = names["model"].eval()
         with torch.no_grad():
-            results[case] = output(model, probes[case]).float().contiguous()
+            results[case] = output(model, probes[case].clone()).float().contiguous()
     save_file(results, sys.argv[2])
 
 

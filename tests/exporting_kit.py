@@ -14,6 +14,7 @@ from atoll.collectives.swarm import RunSettings
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.records.export import Exported, export_run
+from atoll.node.session.replica import state_chunk_bytes
 from atoll.node.storage.checkpoint import SavedCheckpoint, save
 from atoll.optim import SoloSwarm, attach
 from atoll.security.identity import Identity
@@ -42,7 +43,9 @@ class KeptSwarm(SoloSwarm):
         anchor = torch.empty(view.numel)
         view.copy_into(anchor)
         momentum = torch.zeros(view.numel)
-        root = merkle_root([chunk_hash(anchor.numpy().tobytes() + momentum.numpy().tobytes())])
+        state = anchor.numpy().tobytes() + momentum.numpy().tobytes()
+        step = state_chunk_bytes(view.numel)
+        root = merkle_root([chunk_hash(state[at : at + step]) for at in range(0, len(state), step)])
         saved = SavedCheckpoint(1, view.round, root, anchor, momentum)
         save(
             self.folder / "checkpoint",

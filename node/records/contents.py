@@ -49,6 +49,7 @@ class Contents(msgspec.Struct, kw_only=True):
     round: int | None = None
     library_class: str = ""  # of transformers
     floats: tuple[str, ...] = ()  # floating types of the live model
+    computed: str = ""  # that of the buffers that no file has
 
 
 def contents_of(
@@ -109,6 +110,7 @@ def _of_card(
         how=AS_ADAPTER if card.kind == "peft" else "",
         library_class=card.transformers_class,
         floats=card.floats,
+        computed=card.computed,
         files=files,
         names=names,
         notes=_notes(card, manifest),
@@ -117,13 +119,18 @@ def _of_card(
 
 
 def _notes(card: ModelCard, manifest: Manifest) -> tuple[str, ...]:
+    notes = list[str]()
+    if card.wrapped and not card.transformers_class and card.kind == "module":
+        notes.append("The script wraps its model (torch.compile, DDP); load before it does.")
     if not card.own:
-        return ()
+        return tuple(notes)
     names = ", ".join(card.own[:4]) + (" ..." if len(card.own) > 4 else "")
-    notes = [
-        f"{len(card.own)} buffers do not travel and are this machine's own, of round {card.round}: "
+    frozen = {each.name for each in card.saved if each.frozen} & set(card.own)
+    what = "buffers and frozen parameters" if frozen else "buffers"
+    notes.append(
+        f"{len(card.own)} {what} do not travel and are this machine's own, of round {card.round}: "
         f"{names}"
-    ]
+    )
     if manifest.privacy is not None or manifest.secure is not None:
         notes.append(
             "They follow from this machine's data, and neither masks nor noise were put over them: "
@@ -210,6 +217,13 @@ def _how(found: Contents) -> str:
         load = f"transformers.{found.library_class}.from_pretrained({{folder}})"
         if one and not plain:
             return f"import torch, transformers; model = {load}.to(torch.{one})"
+        if floats:  # of several types; from_pretrained makes one of them
+            computed = f".to(torch.{found.computed})" * (found.computed not in ("", "float32"))
+            return (
+                f"import torch, transformers, safetensors.torch; model = {load}{computed}; "
+                "model.load_state_dict(safetensors.torch.load_file({file}), assign=True); "
+                "model.tie_weights()"
+            )
         return f"import transformers; model = {load}"
     load = "safetensors.torch.load_file({file})"
     if plain:

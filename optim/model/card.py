@@ -5,7 +5,8 @@ A script writes it into the folder of its run (`script.keeping`), whoever export
 folder holds
 
     card.safetensors     the card as JSON in its metadata; as tensors the values that the run does
-                         not have: buffers, and of an adapter what is frozen in it
+                         not have: buffers, of an adapter what is frozen in it, and frozen
+                         parameters that change all the same
     frozen.safetensors   frozen parameters, written once
     files/               configurations and tokenizer, as they go into the exported folder
 """
@@ -45,8 +46,9 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """What one export is made of.
 
     ``floats``: the floating types of the live model, buffers that ``state_dict()`` leaves out
-    included. ``missing``: what belongs to the model and is not here, with the reason. ``own``:
-    buffers that changed in training, and are this member's own. ``made``: the saved tensors are
+    included; ``computed``: that of those buffers, where all have one. ``wrapped``: the script's
+    model is one of torch.compile or DDP, whose names are others. ``missing``: what belongs to the model and is not here, with the reason. ``own``:
+    buffers and frozen parameters that changed in training, and are this member's own. ``made``: the saved tensors are
     computed from trained ones (PEFT's prompt encoders), so all lie here, for the anchor of
     ``round``.
     """
@@ -56,6 +58,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     saved: tuple[Saved, ...]
     transformers_class: str = ""
     floats: tuple[str, ...] = ()
+    computed: str = ""
+    wrapped: bool = False
     files: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
@@ -84,7 +88,7 @@ def read_card(folder: Path) -> tuple[ModelCard, dict[str, Tensor]] | None:
         about, values = _read(path)
         card = msgspec.json.decode(about["card"], type=ModelCard)
         if card.frozen_id and frozen_id(folder) == card.frozen_id:
-            values |= _read(folder / FROZEN_FILE)[1]
+            values = _read(folder / FROZEN_FILE)[1] | values  # what has changed since is here
     except (OSError, SafetensorError, msgspec.MsgspecError, KeyError) as error:
         raise StorageError(
             f"{path} is damaged: {error}",

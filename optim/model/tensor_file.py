@@ -17,6 +17,7 @@ from torch import Tensor
 from ...collectives.forced import make_folder, sync_folder
 
 PIECE = 1 << 22  # elements on their way to the file
+ALIGNED = 64  # bytes, as torch aligns memory of its own
 CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -53,8 +54,17 @@ def write_tensors(
     """Replace a file so that a crash leaves the old or the new one; its size in bytes. Raises
     OSError.
     """
-    # larger types first, as the library does it: then each tensor is aligned
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    # Who maps the file computes with tensors where they lie in it, and some kernels add in another
+    # order where memory is less aligned than torch's own. So lengths that keep the alignment come
+    # first, then larger types, as the library does it: each of the rest is aligned to its elements.
+    order = sorted(
+        tensors,
+        key=lambda name: (
+            tensors[name].numel() * tensors[name].element_size() % ALIGNED != 0,
+            -tensors[name].element_size(),
+            name,
+        ),
+    )
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     end = 0
     for name in order:
@@ -66,7 +76,7 @@ def write_tensors(
             "data_offsets": [begin, end],
         }
     head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
+    head += b" " * (-(8 + len(head)) % ALIGNED)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     make_folder(path.parent)
     try:

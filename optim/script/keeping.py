@@ -1,6 +1,7 @@
 """What a script leaves in its run's folder, so that `atoll export` writes the whole model when the
-script is gone: the card of its model (`model.card`). Written when the model is attached; buffers
-again as rounds end. Nothing of it ends training: what cannot be written is a warning, once.
+script is gone: the card of its model (`model.card`). Written when the model is attached; what
+changes, buffers and frozen parameters that the script moves itself, again as rounds end. Nothing of
+it ends training: what cannot be written is a warning, once.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ logger = logging.getLogger("atoll")
 
 FREE_AFTER = 1 << 30  # bytes that frozen parameters leave free on the disk
 SHARE = 0.02  # of the time, at most, for writing buffers as rounds end
+SAMPLED = 64  # elements of a frozen parameter, by which it is seen to move
 AtAnchor = Callable[[], AbstractContextManager[AnchorView]]
 
 
@@ -61,6 +63,7 @@ class ModelKeeper:
         self._how = settings.adapters.base
         self._saver = ModelSaver(model, flat, tokenizer)
         self._begun = dict[str, bytes]()  # digests of what was kept at first
+        self._still = dict[str, Tensor]()  # elements of frozen parameters, as they were at first
         self._own: tuple[str, ...] = ()  # what has changed since
         self._frozen_id = ""
         self._no_room = frozenset[str]()
@@ -86,6 +89,7 @@ class ModelKeeper:
         with self._tolerant():
             found, round = self._describe(at_anchor, round)
             self._begun = {name: _digest(value) for name, value in found.kept.items()}
+            self._still = {name: _elements(value) for name, value in found.frozen.items()}
             self._keep_frozen(found.frozen)
             self._write(found, round)
         if round == 0 and self._buffers:
@@ -105,6 +109,7 @@ class ModelKeeper:
             return
         with self._tolerant():
             found, round = self._describe(at_anchor, round)
+            found = self._with_moved(found)
             changed = (
                 name
                 for name, value in found.kept.items()
@@ -114,6 +119,24 @@ class ModelKeeper:
             if self._own or found.made:
                 self._write(found, round)
         self._not_before = started + (clock() - started) / SHARE
+
+    def _with_moved(self, found: Described) -> Described:
+        """With those frozen parameters among what is kept that the script moves itself, such as a
+        teacher that follows what is trained.
+        """
+        moved = {
+            name: value
+            for name, value in found.frozen.items()
+            if name in self._own
+            or (name in self._still and not _equal(self._still[name], _elements(value)))
+        }
+        if moved and not moved.keys() & set(self._own):
+            logger.info(
+                "frozen parameters change in training: %s. They do not travel: each member has its "
+                "own, and an export has this machine's",
+                some(tuple(moved)),
+            )
+        return replace(found, kept={**found.kept, **moved}) if moved else found
 
     def _describe(self, at_anchor: AtAnchor, round: int) -> tuple[Described, int]:
         found = self._saver.describe()
@@ -211,6 +234,8 @@ class ModelKeeper:
             saved=tuple(each for each in found.saved if each.name not in self._no_room),
             transformers_class=found.library_class,
             floats=found.floats,
+            computed=found.computed,
+            wrapped=found.wrapped,
             files=tuple(found.files),
             missing=(
                 *found.missing,
@@ -252,6 +277,19 @@ def _same(mine: Tensor, other: Tensor) -> bool:
     if mine.shape != other.shape:
         return False
     return torch.equal(mine.detach().cpu().double(), other.double())
+
+
+def _elements(tensor: Tensor) -> Tensor:
+    """A few of them, copied; none of a tensor that is cut into slices or packed."""
+    if type(tensor.detach()) is not Tensor or tensor.device.type == "meta":
+        return torch.empty(0)
+    flat = tensor.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].to("cpu", copy=True)
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    """Bit for bit, so that NaN is what it was."""
+    return one.dtype == other.dtype and bytes_of(one) == bytes_of(other)
 
 
 def _digest(tensor: Tensor) -> bytes:

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -47,6 +47,8 @@ class Described:
     made: bool
     library_class: str = ""
     floats: tuple[str, ...] = ()
+    computed: str = ""
+    wrapped: bool = False
 
 
 class ModelSaver:
@@ -68,6 +70,7 @@ class ModelSaver:
         state: Mapping[str, Any] = inner.state_dict() if adapter is None else adapter.state(inner)
         found = _sort(inner, self._flat, state, adapter is not None)
         if adapter is not None:
+            found = dataclasses.replace(found, lost=tuple(filter(adapter.computes, found.lost)))
             adapter.check(found)
             return dataclasses.replace(
                 found, kind="peft", files={**self._tokenizer, **adapter.files(inner)}
@@ -77,17 +80,27 @@ class ModelSaver:
             found,
             kind="transformers" if library else "module",
             library_class=type(inner).__name__ if library else "",
-            floats=tuple(
-                sorted(
-                    {
-                        str(each.dtype).removeprefix("torch.")
-                        for each in chain(inner.parameters(), inner.buffers())
-                        if each.is_floating_point()
-                    }
-                )
-            ),
+            floats=_floats(chain(inner.parameters(), inner.buffers())),
+            computed=_computed(inner),
+            wrapped=inner is not self._model,
             files={**self._tokenizer, **_configurations(inner, _main_dtype(state))},
         )
+
+
+def _floats(tensors: Iterable[Tensor]) -> tuple[str, ...]:
+    found = {str(each.dtype).removeprefix("torch.") for each in tensors if each.is_floating_point()}
+    return tuple(sorted(found))
+
+
+def _computed(inner: nn.Module) -> str:
+    """The one floating type of the buffers that ``state_dict()`` leaves out; "" for none."""
+    found = _floats(
+        module._buffers[key]
+        for module in inner.modules()
+        for key in module._non_persistent_buffers_set
+        if module._buffers.get(key) is not None
+    )
+    return found[0] if len(found) == 1 else ""
 
 
 def _sort(inner: nn.Module, flat: FlatVector, state: Mapping[str, Any], adapter: bool) -> Described:
@@ -143,8 +156,11 @@ def _sort(inner: nn.Module, flat: FlatVector, state: Mapping[str, Any], adapter:
 class _PeftAdapter:
     """The adapter of a PEFT model that is trained, and how PEFT is asked for it."""
 
-    def __init__(self, name: str, embeddings: bool, prefix: str) -> None:
+    def __init__(
+        self, name: str, embeddings: bool, prefix: str, statistics: frozenset[str]
+    ) -> None:
         self.name, self._embeddings, self._prefix = name, embeddings, prefix
+        self._statistics = statistics
 
     @classmethod
     def of(cls, inner: nn.Module, flat: FlatVector) -> _PeftAdapter | None:
@@ -165,12 +181,18 @@ class _PeftAdapter:
         best = min(counts, key=lambda name: counts[name])
         # asking "auto" again would ask the model hub again
         more = len(_ask_peft(inner, best, "auto")) > len(_ask_peft(inner, best, False))
-        return cls(best, more, "" if whole else LIBRARY)
+        specs = flat.layout.tensors
+        statistics = frozenset(spec.name for spec in specs if spec.role in ("mean", "variance"))
+        return cls(best, more, "" if whole else LIBRARY, statistics)
 
     def state(self, inner: nn.Module) -> dict[str, Any]:
         """What PEFT saves, under its names."""
         found = _ask_peft(inner, self.name, self._embeddings)
         return {self._prefix + name: value for name, value in found.items()}
+
+    def computes(self, name: str) -> bool:
+        """Whether this tensor is used: statistics of a layer whose copy PEFT trains are not."""
+        return not (name in self._statistics and ".original_module." in name)
 
     def check(self, found: Described) -> None:
         """Raise ConfigError for trained tensors that PEFT neither saves nor computes from."""
@@ -188,7 +210,12 @@ class _PeftAdapter:
                     "would be lost."
                 ),
                 hint=(
-                    "Name their modules in modules_to_save of the PEFT config, or freeze them "
+                    "Name their layers in modules_to_save of the PEFT config: it saves running "
+                    "statistics then, too. Where these stay as they are, since the layers are in "
+                    'eval mode, the manifest keeps them out: [model] buffers = { "*.running_*" = '
+                    '"own" }'
+                    if all(name in self._statistics for name in lost)
+                    else "Name their modules in modules_to_save of the PEFT config, or freeze them "
                     "(requires_grad_(False)) before attach(); train one adapter at a time"
                 ),
             )

@@ -35,6 +35,7 @@ from atoll.node.views.documents import finished_text
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.model.adapter_names import saved_names
 from atoll.optim.model.flat import FlatVector
+from atoll.optim.model.tensor_file import write_tensors
 
 
 def loaded(tmp_path: Path, probes: dict[str, Tensor], lines: dict[str, str]) -> dict[str, Tensor]:
@@ -140,6 +141,46 @@ def test_buffers_are_named_as_ones_own(atoll_home: Path, tmp_path: Path) -> None
     assert "neither masks nor noise" in note
     swarm, _ = trained(atoll_home, "constant", nn.LayerNorm(6), exported_models.ROWS)
     assert swarm.export(tmp_path / "constant").notes == ()
+
+
+def test_frozen_parameters_that_move_are_exported_as_they_are(
+    atoll_home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="atoll")
+    swarm, _ = trained(atoll_home, "teacher", exported_models.Teacher(), exported_models.ROWS)
+    told = [r.getMessage() for r in caplog.records if "frozen parameters change" in r.getMessage()]
+    assert [words.partition(". ")[0] for words in told] == [
+        "frozen parameters change in training: teacher.weight"
+    ]
+    (note,) = swarm.export(tmp_path / "out").notes
+    assert note == (
+        "1 buffers and frozen parameters do not travel and are this machine's own, of round 3: "
+        "teacher.weight"
+    )
+
+
+def test_a_model_inside_of_a_wrapper_is_named_so(atoll_home: Path, tmp_path: Path) -> None:
+    wrapped: Any = torch.compile(nn.Linear(6, 3), backend="eager")
+    swarm, _ = trained(atoll_home, "wrapped", wrapped, exported_models.ROWS)
+    done = swarm.export(tmp_path / "out")
+    assert sorted(done.tensors) == ["bias", "weight"]
+    assert done.notes == ("The script wraps its model (torch.compile, DDP); load before it does.",)
+
+
+def test_tensors_lie_in_a_file_as_in_memory_of_their_own(tmp_path: Path) -> None:
+    """Kernels that add in another order where memory is less aligned find it as they left it."""
+    tensors = {
+        "odd": torch.ones(3),
+        "even": torch.ones(32),
+        "half": torch.ones(64, dtype=torch.bfloat16),
+        "flag": torch.ones(1, dtype=torch.bool),
+    }
+    for extra in range(64):
+        write_tensors(tmp_path / "file", tensors, {"format": "x" * extra})
+        found = load_file(tmp_path / "file")
+        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+        assert [found[name].data_ptr() % 64 for name in ("even", "half")] == [0, 0]
+        assert found["odd"].data_ptr() % 4 == 0
 
 
 class OddState(nn.Linear):

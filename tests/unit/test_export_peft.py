@@ -11,7 +11,7 @@ from typing import Any
 import exported_models
 import pytest
 import torch
-from exporting_kit import KeptSwarm
+from exporting_kit import KeptSwarm, trained
 from safetensors.torch import load_file
 
 from atoll.collectives.errors import ConfigError
@@ -159,3 +159,25 @@ def test_what_peft_would_lose_is_refused_before_training() -> None:
     both.base_model.set_adapter(["default", "other"])
     with pytest.raises(ConfigError, match=r"does not save 8 .*other"):
         attach(both, None, SoloSwarm())
+
+
+def test_running_statistics_are_exported_as_peft_advises(atoll_home: Path, tmp_path: Path) -> None:
+    """Of layers that are not in modules_to_save it loses them, and that is said before training;
+    by the hint's words they come out.
+    """
+
+    def build(**settings: Any) -> Any:
+        torch.manual_seed(7)
+        base = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8))
+        return peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"], **settings))
+
+    with pytest.raises(ConfigError, match=r"does not save 2 .*1.running_mean") as caught:
+        attach(build(), None, SoloSwarm())
+    assert str(caught.value.hint).startswith("Name their layers in modules_to_save")
+    swarm, wanted = trained(atoll_home, "norm", build(modules_to_save=["1"]), exported_models.ROWS)
+    done = swarm.export(tmp_path / "out")
+    assert done.missing == ()
+    names = {"model": build().unload()}
+    exported_models.RUN(compile(done.load, "printed", "single"), names)
+    with torch.no_grad():
+        assert torch.equal(names["model"].eval()(exported_models.ROWS), wanted)
