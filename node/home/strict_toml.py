@@ -5,9 +5,10 @@ its path and what to write.
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
@@ -94,6 +95,10 @@ def _faults(
         if isinstance(value, dict) and (inner := _struct_in(wanted)) is not None:
             yield from _faults(value, inner, root, f"{path}.{key}", name)
             continue
+        held = _held_by(wanted) if isinstance(value, dict) else None
+        if held and (wrong := list(_wrong_in(value, *held, f"{path}.{key}", name))):
+            yield from wrong
+            continue
         try:
             msgspec.convert(value, wanted)
         except msgspec.ValidationError as error:
@@ -103,6 +108,36 @@ def _faults(
     for key, field in fields.items():
         if field.required and key not in table:
             yield _explain(f"Object missing required field `{key}` - at `{path}`", root, name)
+
+
+def _wrong_in(
+    table: dict[str, Any], keys: Any, held: Any, path: str, name: str
+) -> Iterator[ConfigError]:
+    """What is wrong with a table whose keys are the user's, each by its key. ``keys`` and ``held``:
+    the types of keys and values.
+    """
+    for key, value in table.items():
+        at = f"{path}.{json.dumps(key, ensure_ascii=False)}"
+        for each, kind, of in ((key, keys, "the key of "), (value, held, "")):
+            try:
+                msgspec.convert(each, kind)
+            except msgspec.ValidationError as error:
+                found = cast("re.Match[str]", _OTHER.match(str(error)))
+                inside = (found["path"] or "$")[1:]
+                yield _wrong(found["what"], at + inside, None if inside else kind, name, of)
+
+
+def _held_by(wanted: Any) -> tuple[Any, Any] | None:
+    """The types of a free table's keys and values, alone or beside None; None for what is no such
+    table.
+    """
+    while getattr(wanted, "__metadata__", None):
+        wanted = get_args(wanted)[0]
+    for kind in (wanted, *get_args(wanted)):
+        if get_origin(kind) in (dict, Mapping):
+            keys, held = get_args(kind)
+            return keys, held
+    return None
 
 
 def _struct_in(wanted: Any) -> type[msgspec.Struct] | None:
@@ -141,15 +176,19 @@ def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
         )
     found = cast("re.Match[str]", _OTHER.match(text))
     path = found["path"] or "$"
-    wanted = _wanted_at(kind, path)
+    return _wrong(found["what"], path, _wanted_at(kind, path), name)
+
+
+def _wrong(what: str, path: str, wanted: Any, name: str, of: str = "") -> ConfigError:
+    """``what`` msgspec says of the value at ``path``, whose type is ``wanted``, or ``of`` it."""
     described = _description(wanted)
-    words = f"must be {described}" if described else _in_words(found["what"])
+    words = f"must be {described}" if described else _in_words(what)
     if choices := _choices(wanted):
         hint = f"Choose one of: {', '.join(map(str, choices))}"
     else:
-        hint = f"Write {described}." if described else f"Change {path}."
+        hint = f"Write {described}." if described else f"Change {of}{path}."
     return ConfigError(
-        f"{name}: {path} {words}",
+        f"{name}: {of}{path} {words}",
         key=path,
         code="E413",
         why="The value has another type or lies out of range.",
@@ -192,8 +231,8 @@ def _in_words(text: str) -> str:
 
 def _wanted_at(kind: Any, path: str) -> Any:
     """The type of the value at a path; of a list or a free table, that of its values."""
-    parent, _, name = path.rpartition(".")
-    at, inside = re.match(r"([^\[]*)(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
+    path, inside = re.match(r"(.*?)(\[[^\[\]]*\])?\Z", path, re.DOTALL).groups()  # type: ignore[union-attr]
+    parent, _, at = path.rpartition(".")
     wanted = next((field.type for field in _fields_at(kind, parent) if field.name == at), None)
     return _item_of(wanted) if inside else wanted
 

@@ -1245,6 +1245,24 @@ def test_wrong_values_and_unknown_and_missing_keys_are_told_together() -> None:
         assert f"Also, {other}" in told.why
 
 
+def test_a_wrong_value_of_a_free_table_is_told_by_its_key() -> None:
+    begin = 'schema = 1\nname = "x"\n[model]\nentry = "local:x"\n'
+    for said, told, hint in (
+        ('buffers = { "a.*" = "men", b = "own" }', "$.model.buffers.\"a.*\" cannot be 'men'", None),
+        ("buffers = { a = 3 }", '$.model.buffers."a" must be a text, and is a whole number', None),
+        (
+            'buffers = { "" = "own" }',
+            'the key of $.model.buffers."" must be a pattern of tensors\' names, without control '
+            "characters",
+            "Write a pattern of tensors' names, without control characters.",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            m.parse_manifest(begin + said, "run.toml")
+        assert caught.value.message == f"run.toml: {told}"
+        assert caught.value.hint == (hint or "Choose one of: mean, same, own")
+
+
 def _patterns(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
     """The texts with a pattern in a type, each with where it is."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
@@ -1265,7 +1283,7 @@ def test_no_error_shows_a_regular_expression() -> None:
         assert meta.description, path
     with pytest.raises(ConfigError) as caught:
         m.parse_manifest('schema = 1\nname = "x"\nmodel = { config = { a = "\\u0007" } }')
-    assert caught.value.message.endswith("must have no control characters")
+    assert caught.value.message.endswith('"a" must be one line without control characters')
 
 
 @pytest.mark.parametrize(
