@@ -220,6 +220,22 @@ def _counting(given: Any, optimizers: Sequence[Optimizer]) -> Sequence[Optimizer
     return (one,)
 
 
+class _Life:
+    """Of an attachment, which it does not refer to. ``over``: it counts no more steps."""
+
+    over = False
+
+
+def _dropped(life: _Life, model: weakref.ref[nn.Module]) -> None:
+    """An attachment was collected. Where the model was, too, nobody trains it any more."""
+    if not life.over and model() is not None:
+        logger.warning(
+            "an attachment was dropped while its run goes on: the script keeps neither it nor its "
+            "optimizer, so no later step of the model is counted. Keep it for as long as the model "
+            "is trained, sync = attach(...), and call sync.finish() when training ends"
+        )
+
+
 class Attachment:
     """A model's membership in a run, made by `attach`. It counts the inner steps of the optimizer;
     after every H of them it contributes what they changed, waits for the round (without overlap),
@@ -284,6 +300,8 @@ class Attachment:
         self._declared: int | None = None  # samples told for the step under way
         self._last: WaitedOutcome | None = None
         self._node_lost = self._evaluating = self._detached = self._warned = False
+        self._life = _Life()
+        weakref.finalize(self, _dropped, self._life, weakref.ref(model)).atexit = False
         self._counts = {id(each) for each in counts}  # whose steps make up one
         self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
         self._stateless = set[int]()
@@ -305,6 +323,7 @@ class Attachment:
         self._uncounted = Uncounted(model, optimizers, clock, swarm.report)
         self._look_around()
         if self.done:
+            self._life.over = True
             self._uncounted.remove()
             self._lookout.tell_finished()
         self._rest()
@@ -515,6 +534,7 @@ class Attachment:
         for turn in turns:
             self._lookout.tell_round(turn.outcome, turn.samples)
         if turns and self.done:
+            self._life.over = True
             self._uncounted.remove()
             self._lookout.tell_finished()
         if self._on_round is not None:
@@ -882,7 +902,7 @@ class Attachment:
         """
         if self._detached:
             return
-        self._detached = True
+        self._detached = self._life.over = True
         for hook in self._hooks:
             hook.remove()
         self._uncounted.remove()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -600,6 +601,38 @@ def test_done_and_detach(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(LocalProtocolError, match="detached"):
         attachment.sync()
     assert isinstance(attach(model, optimizer, SoloSwarm()), Attachment)
+
+
+def test_an_attachment_that_nobody_keeps_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> int:
+        gc.collect()
+        lines = sum("an attachment was dropped" in r.getMessage() for r in caplog.records)
+        caplog.clear()
+        return lines
+
+    def attached(model: nn.Module) -> tuple[torch.optim.Optimizer, Attachment]:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        swarm = SoloSwarm(RunSettings(sync_every=1, rounds=1))
+        return optimizer, attach(model, optimizer, swarm)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    model = nn.Linear(2, 2)
+    attached(model)
+    assert told() == 1
+    attach(model, None, SoloSwarm(RunSettings(sync_every=1)))
+    assert told() == 1
+    optimizer = attached(model)[0]  # which keeps it
+    assert told() == 0
+    train(model, optimizer)  # all rounds
+    del optimizer
+    assert told() == 0
+    attached(model)[1].detach()
+    assert told() == 0
+    attached(nn.Linear(2, 2))  # and nobody keeps the model
+    assert told() == 0
 
 
 def test_by_hand() -> None:

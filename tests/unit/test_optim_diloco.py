@@ -184,3 +184,23 @@ def test_refusals() -> None:
     with pytest.raises(ConfigError, match="after the start"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     assert len(optimizer.param_groups) == 1
+
+
+def test_what_is_frozen_belongs_to_the_run_where_it_is_included() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    inner = torch.optim.AdamW(model[2].parameters(), lr=1e-2)
+    optimizer = DiLoCo(
+        model[2].parameters(), inner, swarm=SoloSwarm(SETTINGS), model=model, include="0.*"
+    )
+    assert [spec.name for spec in optimizer.attachment._flat.layout.tensors] == [
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    ]
+    other = net()
+    with pytest.raises(ConfigError, match="no such parameter"):
+        DiLoCo(
+            other.parameters(), adamw(other), swarm=SoloSwarm(SETTINGS), model=other, include="9"
+        )
