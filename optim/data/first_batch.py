@@ -1,6 +1,10 @@
 """Whether two members read the same data in the same order. A digest of each round's first batch
 goes to the node, which compares it with the others' (`node.run.same_order`).
 
+What a plain loop reads nobody sees. There the gradients before a round's first step are what is
+digested: members that start from one anchor have equal ones if they read the same, on machines of
+one kind and without dropout that differs. So this sees less, and nothing that is not so.
+
 The digest is salted with the run and the round, so it tells who has not the same batch nothing but
 whether it is the same. It is never made in a run with [privacy], [secure] or a federated method.
 """
@@ -8,7 +12,7 @@ whether it is the same. It is never made in a run with [privacy], [secure] or a 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -20,6 +24,7 @@ from ...collectives.swarm import Swarm
 DIGEST_BYTES = 16
 MOST_ELEMENTS = 1 << 20  # of a tensor that are looked at
 REMEMBERED = 64  # rounds
+GRADIENTS, SAMPLED = 16, 64  # that are looked at, about; elements of each
 
 
 class FirstBatches:
@@ -37,10 +42,21 @@ class FirstBatches:
         """``batch`` is read in the round after ``round_`` committed ones. The first of a round is
         told; none that was a round's first before: a small data set repeats by itself.
         """
-        if self._tell is None or round_ == self._round:
-            return
-        self._round, content = round_, content_of(batch)
-        if content is None or content in self._before:
+        if self.wants(round_):
+            self._show(content_of(batch), round_)
+
+    def wants(self, round_: int) -> bool:
+        """Whether nothing was seen yet in the round after ``round_`` committed ones."""
+        return self._tell is not None and round_ != self._round
+
+    def trained(self, parameters: Sequence[Tensor], round_: int) -> None:
+        """A step is made with the gradients of these: told where no batch was seen before."""
+        if self.wants(round_):
+            self._show(gradients_of(parameters), round_)
+
+    def _show(self, content: bytes | None, round_: int) -> None:
+        self._round = round_
+        if content is None or content in self._before or self._tell is None:
             return
         self._before.append(content)
         salt = f"atoll/first-batch/{self._run}/{round_}/".encode()
@@ -53,6 +69,28 @@ def content_of(batch: Any) -> bytes | None:
     """
     hasher = blake3()
     return hasher.digest() if _add(hasher, batch) else None
+
+
+@torch.no_grad()
+def gradients_of(parameters: Sequence[Tensor]) -> bytes | None:
+    """A hash of some elements of some gradients; None where these say nothing: none, all zero, or
+    not finite.
+    """
+    step = max(1, len(parameters) // GRADIENTS)
+    parts = dict[torch.device, list[Tensor]]()
+    for parameter in parameters[::step]:
+        grad = parameter.grad
+        if grad is None or grad.layout is not torch.strided or hasattr(grad, "device_mesh"):
+            continue
+        flat = grad.reshape(-1)
+        part = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].float()
+        parts.setdefault(part.device, []).append(part)
+    if not parts:
+        return None
+    values = torch.cat([torch.cat(each).cpu() for each in parts.values()])
+    if not (values.any() and values.isfinite().all()):
+        return None
+    return blake3(values.numpy().tobytes()).digest()
 
 
 def _add(hasher: Any, part: Any) -> bool:

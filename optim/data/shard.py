@@ -96,6 +96,18 @@ class Shard:
     def __iter__(self) -> Iterator[Any]:
         return self._batches(endless=False)
 
+    def __len__(self) -> int:
+        """Raises TypeError: how many batches of a pass come to this member hangs on the others."""
+        raise TypeError(
+            "a shard has no len(): how many batches of a pass come to this member is decided as "
+            "members train. A schedule goes over the steps of the run, steps_left(swarm) of "
+            "atoll.optim, or follows attachment.position; len(loader) of the loader that was "
+            "sharded is a pass of one machine alone"
+        )
+
+    def __bool__(self) -> bool:
+        return True
+
     def endless(self) -> Iterator[Any]:
         """Pass after pass, for a loop whose epochs have a length of their own. What is given and
         not yet counted at the end of a pass stays this member's.

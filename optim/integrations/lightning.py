@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
-from ..data.shard import Shard
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
 from ..script.schedules import compare_schedule
-from .loaders import CountedLoader, batch_size, reorder, reseed
+from .loaders import CountedLoader, batch_size, reorder, reseed, sharded
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -149,7 +148,7 @@ class AtollLightningCallback(Callback):
             )
         if self._shard:
             self._own_loader = loaders[0]
-            combined.flattened = [CountedLoader(loaders[0], Shard(swarm, loaders[0]).endless)]
+            combined.flattened = [CountedLoader(loaders[0], sharded(swarm, loaders[0]).endless)]
             shuffles = True
         else:
             reseed(swarm)

@@ -16,7 +16,9 @@ from blake3 import blake3
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from ...collectives.errors import ConfigError
 from ...collectives.swarm import Swarm
+from ..data.shard import Shard
 
 SEED_BITS = 62  # samplers add the number of an epoch to a seed
 
@@ -95,6 +97,20 @@ class CountedBatch(NamedTuple):
 
     batch: Any
     samples: int
+
+
+def sharded(swarm: Swarm, loader: Any) -> Shard:
+    """A shard of a trainer's own loader. Raises ConfigError, with what to do in a trainer."""
+    try:
+        return Shard(swarm, loader)
+    except ConfigError as error:
+        error.key, error.hint = (
+            "shard",
+            "Leave shard=True out: each member then reads in an order of its own. Or let the "
+            "trainer's loader draw from a map-style data set, at random or in turn.",
+        )
+        error.annotate()
+        raise
 
 
 class CountedLoader:

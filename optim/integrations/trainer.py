@@ -14,11 +14,10 @@ from typing import Any
 
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
-from ..data.shard import Shard
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
 from ..script.schedules import compare_schedule
-from .loaders import CountedLoader, reorder, reseed
+from .loaders import CountedLoader, reorder, reseed, sharded
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -113,7 +112,7 @@ class AtollCallback(TrainerCallback):
                 "self.accelerator.prepare(loader); or leave shard=True out.",
             )
         if self._shard:
-            shard = Shard(swarm, inside)
+            shard = sharded(swarm, inside)
             self._loader = CountedLoader(inside, shard.endless, whole=shard.batch)
             args.ignore_data_skip = True  # the run knows which samples come next
         else:

@@ -220,22 +220,6 @@ def _counting(given: Any, optimizers: Sequence[Optimizer]) -> Sequence[Optimizer
     return (one,)
 
 
-class _Life:
-    """Of an attachment, which it does not refer to. ``over``: it counts no more steps."""
-
-    over = False
-
-
-def _dropped(life: _Life, model: weakref.ref[nn.Module]) -> None:
-    """An attachment was collected. Where the model was, too, nobody trains it any more."""
-    if not life.over and model() is not None:
-        logger.warning(
-            "an attachment was dropped while its run goes on: the script keeps neither it nor its "
-            "optimizer, so no later step of the model is counted. Keep it for as long as the model "
-            "is trained, sync = attach(...), and call sync.finish() when training ends"
-        )
-
-
 class Attachment:
     """A model's membership in a run, made by `attach`. It counts the inner steps of the optimizer;
     after every H of them it contributes what they changed, waits for the round (without overlap),
@@ -300,8 +284,6 @@ class Attachment:
         self._declared: int | None = None  # samples told for the step under way
         self._last: WaitedOutcome | None = None
         self._node_lost = self._evaluating = self._detached = self._warned = False
-        self._life = _Life()
-        weakref.finalize(self, _dropped, self._life, weakref.ref(model)).atexit = False
         self._counts = {id(each) for each in counts}  # whose steps make up one
         self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
         self._stateless = set[int]()
@@ -323,7 +305,6 @@ class Attachment:
         self._uncounted = Uncounted(model, optimizers, clock, swarm.report)
         self._look_around()
         if self.done:
-            self._life.over = True
             self._uncounted.remove()
             self._lookout.tell_finished()
         self._rest()
@@ -362,7 +343,13 @@ class Attachment:
                 hint="Leave step() out, or attach(model, None, swarm).",
             )
         self._finish_resume()
+        self._show_gradients()
         self._count(None)
+
+    def _show_gradients(self) -> None:
+        """Before a round's first step, where nobody has said what is read."""
+        if self.first_batches.wants(round_ := self.round):
+            self.first_batches.trained(self._flat.tensors, round_)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if in_step_of_base(optimizer):
@@ -371,6 +358,7 @@ class Attachment:
         if not optimizer.state:
             self._stateless.add(id(optimizer))
         self._outside("optimizer.step()")
+        self._show_gradients()
         self._weights.before_step()
         self._uncounted.stepping(True)
         return self._strands[0].replica.before_step(optimizer, args, kwargs)
@@ -534,7 +522,6 @@ class Attachment:
         for turn in turns:
             self._lookout.tell_round(turn.outcome, turn.samples)
         if turns and self.done:
-            self._life.over = True
             self._uncounted.remove()
             self._lookout.tell_finished()
         if self._on_round is not None:
@@ -902,7 +889,7 @@ class Attachment:
         """
         if self._detached:
             return
-        self._detached = self._life.over = True
+        self._detached = True
         for hook in self._hooks:
             hook.remove()
         self._uncounted.remove()

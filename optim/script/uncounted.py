@@ -109,8 +109,9 @@ class Uncounted:
                 ", ".join(unstepped[:5]) + (", …" if len(unstepped) > 5 else ""),
             )
         stride = max(1, len(self._leaves) // HOOKED)
+        dropped = _Dropped()
         self._hooks = [
-            _hook(leaf, index, self)
+            _hook(leaf, index, self, dropped)
             for index, leaf in list(enumerate(self._leaves))[::stride]
             if not hasattr(leaf, "device_mesh")  # no gradient is added to slices by autograd
         ]
@@ -309,7 +310,22 @@ def _slots(model: nn.Module, tensors: Sequence[Tensor]) -> list[Slot]:
     ]
 
 
-def _hook(parameter: Tensor, index: int, uncounted: Uncounted) -> Any:
+class _Dropped:
+    """An attachment that the garbage collector has taken, whose model is still trained."""
+
+    told = False
+
+    def tell(self) -> None:
+        if not self.told:
+            self.told = True
+            logger.warning(
+                "the model is trained, and its attachment is gone: the script keeps neither it nor "
+                "its optimizer, so no step is counted any more. Keep it for as long as the model "
+                "is trained, sync = attach(...), and call sync.finish() when training ends"
+            )
+
+
+def _hook(parameter: Tensor, index: int, uncounted: Uncounted, dropped: _Dropped) -> Any:
     """A hook that is called before a gradient is added to the parameter's. It has no reference to
     the parameter, not even a weak one: `torch.utils.swap_tensors` refuses such tensors.
     """
@@ -319,6 +335,8 @@ def _hook(parameter: Tensor, index: int, uncounted: Uncounted) -> Any:
     def hook(gradient: Tensor) -> None:
         if (watching := to()) is not None:
             watching.reached(index)
+        else:
+            dropped.tell()
 
     return cast("Any", parameter).register_hook(unserializable_hook(hook))
 

@@ -294,3 +294,10 @@ def test_steps_that_fit_what_they_were_given_are_not(
 ) -> None:
     """Also those that declare two batches at every second step, or drop a batch now and then."""
     assert counted(declared, caplog) == ([], [])
+
+
+def test_len_of_a_shard_says_what_to_write_for_it() -> None:
+    shard = SoloSwarm(RunSettings(sync_every=1)).shard(DataLoader(list(range(8)), batch_size=2))
+    with pytest.raises(TypeError, match=r"steps_left\(swarm\) of atoll.optim"):
+        len(shard)
+    assert shard

@@ -312,8 +312,9 @@ class TestTrainerOnce:
             def __iter__(self) -> Any:
                 return iter(numbers())
 
-        with pytest.raises(ConfigError, match="a stream has no numbered samples"):
+        with pytest.raises(ConfigError, match="a stream has no numbered samples") as caught:
             trained(SoloSwarm(SETTINGS), tmp_path, data=Stream(), shard=True, max_steps=3)
+        assert str(caught.value.hint).startswith("Leave shard=True out: each member then reads")
 
 
 # ---- Lightning

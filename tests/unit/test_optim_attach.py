@@ -603,36 +603,33 @@ def test_done_and_detach(caplog: pytest.LogCaptureFixture) -> None:
     assert isinstance(attach(model, optimizer, SoloSwarm()), Attachment)
 
 
-def test_an_attachment_that_nobody_keeps_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    def told() -> int:
+def test_an_attachment_that_nobody_keeps_is_named_once_its_model_is_trained(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def told(model: nn.Module) -> int:
         gc.collect()
-        lines = sum("an attachment was dropped" in r.getMessage() for r in caplog.records)
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+        lines = sum("its attachment is gone" in r.getMessage() for r in caplog.records)
         caplog.clear()
         return lines
 
     def attached(model: nn.Module) -> tuple[torch.optim.Optimizer, Attachment]:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        swarm = SoloSwarm(RunSettings(sync_every=1, rounds=1))
-        return optimizer, attach(model, optimizer, swarm)
+        return optimizer, attach(model, optimizer, SoloSwarm(RunSettings(sync_every=1, rounds=1)))
 
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-
-    model = nn.Linear(2, 2)
-    attached(model)
-    assert told() == 1
-    attach(model, None, SoloSwarm(RunSettings(sync_every=1)))
-    assert told() == 1
-    optimizer = attached(model)[0]  # which keeps it
-    assert told() == 0
-    train(model, optimizer)  # all rounds
+    models = [nn.Linear(2, 2) for _ in range(4)]
+    attached(models[0])
+    assert told(models[0]) == 1
+    attach(models[1], None, SoloSwarm(RunSettings(sync_every=1)))
+    assert told(models[1]) == 1
+    optimizer = attached(models[2])[0]  # which keeps it
+    assert told(models[2]) == 0
+    optimizer.step()  # all rounds
     del optimizer
-    assert told() == 0
-    attached(model)[1].detach()
-    assert told() == 0
-    attached(nn.Linear(2, 2))  # and nobody keeps the model
-    assert told() == 0
+    assert told(models[2]) == 0
+    attached(models[3])[1].detach()
+    assert told(models[3]) == 0
 
 
 def test_by_hand() -> None:

@@ -5,6 +5,7 @@ never said.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from typing import Any
 
@@ -31,7 +32,7 @@ from atoll.node.run.membership_records import Record, sign_record
 from atoll.node.run.same_order import RUNNING, SameOrder, said_by, shows_order
 from atoll.node.run.verdicts import Verdicts
 from atoll.optim import SoloSwarm, attach
-from atoll.optim.data.first_batch import DIGEST_BYTES, FirstBatches, content_of
+from atoll.optim.data.first_batch import DIGEST_BYTES, FirstBatches, content_of, gradients_of
 
 H, ROUNDS = 2, 8
 ONE, OTHER, THIRD = PeerId("one"), PeerId("other"), PeerId("third")
@@ -60,6 +61,27 @@ def told(batches: list[Any], run: str = "run", **more: Any) -> list[tuple[int, b
 
 
 # ---- the digest
+
+
+def test_gradients_that_say_nothing_of_the_data_are_not_told() -> None:
+    parameters = [nn.Parameter(torch.zeros(100)) for _ in range(40)]
+    assert gradients_of(parameters) is None
+    for value, says in ((0.0, False), (1.0, True), (math.nan, False), (math.inf, False)):
+        for each in parameters:
+            each.grad = torch.zeros(100)
+        parameters[0].grad = torch.full((100,), value)
+        assert (gradients_of(parameters) is not None) == says
+    parameters[0].grad = torch.ones(100).to_sparse()
+    assert gradients_of(parameters) is None
+    swarm = Told()
+    first: Any = FirstBatches(swarm)  # pyright: ignore[reportArgumentType]
+    parameters[0].grad = torch.ones(100)
+    first.saw(torch.ones(3), 0)
+    first.trained(parameters, 0)  # a batch was seen, which is better
+    first.trained(parameters, 1)
+    parameters[0].grad = torch.full((100,), 2.0)
+    first.trained(parameters, 1)
+    assert [round_ for round_, _ in swarm.told] == [0, 1]
 
 
 def test_a_rounds_first_batch_is_told_and_no_other() -> None:
@@ -263,9 +285,11 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "same data" in record.getMessage()]
 
 
-def play(caplog: pytest.LogCaptureFixture, *, seeds: list[int], shard: bool = False) -> list[Any]:
-    """Members of a run that read by a shard, or all of the data in an order by their seed. Returns
-    of each whom it found to read the same.
+def play(
+    caplog: pytest.LogCaptureFixture, *, seeds: list[int], shard: bool = False, plain: bool = False
+) -> list[Any]:
+    """Members of a run that read by a shard, or all of the data in an order by their seed;
+    ``plain``: in loops of their own. Returns of each whom it found to read the same.
     """
     data = TensorDataset(torch.arange(512.0).unsqueeze(1))
 
@@ -277,7 +301,7 @@ def play(caplog: pytest.LogCaptureFixture, *, seeds: list[int], shard: bool = Fa
         loader = DataLoader(data, batch_size=4, shuffle=True, generator=generator)
         most = dict[int, int]()
         for (batch,) in swarm.shard(loader) if shard else loader:
-            if not shard:  # as the integrations do
+            if not shard and not plain:  # as the integrations do
                 sync.first_batches.saw(batch, sync.round)
             model(batch / 512).square().mean().backward()
             optimizer.step()
@@ -296,8 +320,11 @@ def play(caplog: pytest.LogCaptureFixture, *, seeds: list[int], shard: bool = Fa
         return swarm.run(script)
 
 
-def test_members_with_one_seed_are_named_to_one_another(caplog: pytest.LogCaptureFixture) -> None:
-    first, second, third = play(caplog, seeds=[5, 5, 6])
+@pytest.mark.parametrize("plain", [False, True])
+def test_members_with_one_seed_are_named_to_one_another(
+    plain: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = play(caplog, seeds=[5, 5, 6], plain=plain)
     assert first.keys() == {1}
     assert second.keys() == {0}
     assert third == {}
@@ -307,11 +334,14 @@ def test_members_with_one_seed_are_named_to_one_another(caplog: pytest.LogCaptur
     assert all("swarm.shard(loader)" in each and "shard=True" in each for each in words)
 
 
-@pytest.mark.parametrize(("seeds", "shard"), [([5, 6, 7], False), ([5, 5, 5], True)])
+@pytest.mark.parametrize(
+    ("seeds", "shard", "plain"),
+    [([5, 6, 7], False, False), ([5, 5, 5], True, False), ([5, 6, 7], False, True)],
+)
 def test_members_that_read_apart_are_told_nothing(
-    seeds: list[int], shard: bool, caplog: pytest.LogCaptureFixture
+    seeds: list[int], shard: bool, plain: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert play(caplog, seeds=seeds, shard=shard) == [{}, {}, {}]
+    assert play(caplog, seeds=seeds, shard=shard, plain=plain) == [{}, {}, {}]
     assert warned(caplog) == []
 
 
