@@ -95,10 +95,10 @@ def _floats(tensors: Iterable[Tensor]) -> tuple[str, ...]:
 def _computed(inner: nn.Module) -> str:
     """The one floating type of the buffers that ``state_dict()`` leaves out; "" for none."""
     found = _floats(
-        module._buffers[key]
+        buffer
         for module in inner.modules()
-        for key in module._non_persistent_buffers_set
-        if module._buffers.get(key) is not None
+        for key, buffer in module._buffers.items()
+        if buffer is not None and key in module._non_persistent_buffers_set
     )
     return found[0] if len(found) == 1 else ""
 

@@ -12,13 +12,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 32,
     "hidden_size": 16,
     "intermediate_size": 24,
@@ -103,6 +104,11 @@ def text(model: Any, batch: Tensor) -> Any:
     if getattr(model.config, "is_encoder_decoder", False):
         return model(input_ids=batch, decoder_input_ids=batch)
     return model(input_ids=batch)
+
+
+def load(name: str) -> Any:
+    """A module that is loaded where a case needs it, and perhaps not installed."""
+    return import_module(name)
 
 
 # ---- models of one's own
@@ -270,8 +276,7 @@ def quantised() -> nn.Module:
     """Observers of quantisation-aware training, whose ranges are learnt in forward."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from torch.ao import quantization
-
+        quantization = load("torch.ao.quantization")
         model = nn.Sequential(
             quantization.QuantStub(),
             nn.Conv2d(1, 4, 3),
@@ -313,18 +318,15 @@ def timm(name: str, **settings: Any) -> Callable[[], Any]:
     """One of timm's, with random weights."""
 
     def build() -> Any:
-        import timm as library
-
-        return library.create_model(name, num_classes=5, **settings)
+        return load("timm").create_model(name, num_classes=5, **settings)
 
     return build
 
 
 def split_batches() -> Any:
     """Timm's batch norm that has one more for adversarial halves."""
-    import timm.layers
-
-    return timm.layers.convert_splitbn_model(timm.create_model("resnet10t", num_classes=5), 2)
+    model = load("timm").create_model("resnet10t", num_classes=5)
+    return load("timm.layers").convert_splitbn_model(model, 2)
 
 
 def library(config: str, kind: str, dtype: torch.dtype | None = None, **settings: Any) -> Any:
@@ -355,7 +357,7 @@ def pair() -> Any:
     """An encoder and a decoder of two configurations."""
     import transformers
 
-    small = {**SMALL, "max_position_embeddings": 16}
+    small: dict[str, Any] = {**SMALL, "max_position_embeddings": 16}
     config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
         transformers.BertConfig(**small), transformers.BertConfig(**small)
     )
@@ -390,8 +392,7 @@ def adapter(
     base = same(build)
 
     def adapted() -> Any:
-        import peft
-
+        peft = load("peft")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return peft.get_peft_model(base(), peft.LoraConfig(r=2, **settings))

@@ -42,7 +42,11 @@ from atoll.optim import attach
 
 
 class Refused(Exception):
-    """By attach."""
+    """By attach. ``words``: all that it says."""
+
+    def __init__(self, error: AtollError) -> None:
+        super().__init__(str(error))
+        self.words = f"{error}\n{error.why}\n{error.hint}"
 
 
 def export(case: _models.Case, name: str, home: Path) -> tuple[torch.Tensor, str]:
@@ -55,7 +59,7 @@ def export(case: _models.Case, name: str, home: Path) -> tuple[torch.Tensor, str
     try:
         sync = attach(model, optimizer, swarm, batch_size=2)
     except AtollError as error:
-        raise Refused(f"{error}") from error
+        raise Refused(error) from error
     model.train()
     while not sync.done:
         _models.output(case, model).square().mean().backward()
@@ -124,7 +128,7 @@ def main() -> None:
                 if case.refused:
                     wrong[name] = "attach took it"
             except Refused as error:
-                said.write(f"refused: {error}\n{error.__cause__.why}\n{error.__cause__.hint}\n")
+                said.write(f"refused: {error.words}\n")
                 refused.append(name)
                 if not case.refused or case.refused not in str(error):
                     wrong[name] = f"refused: {error}"
