@@ -55,7 +55,7 @@ from .plain import (
     whole,
     words_of,
 )
-from .series import Numbered, series_tag
+from .series import NumberedName, series_tag
 from .swarm import Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
@@ -378,8 +378,8 @@ def gather_objects(
     everyone: bool = False,
 ) -> Handle[Objects]:
     """Everybody's ``value``, by peer: None, booleans, numbers, text, bytes, and lists and mappings
-    of them, in at most ``most`` bytes of msgpack (up to MOST_OBJECT_BYTES), which each costs. Tuples
-    arrive as lists. All callers say the same ``most``.
+    of them, in at most ``most`` bytes of msgpack (up to MOST_OBJECT_BYTES), which each costs.
+    Tuples arrive as lists. All callers say the same ``most``.
     """
     import torch
 
@@ -668,7 +668,7 @@ def call_of(
         )
     try:
         str.encode(op_id)  # not every str can be
-        if isinstance(op_id, Numbered):
+        if isinstance(op_id, NumberedName):
             tag = series_tag(tag, op_id.series, op_id.number)
         call = Call(
             str(op_id),

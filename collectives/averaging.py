@@ -53,7 +53,7 @@ from .plain import (
     plainly,
     whole,
 )
-from .series import Numbered
+from .series import NumberedName
 from .swarm import Call, Operating, Outcome, Status, Swarm
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def average(
     import torch
 
     check_swarm(swarm)
-    if isinstance(op_id, Numbered):
+    if isinstance(op_id, NumberedName):
         raise LocalProtocolError(
             "an average takes no numbered() name: it is several operations",
             hint="name it by swarm.next_number() or the run's round yourself",

@@ -79,7 +79,7 @@ def options() -> argparse.Namespace:
 
 
 @contextlib.contextmanager
-def two_nodes(folder: Path) -> Iterator[tuple[Path, str]]:
+def two_nodes(folder: Path) -> Generator[tuple[Path, str]]:
     """Two nodes in one run: the home of the one that the script uses, and the run's invite."""
     homes, invite = [folder / "a", folder / "b"], ""
     try:
@@ -115,7 +115,7 @@ class Script:
 
     def enter(self) -> RunSwarm:
         swarm = join("cut", home=self.home, private=False, progress=lambda *_: None)
-        swarm.open(make_layout([("w", (4,))]), lambda initial: initial.zero_()).release()
+        swarm.open(make_layout([("w", (4,))]), _zero).release()
         return swarm
 
     def fresh(self) -> tuple[str, float]:
@@ -226,7 +226,7 @@ class Script:
             view.release()
 
     def call_contribute(self) -> None:
-        ticket = self.swarm.contribute(samples=1, write=lambda out: out.fill_(0.0))
+        ticket = self.swarm.contribute(samples=1, write=_zero)
         ticket.wait(20)
 
     def joining(self) -> None:

@@ -231,7 +231,8 @@ def _in_words(text: str) -> str:
 
 def _wanted_at(kind: Any, path: str) -> Any:
     """The type of the value at a path; of a list or a free table, that of its values."""
-    path, inside = re.match(r"(.*?)(\[[^\[\]]*\])?\Z", path, re.DOTALL).groups()  # type: ignore[union-attr]
+    inside = re.search(r"\[[^\[\]]*\]\Z", path)
+    path = path[: inside.start()] if inside else path
     parent, _, at = path.rpartition(".")
     wanted = next((field.type for field in _fields_at(kind, parent) if field.name == at), None)
     return _item_of(wanted) if inside else wanted

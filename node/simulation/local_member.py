@@ -63,7 +63,9 @@ class LocalPending:
 
 
 class LocalOperating(LocalPending):
-    """A free-standing operation (an Operating). Its deadline is looked at by whoever waits or looks."""
+    """A free-standing operation (an Operating). Its deadline is looked at by whoever waits, or asks
+    whether it is done.
+    """
 
     def __init__(
         self, member: LocalMember, call: Call, cid: bytes, members: tuple[PeerId, ...], numel: int
@@ -419,6 +421,7 @@ class LocalMember:
         self._operations.pop(op_id, None)
         if self._closed or self._process is None:
             return self.still_open(f"{reason}: this swarm was closed")
+        says = ""
         with self._node().alive():
             says = self._node().session.operations.abandon(self.clock(), op_id)
         return self.still_open(f"{reason}: {says}" if says else reason)

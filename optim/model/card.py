@@ -47,10 +47,10 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
     ``floats``: the floating types of the live model, buffers that ``state_dict()`` leaves out
     included; ``computed``: that of those buffers, where all have one. ``wrapped``: the script's
-    model is one of torch.compile or DDP, whose names are others. ``missing``: what belongs to the model and is not here, with the reason. ``own``:
-    buffers and frozen parameters that changed in training, and are this member's own. ``made``: the saved tensors are
-    computed from trained ones (PEFT's prompt encoders), so all lie here, for the anchor of
-    ``round``.
+    model is one of torch.compile or DDP, whose names are others. ``missing``: what belongs to the
+    model and is not here, with the reason. ``own``: buffers and frozen parameters that changed in
+    training, and are this member's own. ``made``: the saved tensors are computed from trained ones
+    (PEFT's prompt encoders), so all lie here, for the anchor of ``round``.
     """
 
     kind: Literal["module", "transformers", "peft"]

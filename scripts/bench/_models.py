@@ -329,7 +329,7 @@ def split_batches() -> Any:
     return load("timm.layers").convert_splitbn_model(model, 2)
 
 
-def library(config: str, kind: str, dtype: torch.dtype | None = None, **settings: Any) -> Any:
+def library(config: str, kind: str, dtype: Any = None, **settings: Any) -> Any:
     """One of transformers', with random weights."""
 
     def build() -> Any:
