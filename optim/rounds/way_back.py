@@ -29,6 +29,10 @@ ORDINARY, COMPARED = 4.0, 8
 """Times the median of so many moves of the anchor before: a longer one is a jump."""
 UNSTEADY = 8.0  # the longest of so many recent moves, in shortest ones
 HABIT = 3  # ways back, after which the script is one that goes back
+LONGEST = 2.0
+"""Times the longest way that was trained from an anchor before: no more lies between an earlier
+anchor and what was trained from it. Where a learning rate rises or other data come, one step is as
+long as all that the anchors have moved, and may end near an earlier one."""
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class WayBack:
             ]
             self._run = RUN
         self._found = 0  # ways back
+        self._longest = 0.0  # way that was trained from an anchor, squared
         self._anchors: list[_Anchor] = []
 
     def add(self, anchor: AnchorView) -> None:
@@ -80,24 +85,32 @@ class WayBack:
         """The round of the earlier anchor that the live values have come back to from the newest
         one, None where they have not, and where the script is one that goes back now and then.
         """
-        if len(self._anchors) < LEAST:
+        if not self._anchors:
             return None
         base = self._anchors[-1].sample
         live = self._flat.sample(self._starts, self._run)
         way = (live - base).double()
         squares = way.square()
         length = float(squares.sum())
-        if not length > 0 or length**2 < LEAST_SPREAD * float(squares.square().sum()):
+        spread = length**2 >= LEAST_SPREAD * float(squares.square().sum())
+        found = self._nearest(live, length) if length > 0 and spread else None
+        if found is None:
+            self._longest = max(self._longest, length)
+            return None
+        self._found += 1
+        return None if self._found > HABIT else self._anchors[found].round
+
+    def _nearest(self, live: Tensor, length: float) -> int | None:
+        """The index of the anchor that a way of this length, squared, leads back to."""
+        if len(self._anchors) < LEAST:
             return None
         distances = [
             (float((live - anchor.sample).double().square().sum()), index)
             for index, anchor in enumerate(self._anchors[:-2])
         ]
         nearest, index = min(distances)
-        if nearest > NEAR**2 * length or self._astray(index):
-            return None
-        self._found += 1
-        return None if self._found > HABIT else self._anchors[index].round
+        far = nearest > NEAR**2 * length or 0 < LONGEST**2 * self._longest < nearest
+        return None if far or self._astray(index) else index
 
     def _astray(self, since: int) -> bool:
         """Whether the anchor has jumped since, or does all the time: where others' work, or an

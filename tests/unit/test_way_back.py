@@ -267,6 +267,23 @@ def test_an_earlier_anchor_is_known_in_a_sample(numel: int) -> None:
         assert watch.leads_to() is None
 
 
+def test_one_step_as_long_as_all_of_the_anchors_way_is_no_way_back() -> None:
+    """A rate that rises fifty times, or other data: it ends near an earlier anchor by its length
+    alone, far from what was ever trained from one.
+    """
+    model, watch, anchors = watched()
+    for honest in (0.01, 0.02):
+        put(model, anchors[5] + honest * torch.randn(5000))
+        assert watch.leads_to() is None
+    put(model, anchors[0] + 0.3 * torch.randn(5000))
+    assert watch.leads_to() is None
+    model, watch, anchors = watched()
+    put(model, anchors[5] + 0.02 * torch.randn(5000))
+    assert watch.leads_to() is None
+    put(model, anchors[0] + 0.03 * torch.randn(5000))
+    assert watch.leads_to() == 0
+
+
 def test_few_elements_that_go_back_are_no_way_back() -> None:
     model, watch, anchors = watched(20)
     found = anchors[5].clone()
