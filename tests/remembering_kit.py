@@ -241,6 +241,27 @@ class MasterInOne(Optimizer):
             p.copy_(part.view(p.shape))
 
 
+class MastersOf(Optimizer):
+    """Copies in float32 that another optimizer steps, whatever that keeps of them; the function
+    which makes it is an argument.
+    """
+
+    def __init__(self, params: Any, make: Callable[[Any], Any]) -> None:
+        super().__init__(params, {})
+        self.make = make
+        self.narrow = [p for group in self.param_groups for p in group["params"]]
+        self.copies = [p.detach().float().clone().requires_grad_() for p in self.narrow]
+        self.inner = make(self.copies)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for p, copy in zip(self.narrow, self.copies, strict=True):
+            copy.grad = p.grad.float()
+        self.inner.step()
+        for p, copy in zip(self.narrow, self.copies, strict=True):
+            p.copy_(copy)
+
+
 class MasterInClosure(Optimizer):
     """Copies that no attribute shows."""
 
@@ -321,6 +342,23 @@ class Muonlike(Optimizer):
                         square = update @ update.T
                         update = 1.5 * update - 0.5 * square @ update
                 p.sub_(group["lr"] * update.to(p.dtype))
+
+
+class Flagged(Optimizer):
+    """Wants a flag of each group that no argument gives, and a closure."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr})
+        assert all("flag" in group for group in self.param_groups)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        if closure is None:
+            raise LookupError("no closure")
+        closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.sub_(group["lr"] * p.grad)
 
 
 class WantsNames(Optimizer):

@@ -69,14 +69,21 @@ class _Master:
 
 @dataclass(frozen=True, slots=True)
 class _Remembering:
-    """An attached optimizer, its parameters, and the keys of its positions."""
+    """An attached optimizer, its parameters, the keys of its positions, and which of these are
+    masters of narrow parameters, where that is known.
+    """
 
     optimizer: Any
     parameters: list[Tensor]
     positions: frozenset[str]
+    masters: frozenset[str] | None
 
     def held(self) -> list[HeldTensor]:
         return held_tensors(self.optimizer, self.parameters)
+
+    def may_be_master(self, key: str) -> bool:
+        """A start point or slow weights may round to the parameter, too."""
+        return self.masters is None or key in self.masters
 
     @property
     def moves(self) -> bool:
@@ -118,13 +125,14 @@ class Consent:
         or a checkpoint is loaded, whose masters have what rounding takes.
         """
         with torch.inference_mode(mode=False), torch.no_grad():
-            masters, lapsed = self._masters()
+            masters, twins, lapsed = self._masters()
             self._flat.masters.update({id(each.narrow): each.wide for each in masters})
             ids = frozenset(self._flat.masters)
             if fresh := ids - self._complete:
                 for replica in replicas:
                     complete(replica.flat, replica.base, fresh)
             before = [each.detach().clone() for each in self._watched]
+            wide = {each.narrow: (each.wide, each.wide.detach().clone()) for each in masters}
         try:
             yield
         finally:
@@ -133,12 +141,14 @@ class Consent:
             with torch.inference_mode(mode=False), torch.no_grad():
                 for each in lapsed:
                     each.wide.copy_(each.narrow)
-                self._move(before, {each.wide.data_ptr() for each in (*masters, *lapsed)})
+                written = {each.wide.data_ptr() for each in (*masters, *lapsed)}
+                self._move(before, wide, twins, written)
 
-    def _masters(self) -> tuple[list[_Master], list[_Master]]:
-        """Masters; and what was one, or should be by its key, and differs from its parameter now,
-        such as where the script has loaded weights into the model: it is to be set to the
-        parameter. Zeros say nothing of a key.
+    def _masters(self) -> tuple[list[_Master], list[_Master], list[_Master]]:
+        """Masters; what rounds to a parameter beside its master, such as slow weights just now; and
+        what was a master, or should be by its key, and differs from its parameter, such as where
+        the script has loaded weights into the model: it is to be set to the parameter. Zeros say
+        nothing of a key.
         """
         live = {id(each) for each in self._flat.tensors}
         candidates = [
@@ -148,6 +158,7 @@ class Consent:
             if id(parameter := each.parameters[held.index]) in live
             and type(held.tensor) is Tensor
             and held.tensor.element_size() > parameter.element_size()
+            and each.may_be_master(held.key)
         ]
         equal, telling = _compare(candidates)
         votes = dict[tuple[int, str], list[bool]]()
@@ -155,19 +166,27 @@ class Consent:
             if tells:
                 votes.setdefault(each.key, []).append(same)
         keys = {key for key, same in votes.items() if sum(same) >= MOST * len(same)}
-        masters, lapsed = list[_Master](), list[_Master]()
+        masters, twins, lapsed = list[_Master](), list[_Master](), list[_Master]()
         taken = set[int]()
         for each, same in zip(candidates, equal, strict=True):
-            if same and each.key in keys and id(each.narrow) not in taken:
+            if same and each.key in keys:
+                (twins if id(each.narrow) in taken else masters).append(each)
                 taken.add(id(each.narrow))
-                masters.append(each)
             elif each.key in keys | self._known:
                 lapsed.append(each)
         self._known = frozenset(keys)
-        return masters, lapsed
+        return masters, twins, lapsed
 
-    def _move(self, before: Sequence[Tensor], but: set[int]) -> None:
-        """Positions by as much as the parameters were moved, those at these addresses excepted."""
+    def _move(
+        self,
+        before: Sequence[Tensor],
+        wide: Mapping[Tensor, tuple[Tensor, Tensor]],
+        twins: Sequence[_Master],
+        but: set[int],
+    ) -> None:
+        """Positions by as much as the parameters were moved, those at these addresses excepted.
+        ``wide``: masters by parameter, and what they were: what is beside them moves unrounded.
+        """
         moved = {
             parameter: _at_least_float(parameter.detach()) - _at_least_float(old)
             for parameter, old in zip(self._watched, before, strict=True)
@@ -181,7 +200,16 @@ class Consent:
                 for held in each.held():
                     if held.key in each.positions and _address(held.tensor) not in but:
                         parameter = each.parameters[held.index]
-                        _shift(held.tensor, moved[parameter], parameter)
+                        at, delta = parameter.detach(), moved[parameter]
+                        if parameter in wide:
+                            at, old = wide[parameter]
+                            delta = at - old
+                        _shift(held.tensor, delta, at)
+                        but.add(_address(held.tensor))
+        for each in twins:
+            if _address(each.wide) not in but:
+                master, old = wide[each.narrow]
+                _shift(each.wide, master - old, master)
         if self._on_adopted is not None:
             self._on_adopted(moved)
 
@@ -196,7 +224,7 @@ def _remembering(optimizer: Any, inner: Optimizer) -> _Remembering:
         logger.warning("%s", TAKES_BACK.format(name=name, gone=memory.left))
     elif memory.positions:
         logger.info(MOVED, name, ", ".join(sorted(memory.positions)))
-    return _Remembering(optimizer, parameters_of(inner), memory.positions)
+    return _Remembering(optimizer, parameters_of(inner), memory.positions, memory.masters)
 
 
 def _memory_of(optimizer: Any, inner: Optimizer) -> OptimizerMemory:
@@ -241,10 +269,10 @@ def _address(tensor: Tensor) -> int:
     return tensor.data_ptr() if type(tensor) is Tensor else 0
 
 
-def _shift(position: Tensor, delta: Tensor, parameter: Tensor) -> None:
-    """Where either was not finite, the position is the parameter's from now on."""
+def _shift(position: Tensor, delta: Tensor, at: Tensor) -> None:
+    """Where either was not finite, the position is ``at`` from now on: where the parameter is."""
     there = position + delta.to(position.device)
-    at = parameter.detach().to(position.device)
+    at = at.to(position.device)
     position.copy_(torch.where(torch.isfinite(there), there, at))
 
 

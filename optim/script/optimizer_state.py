@@ -20,7 +20,7 @@ PADDED = 4096  # elements that a flat tensor for all may have beyond theirs, or 
 class HeldTensor:
     """``key``: where it is, by names of attributes and dictionary keys, without the parameter's own
     place; so it is the same in another optimizer of the class. ``index``: the parameter that it is
-    of. ``tensor``: of that parameter's shape, the tensor itself or a view of the flat one for all.
+    of. ``tensor``: of that parameter's shape, the tensor itself or a view of a flat one.
     """
 
     key: str
@@ -131,6 +131,12 @@ class _StateSearch:
             like = self._parameters[at].detach()
             if type(tensor) in (Tensor, type(like)) and tensor.shape == like.shape:
                 self._take(path, at, tensor)
+            elif (
+                type(tensor) is type(like) is Tensor
+                and tensor.shape == (like.numel(),)
+                and tensor.is_contiguous()
+            ):
+                self._take(path, at, tensor.view(like.shape))
         elif type(tensor) is Tensor and tensor.dim() == 1 and tensor.is_contiguous() and scope:
             self._cut(path, tensor, scope)
 

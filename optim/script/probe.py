@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .optimizer_state import HeldTensor, held_tensors, inner_optimizers
+from .optimizer_state import HeldTensor, held_tensors, inner_optimizers, is_optimizer
 
 WARM = 12  # gradients before the displacement, and after it
 LONG = 100  # after it, where something lies at a position and nothing was taken back yet
@@ -49,12 +49,14 @@ PLAIN = (bool, int, float, complex, str, bytes, tuple, list, type(None), torch.d
 @dataclass(frozen=True, slots=True)
 class OptimizerMemory:
     """Of one class with its settings. ``gone``: the share of a displacement that it takes back;
-    ``positions``: keys of `held_tensors` that lie where the parameters are; ``left``: the share
-    that it takes back when those are moved, too. ``fault``: why it could not be asked, or "".
+    ``positions``: keys of `held_tensors` that lie where the parameters are; ``masters``: those of
+    them that each step makes narrow parameters of, None where it was not asked; ``left``: the share
+    that it takes back when positions are moved, too. ``fault``: why it could not be asked, or "".
     """
 
     gone: float = 0.0
     positions: frozenset[str] = frozenset()
+    masters: frozenset[str] | None = None
     left: float = 0.0
     fault: str = ""
 
@@ -62,6 +64,10 @@ class OptimizerMemory:
     def harmless(self) -> bool:
         """Whether an adopted anchor stays, when ``positions`` are moved with it."""
         return not self.fault and self.left <= GONE
+
+
+class NotANumberError(ArithmeticError):
+    """A toy's parameters are NaN."""
 
 
 @torch.inference_mode(mode=False)
@@ -90,11 +96,25 @@ def _ask(build: Callable[[], _Toy]) -> OptimizerMemory:
     gone, steps = pair.gone(WARM), WARM
     if gone <= GONE and positions:  # slow weights may come back every fifty steps only
         gone, steps = pair.gone(LONG), WARM + LONG
-    if gone <= GONE or not positions:
-        return OptimizerMemory(gone, left=gone)
-    cured = _Pair(build)
-    cured.displace(positions)
-    return OptimizerMemory(gone, positions, cured.gone(steps))
+    if gone <= GONE:
+        return OptimizerMemory(gone, masters=frozenset(), left=gone)
+    left = _left(build, positions, steps) if positions else gone
+    if left > GONE:  # what lies far from the parameters may be moved with them, too
+        for key in sorted(pair.still.keys() - positions):
+            with contextlib.suppress(NotANumberError):  # a variance was moved below zero
+                if (also := _left(build, positions | {key}, steps)) <= GONE:
+                    positions, left = positions | {key}, also
+                    break
+    narrow = any(each.element_size() < 4 for each in pair.still.parameters)
+    masters = pair.still.masters(positions) if narrow else None
+    return OptimizerMemory(gone, positions, masters, left)
+
+
+def _left(build: Callable[[], _Toy], positions: frozenset[str], steps: int) -> float:
+    """What is gone when these are moved along."""
+    pair = _Pair(build)
+    pair.displace(positions)
+    return pair.gone(steps)
 
 
 class _Pair:
@@ -127,7 +147,7 @@ class _Pair:
             known = sums.get(still.dtype, (0.0, 0.0))
             sums[still.dtype] = known[0] + left, known[1] + float(delta.square().sum())
         if any(left != left for left, _ in sums.values()):
-            raise FloatingPointError("its steps on random gradients give NaN")
+            raise NotANumberError("its steps on random gradients give NaN")
         return max(abs(1 - left / whole) for left, whole in sums.values())
 
 
@@ -158,7 +178,7 @@ class _Toy:
             try:
                 self._optimizer.step()
                 return
-            except (TypeError, AssertionError, RuntimeError):
+            except Exception:  # what a class raises that wants a closure
                 if self._steps > 1:
                     raise
                 self._closure = True
@@ -172,6 +192,28 @@ class _Toy:
             far = (held.tensor.double() - parameter).norm()
             votes.setdefault(held.key, []).append(bool(far < NEAR * parameter.norm()))
         return frozenset(key for key, near in votes.items() if sum(near) >= MOST * len(near))
+
+    def keys(self) -> frozenset[str]:
+        """Of all that is held."""
+        return frozenset(held.key for held in self._held())
+
+    @torch.no_grad()
+    def masters(self, positions: frozenset[str]) -> frozenset[str]:
+        """Those of these keys whose tensors are rounded to the parameters by each step, wherever
+        they were before. To be asked last: it moves all of them apart.
+        """
+        draw = torch.Generator().manual_seed(4)
+        held = [each for each in self._held() if each.key in positions]
+        for each in held:
+            each.tensor.add_(_like(torch.randn(each.tensor.shape, generator=draw), each.tensor))
+        self.step()
+        found = dict[int, str]()
+        # Where a step is tiny what it begins at rounds alike: state gives way to what is beside it.
+        for each in sorted(held, key=lambda each: "state" in each.key.split(".")):
+            parameter = self.parameters[each.index]
+            if torch.equal(each.tensor.to(parameter.dtype), parameter):
+                found.setdefault(each.index, each.key)
+        return frozenset(found.values())
 
     @torch.no_grad()
     def displace(self, positions: frozenset[str]) -> list[Tensor]:
@@ -211,12 +253,17 @@ def _builder(
     """
     groups = _unlike_groups(like)
     failed: Exception | None = None
-    for as_class, with_rest in itertools.product((False, True), (True, False)):
+    for flags, as_class, with_rest in itertools.product(
+        (False, True), (False, True), (True, False)
+    ):
 
-        def build(as_class: bool = as_class, with_rest: bool = with_rest) -> _Toy:
+        def build(flags: bool = flags, as_class: bool = as_class, rest: bool = with_rest) -> _Toy:
             toys = [_toys(group) for group in groups]
-            rebuilt = _Rebuilt(groups, toys, speed, as_class=as_class, with_rest=with_rest)
+            rebuilt = _Rebuilt(
+                groups, toys, speed, as_class=as_class, with_rest=rest, with_flags=flags
+            )
             made = rebuilt.make(optimizer)
+            _without_decay(made)
             return _Toy(made, [toy for group in toys for toy in group])
 
         try:
@@ -227,6 +274,18 @@ def _builder(
         return build
     assert failed is not None
     raise failed
+
+
+def _without_decay(optimizer: Any) -> None:
+    """Nor in what it has made inside: decay takes a displacement back, too."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for name in DECAYS:
+            if isinstance(group.get(name), float):
+                group[name] = 0.0
+    for value in list(vars(optimizer).values()):
+        for each in cast("list[Any]", value) if isinstance(value, list) else [value]:
+            if each is not optimizer and is_optimizer(each):
+                _without_decay(each)
 
 
 def _unlike_groups(groups: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -265,12 +324,14 @@ class _Rebuilt:
         *,
         as_class: bool,
         with_rest: bool,
+        with_flags: bool,
     ) -> None:
         """``as_class``: an optimizer inside is given as its class; ``with_rest``: a constructor
-        that takes any names gets all of the defaults.
+        that takes any names gets all of the defaults; ``with_flags``: groups say of themselves what
+        no argument does, such as ``use_muon``.
         """
         self._groups, self._toys, self._speed = groups, toys, speed
-        self._as_class, self._with_rest = as_class, with_rest
+        self._as_class, self._with_rest, self._with_flags = as_class, with_rest, with_flags
 
     def make(self, optimizer: Any) -> Any:
         """Another one of its class with its settings, no decay and a constant rate. Raises
@@ -306,9 +367,10 @@ class _Rebuilt:
     def _parameters(self, taken: set[str]) -> list[dict[str, Any]]:
         made = list[dict[str, Any]]()
         for group, toys in zip(self._groups, self._toys, strict=True):
-            settings = {
-                name: _sober(name, group[name], group, self._speed) for name in taken & group.keys()
-            }
+            named = taken & group.keys()
+            if self._with_flags:
+                named |= {name for name, value in group.items() if isinstance(value, bool)}
+            settings = {name: _sober(name, group[name], group, self._speed) for name in named}
             made.append({**settings, "params": list(toys)})
         return made
 

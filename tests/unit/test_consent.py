@@ -18,12 +18,14 @@ from remembering_kit import (
     FTRL,
     MADGRAD,
     EightBit,
+    Flagged,
     Lion,
     Lookahead,
     MasterInClosure,
     MasterInGroups,
     MasterInOne,
     MasterInState,
+    MastersOf,
     Muonlike,
     OtherLookahead,
     ScheduleFreeAdamW,
@@ -41,6 +43,7 @@ from atoll.optim.data.ledger import attached_to
 from atoll.optim.model.flat import FlatTensor, FlatVector
 from atoll.optim.script.checks import hooked
 from atoll.optim.script.consent import Consent
+from atoll.optim.script.optimizer_state import held_tensors
 from atoll.optim.script.probe import GONE, probe
 
 H = 4
@@ -158,6 +161,56 @@ def test_what_is_not_cured_is_known(make: Make, dtype: torch.dtype) -> None:
     found = probe(optimizer, optimizer.param_groups)
     assert found.gone > 0.9
     assert (found.positions, found.harmless) == (frozenset(), False)
+
+
+@pytest.mark.parametrize("lr", [1e-2, 1e-9])
+def test_masters_are_told_from_what_rounds_like_them(lr: float) -> None:
+    """At a low rate a start point rounds to the parameter for ever, and is no master."""
+    optimizer = MastersOf(net(torch.bfloat16).parameters(), lambda copies: MADGRAD(copies, lr=lr))
+    found = probe(optimizer, optimizer.param_groups)
+    assert found.positions == {"copies", "inner.state.x0"}
+    assert (found.masters, found.harmless) == ({"copies"}, True)
+    narrow = MADGRAD(net(torch.bfloat16).parameters(), lr=lr)
+    assert probe(narrow, narrow.param_groups).masters == frozenset()
+
+
+def test_a_position_that_has_gone_far_is_found_by_what_moving_it_does() -> None:
+    """Its rate is hidden in a function, so that no slower toy can be made."""
+
+    def make(copies: Any) -> Optimizer:
+        optimizer = ScheduleFreeSGD(copies, lr=1.0)
+        optimizer.train()
+        return optimizer
+
+    optimizer = MastersOf(net().parameters(), make)
+    found = probe(optimizer, optimizer.param_groups)
+    assert (found.positions, found.harmless) == ({"copies", "inner.state.z"}, True)
+
+
+def test_decay_that_is_hidden_inside_is_no_memory() -> None:
+    def make(copies: Any) -> Optimizer:
+        return torch.optim.AdamW(copies, lr=1e-2, weight_decay=0.5)
+
+    optimizer = MastersOf(net().parameters(), make)
+    found = probe(optimizer, optimizer.param_groups)
+    assert (found.positions, found.harmless) == ({"copies"}, True)
+
+
+def test_flags_of_groups_and_closures_are_given_to_those_that_want_them() -> None:
+    optimizer = Flagged([{"params": list(net().parameters()), "flag": True}])
+    assert probe(optimizer, optimizer.param_groups).fault == ""
+
+
+def test_a_start_point_that_is_kept_flat_is_held() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for p in model.parameters():
+        optimizer.state[p]["p0"] = p.detach().flatten().clone()
+    held = held_tensors(optimizer, list(model.parameters()))
+    assert [each.key for each in held] == ["state.p0"] * 4
+    assert all(
+        torch.equal(each.tensor, p) for each, p in zip(held, model.parameters(), strict=True)
+    )
 
 
 def test_a_rate_that_begins_at_zero_and_one_parameter_a_group() -> None:
@@ -304,6 +357,8 @@ def test_lbfgs_learns_of_the_jump_as_of_a_step() -> None:
 def masters(optimizer: Any) -> list[Tensor]:
     if isinstance(optimizer, MasterInState):
         return [optimizer.state[p]["master"] for p in optimizer.param_groups[0]["params"]]
+    if isinstance(optimizer, MastersOf):
+        return optimizer.copies
     if isinstance(optimizer, MasterInGroups):
         return list(optimizer.inner.param_groups[0]["params"])
     assert isinstance(optimizer, MasterInOne)
@@ -329,7 +384,16 @@ class Member:
             step(self.model, self.optimizer, self.made)
 
 
-KINDS = [MasterInState, MasterInGroups, MasterInOne]
+def masters_and_slow(params: Any) -> Optimizer:
+    """Slow weights are the masters themselves, bit for bit, at each boundary."""
+    return MastersOf(params, lambda copies: Lookahead(SGD(copies, lr=0.05), k=H))
+
+
+def masters_and_start(params: Any) -> Optimizer:
+    return MastersOf(params, MADGRAD)
+
+
+KINDS = [MasterInState, MasterInGroups, MasterInOne, masters_and_slow, masters_and_start]
 
 
 @pytest.mark.parametrize("make", KINDS)
@@ -354,7 +418,7 @@ def test_masters_hold_the_anchor_unrounded_and_contributions_are_theirs(make: Ma
 
 
 @pytest.mark.parametrize("overlap", ["none", "late", "eager"])
-@pytest.mark.parametrize("make", [MasterInState, MasterInOne])
+@pytest.mark.parametrize("make", [MasterInState, MasterInOne, masters_and_slow, masters_and_start])
 def test_with_masters_a_narrow_model_trains_as_a_float32_one(make: Make, overlap: str) -> None:
     """Gradients are the same whatever the parameters are, so the masters' bits must be those of the
     parameters that are float32 themselves. In the second round a contribution is lost.
