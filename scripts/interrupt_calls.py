@@ -26,7 +26,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from ctypes import c_ulong, py_object, pythonapi
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,10 @@ def two_nodes(folder: Path) -> Generator[tuple[Path, str]]:
             atoll(home, "down", "--now")
 
 
+def _zero(tensor: torch.Tensor) -> None:
+    tensor.zero_()
+
+
 class Script:
     """The script that is interrupted: its swarm, and calls of every kind with values of their own."""
 
@@ -108,9 +112,9 @@ class Script:
         self.swarm: RunSwarm = self.enter()
         self.tag = f"{os.getpid()} {time.time_ns()}"
         self.calls: dict[str, Callable[[], None]] = {
-            name.removeprefix("call_"): getattr(self, name)
+            name.removeprefix("_call_"): getattr(self, name)
             for name in dir(self)
-            if name.startswith("call_")
+            if name.startswith("_call_")
         }
 
     def enter(self) -> RunSwarm:
@@ -127,13 +131,13 @@ class Script:
         if found != expected:
             raise Wrong(f"{what}: {found}, where {expected} is right")
 
-    def call_reduce(self) -> None:
+    def _call_reduce(self) -> None:
         name, value = self.fresh()
         mine = torch.full((self.rng.choice((1, 5, 3000)),), value)
         outcome = api.all_reduce(self.swarm, mine, op_id=name, op="sum", deadline_s=20).wait(20)
         self.right(set(mine.tolist()), {value}, f"a sum ({outcome})")
 
-    def call_poll(self) -> None:
+    def _call_poll(self) -> None:
         name, value = self.fresh()
         mine = torch.full((7,), value, dtype=torch.float64)
         handle = api.all_reduce(self.swarm, mine, op_id=name, op="max", deadline_s=20)
@@ -141,7 +145,7 @@ class Script:
             pass
         self.right(mine.tolist(), [value] * 7, "a maximum")
 
-    def call_cancel(self) -> None:
+    def _call_cancel(self) -> None:
         name, value = self.fresh()
         mine = torch.full((7,), value)
         handle = api.all_reduce(self.swarm, mine, op_id=name, deadline_s=20)
@@ -149,11 +153,11 @@ class Script:
         handle.wait(20)
         self.right(mine.tolist(), [value] * 7, "a mean that was cancelled")
 
-    def call_drop(self) -> None:
+    def _call_drop(self) -> None:
         name, value = self.fresh()
         api.all_reduce(self.swarm, torch.full((7,), value), op_id=name, deadline_s=20)
 
-    def call_two(self) -> None:
+    def _call_two(self) -> None:
         pairs = [(*self.fresh(), torch.empty(3)) for _ in range(2)]
         handles = list[Any]()
         for name, value, mine in pairs:
@@ -163,53 +167,53 @@ class Script:
             handle.wait(20)
             self.right(mine.tolist(), [value] * 3, "one of two")
 
-    def call_gather(self) -> None:
+    def _call_gather(self) -> None:
         name, value = self.fresh()
         found = api.all_gather(self.swarm, torch.tensor([value]), op_id=name, deadline_s=20)
         tensors = found.wait(20).tensors
         self.right([t.tolist() for t in tensors.values()], [[value]] * len(tensors), "a gather")
 
-    def call_broadcast(self) -> None:
+    def _call_broadcast(self) -> None:
         name, value = self.fresh()
         mine = torch.tensor([value])
         api.broadcast(self.swarm, mine, root=self.swarm.peer, op_id=name, deadline_s=20).wait(20)
         self.right(mine.tolist(), [value], "a broadcast")
 
-    def call_scatter(self) -> None:
+    def _call_scatter(self) -> None:
         name, value = self.fresh()
         mine = torch.full((9,), value)
         found = api.reduce_scatter(self.swarm, mine, op_id=name, deadline_s=20).wait(20)
         if found.values is not None:
             self.right(set(found.values.tolist()), {value}, "a share")
 
-    def call_modular(self) -> None:
+    def _call_modular(self) -> None:
         name, value = self.fresh()
         mine = torch.full((3,), int(value))
         api.modular_sum(self.swarm, mine, op_id=name, deadline_s=20).wait(20)
         self.right(mine.tolist(), [int(value)] * 3, "a modular sum")
 
-    def call_average(self) -> None:
+    def _call_average(self) -> None:
         name, value = self.fresh()
         mine = torch.full((3,), value)
         average(self.swarm, mine, op_id=name, dims=1, deadline_s=20).wait(20)
         self.right(mine.tolist(), [value] * 3, "an average")
 
-    def call_state(self) -> None:
+    def _call_state(self) -> None:
         name, value = self.fresh()
         found = api.check_state(self.swarm, {"a": torch.tensor([value])}, op_id=name, deadline_s=20)
         self.right(found.wait(20).differing, {}, "a check")
 
-    def call_barrier(self) -> None:
+    def _call_barrier(self) -> None:
         api.barrier(self.swarm, op_id=self.fresh()[0], deadline_s=20).wait(20)
 
-    def call_buffer(self) -> None:
+    def _call_buffer(self) -> None:
         name, value = self.fresh()
         mine = self.swarm.buffer(64)
         mine.fill_(value)
         api.all_reduce(self.swarm, mine, op_id=name, deadline_s=20).wait(20)
         self.right(set(mine.tolist()), {value}, "a buffer")
 
-    def call_small(self) -> None:
+    def _call_small(self) -> None:
         swarm, (name, _) = self.swarm, self.fresh()
         self.right(swarm.next_number(name), 0, "the number of a series")
         if swarm.peer not in {view.peer for view in swarm.members()}:
@@ -218,14 +222,14 @@ class Script:
         swarm.tallies(0)
         _ = swarm.closing, swarm.paused, swarm.trouble
 
-    def call_anchor(self) -> None:
+    def _call_anchor(self) -> None:
         view, found = self.swarm.anchor(), torch.empty(4)
         try:
             view.copy_into(found)
         finally:
             view.release()
 
-    def call_contribute(self) -> None:
+    def _call_contribute(self) -> None:
         ticket = self.swarm.contribute(samples=1, write=_zero)
         ticket.wait(20)
 

@@ -452,7 +452,7 @@ CASES: dict[str, Case] = {
     "lazy_made": Case(lambda: lazy(ROWS()), ROWS),
     "compiled": Case(compiled, ROWS, fresh=norms),
     "channels_last": Case(
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to(
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).to(  # pyright: ignore[reportCallIssue]
             memory_format=torch.channels_last
         ),
         IMAGE,
