@@ -34,6 +34,7 @@ from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
 from ..collectives.reduce import codec_fault, operation_codec
+from ..collectives.series import OWN_NAME
 from ..collectives.swarm import (
     Call,
     Outcome,
@@ -391,9 +392,7 @@ class SoloSwarm:
         if source.dtype != torch.float32 or not source.is_contiguous() or not source.numel():
             raise LocalProtocolError(f"{call.name} takes a non-empty float32 tensor, contiguous")
         if call.op_id in self._operations:
-            raise LocalProtocolError(
-                f"{call.name} was called already", hint="give every operation its own op_id"
-            )
+            raise LocalProtocolError(f"{call.name} was called already", hint=OWN_NAME)
         codec = operation_codec(call.reducer, call.codec)
         if fault := codec_fault(call.reducer, codec):
             raise ConfigError(f"{call.name}: {fault}", key="codec")

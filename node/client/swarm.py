@@ -46,6 +46,7 @@ from ...collectives.errors import (
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.plain import DEVICES, flat_of, placed
+from ...collectives.series import OWN_NAME
 from ...collectives.swarm import (
     MAX_SAMPLES,
     Call,
@@ -439,9 +440,7 @@ class RunSwarm(SeededWork):
             mine = ref(ticket)
             try:
                 if at.operations.setdefault(call.op_id, mine) is not mine:
-                    raise LocalProtocolError(
-                        f"{call.name} is open already", hint="give every operation its own op_id"
-                    )
+                    raise LocalProtocolError(f"{call.name} is open already", hint=OWN_NAME)
                 asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
                 opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
                 grid = VectorEncoding(opened.codec, opened.numel, opened.chunk_elements)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...collectives.codecs.codec import Grid
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
+from ...collectives.series import OWN_NAME
 from ...collectives.swarm import Call, Outcome
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
@@ -79,9 +80,7 @@ class Reductions:
         what `Operations.prepare` raises.
         """
         if call.op_id in self._open:
-            raise LocalProtocolError(
-                f"{call.name} is open already", hint="give every operation its own op_id"
-            )
+            raise LocalProtocolError(f"{call.name} is open already", hint=OWN_NAME)
         session = self.run.driven.sessions[0]
         operation = session.operations.prepare(trio.current_time(), call, numel)
         self.run.node.lanes.soon(

@@ -30,7 +30,7 @@ from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError
 from ...collectives.group import Config, Entry, Plan
 from ...collectives.identifiers import PeerId
-from ...collectives.series import number_of
+from ...collectives.series import OWN_NAME, number_of
 from ...collectives.swarm import Call
 from . import events as ev
 from .budgets import MADE
@@ -43,11 +43,6 @@ if TYPE_CHECKING:
     from .session import Session
 
 MAX_REFUSED = 64
-OWN_NAME = (
-    "an op_id serves once in the life of a run: put something into it that all members have alike "
-    "and that differs at each start of the script, such as swarm.anchor().round, or a name that "
-    "you give all of them when you start them, as in f\"{os.environ['LAUNCH']}/barrier 1\""
-)
 SHARE = 3, 4  # of all operations at once: as many may be known here by one peer's messages alone
 ACCOUNTS = 4  # so many members' bytes the operations of all others may take together
 # how long one is remembered that nobody here has called or voted in, once nothing is heard of it

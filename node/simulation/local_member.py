@@ -21,6 +21,7 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.plain import placed
+from ...collectives.series import OWN_NAME
 from ...collectives.swarm import (
     Call,
     Outcome,
@@ -372,7 +373,7 @@ class LocalMember:
         if call.op_id in self._operations:
             raise LocalProtocolError(
                 f"{call.name} is under way",
-                hint="wait() for it; give every operation its own op_id",
+                hint=f"wait() for it. {OWN_NAME}",
             )
         operations, cid = node.session.operations, self._rng.randbytes(16)
         operation = operations.prepare(self.clock(), call, source.numel())
