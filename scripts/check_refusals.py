@@ -32,6 +32,7 @@ from refusing_kit import Refusing  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from atoll.collectives.errors import AtollError  # noqa: E402
+from atoll.node.client.pending import Ticket  # noqa: E402
 
 FILES = (
     *("open", "create", "mkdir", "rename", "unlink", "fsync", "fdatasync", "write", "ftruncate"),
@@ -121,11 +122,13 @@ class Training:
 
     def _work(self, number: int) -> None:
         swarm = self.members[number].swarm
+        ticket: Ticket | None = None
         while not self._over.is_set():
             try:
-                ticket = swarm.contribute(samples=1, write=_fill)
+                ticket = ticket or swarm.contribute(samples=1, write=_fill)
                 self.counted[number] += ticket.wait(60.0).counted
-            except AtollError as error:
+                ticket = None
+            except AtollError as error:  # and the contribution is undecided still
                 self.errors.append(f"{error.code} {error.message}")
                 time.sleep(0.5)
 

