@@ -232,14 +232,14 @@ def _take_over(terminal: Terminal, client: NodeClient) -> None:
     """End a script's private node, which hands its round over; the script then waits some seconds
     for the node that comes in its place.
     """
-    node = client.node
+    node, process = client.node, client.process
     terminal.say(
         f"taking the place of the private node (process {node.pid}) of script {node.parent_pid}, "
         "which trains on with the new one"
     )
     with client, suppress(SwarmClosedError):  # it ended before it could answer
         client.down()
-    _wait_gone(node.pid)
+    _wait_gone(process)
 
 
 def _start_behind(terminal: Terminal, command: list[str], environment: dict[str, str]) -> int:
@@ -343,7 +343,7 @@ def down_command(now: bool, scripts: bool) -> int:
         terminal.data("no node is running", {"stopped": False})
         return 0
     with client:
-        pid = client.node.pid
+        pid, process = client.node.pid, client.process
         training = _training(client)
         ended = list[int]()
         if training:
@@ -351,7 +351,9 @@ def down_command(now: bool, scripts: bool) -> int:
                 terminal.say(f"process {process} trains {name} here, or has joined it to do so")
             if not scripts and terminal.interactive and not terminal.yes:
                 scripts = click.confirm("End it, too?", default=False, err=True)
-            if scripts:
+            if scripts and process != pid:
+                terminal.say("the node runs in another container, and so may they: end them there")
+            elif scripts:
                 ended = _end_scripts(terminal, client, training)
             else:
                 terminal.say(
@@ -365,9 +367,10 @@ def down_command(now: bool, scripts: bool) -> int:
         except SwarmClosedError:
             pass  # it ended before it could answer
         except KeyboardInterrupt:
-            os.kill(pid, signal.SIGTERM)
+            if process:
+                os.kill(process, signal.SIGTERM)
             raise
-    _wait_gone(pid)
+    _wait_gone(process)
     terminal.data(
         "the node ended",
         {
@@ -444,11 +447,13 @@ def _ending_signal(process: int) -> signal.Signals:
 
 
 def _wait_gone(pid: int) -> None:
-    """Wait until a process that closed its connection has ended: port and home are then free."""
-    for _ in range(round(GONE_S / _SLICE_S)):
+    """Wait until a process that closed its connection has ended: port and home are then free. 0:
+    one that cannot be seen from here.
+    """
+    for _ in range(round(GONE_S / _SLICE_S) if pid else 0):
         try:
             os.kill(pid, 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # another user's has its number now
             return
         threading.Event().wait(_SLICE_S)
 

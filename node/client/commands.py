@@ -47,6 +47,11 @@ class NodeClient:
         assert self._link.welcome is not None
         return self._link.welcome
 
+    @property
+    def process(self) -> int:
+        """The node's process, to signal or to wait for; 0 where it runs in another container."""
+        return self._link.process
+
     def status(self) -> dict[str, Any]:
         """The state of the node, ``schema`` 1."""
         return self._link.ask(p.Status, p.Document, timeout_s=ANSWER_S).value

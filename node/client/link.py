@@ -174,6 +174,15 @@ class Link:
                 self._flush()
         return call
 
+    @property
+    def process(self) -> int:
+        """The node's process as this one sees it; 0 where it does not see it: what the node says of
+        itself is then the number of some other process here.
+        """
+        pid = _peer_process(self._socket)
+        said = self.welcome.pid if self.welcome is not None else 0
+        return said if pid is None else pid
+
     def finish(
         self,
         call: PendingAnswer,
@@ -462,14 +471,21 @@ def _connect(
             raise no_node(path, error) from None
 
 
-def _silent(sock: socket.socket, waited_s: float) -> DeadlineExceededError:
-    """E112: the node exists and does not answer."""
+def _peer_process(sock: socket.socket) -> int | None:
+    """The process at the other end, 0 for one of another PID namespace (a container); None where
+    the system does not tell.
+    """
     peer = getattr(socket, "SO_PEERCRED", None)
-    pid = 0
     with contextlib.suppress(OSError):
         if peer is not None:
-            (pid,) = struct.unpack_from("i", sock.getsockopt(socket.SOL_SOCKET, peer, 12))
-    why, hint = why_silent(pid)
+            pid: int = struct.unpack_from("i", sock.getsockopt(socket.SOL_SOCKET, peer, 12))[0]
+            return pid
+    return None
+
+
+def _silent(sock: socket.socket, waited_s: float) -> DeadlineExceededError:
+    """E112: the node exists and does not answer."""
+    why, hint = why_silent(_peer_process(sock) or 0)
     return DeadlineExceededError(
         f"the node did not answer within {waited_s:g} s", why=why, hint=hint, retryable=True
     )
