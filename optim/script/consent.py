@@ -34,7 +34,7 @@ from torch.optim import LBFGS, Optimizer
 from ..model.flat import FlatVector, unwrap
 from ..model.reconcile import complete
 from ..rounds.replica import Replica
-from .optimizer_state import HeldTensor, held_tensors, parameters_of
+from .optimizer_state import HeldTensor, held_tensors, inner_optimizers, parameters_of
 from .probe import MOST, OptimizerMemory, probe
 
 logger = logging.getLogger("atoll")
@@ -54,6 +54,10 @@ NOT_ASKED = (
     "known: it could not be built again over small tensors ({fault}). If it keeps slow, averaged "
     "or master weights: " + WAY + ". If it keeps none, on_adopted=lambda moved: None ends this "
     "warning"
+)
+WRAPPED_LBFGS = (
+    "{name} steps by an LBFGS inside of it, which will take each adopted anchor for its own last "
+    "step: attach the LBFGS itself. Or: " + WAY
 )
 MOVED = "%s keeps positions (%s): they are moved along when the model adopts an anchor"
 
@@ -218,7 +222,9 @@ def _remembering(optimizer: Any, inner: Optimizer) -> _Remembering:
     """Ask its class, and name what is not cured. ``inner`` has the model's parameters."""
     memory = _memory_of(optimizer, inner)
     name = type(optimizer).__name__
-    if memory.fault:
+    if any(isinstance(each, LBFGS) for each in inner_optimizers(optimizer).values()):
+        logger.warning("%s", WRAPPED_LBFGS.format(name=name))
+    elif memory.fault:
         logger.warning("%s", NOT_ASKED.format(name=name, fault=memory.fault))
     elif not memory.harmless:
         logger.warning("%s", TAKES_BACK.format(name=name, gone=memory.left))

@@ -566,6 +566,15 @@ def test_each_that_is_not_cured_is_named_once(caplog: pytest.LogCaptureFixture) 
         assert "attach(..., on_adopted=f)" in said
 
 
+def test_an_lbfgs_inside_another_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = net(torch.bfloat16)
+    optimizer = MastersOf(model.parameters(), LBFGS)
+    attach(model, optimizer, SoloSwarm(SETTINGS), batch_size=1)
+    (said,) = warnings_of(caplog)
+    assert "MastersOf steps by an LBFGS inside of it" in said
+    assert "attach(..., on_adopted=f)" in said
+
+
 def test_what_is_cured_and_what_is_torchs_own_is_no_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
