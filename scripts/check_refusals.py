@@ -94,7 +94,7 @@ def starting(call: str, error: int, folder: Path) -> Found:
         if atoll(home, "status").status != 0:
             found.faults.append("came up and is gone")
         atoll(home, "down")
-    elif "E161" in words:
+    elif "E161" in words and "E50" not in words:  # else its own word, by way of the log
         found.faults.append(f"ended without a word of its own: {words[-400:]}")
     return found
 
