@@ -4,7 +4,9 @@ thousands.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -13,6 +15,16 @@ from calls_kit import judge, played, simulated
 
 from atoll.collectives.api import all_reduce, enter
 from atoll.node.local import LocalSwarm
+
+# Programs drop handles, and members die with theirs.
+pytestmark = pytest.mark.filterwarnings("ignore:operation .* was never waited for:RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Generator[None]:
+    """What is dropped here is collected here, where its warning is expected."""
+    yield
+    gc.collect()
 
 
 def test_who_only_looks_hears_that_the_deadline_has_passed() -> None:
