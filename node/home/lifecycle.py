@@ -210,7 +210,7 @@ def why_silent(pid: int) -> tuple[str, str]:
             f"process {pid} waits for a disk, or a file server, that does not answer",
             "Look at the mount (mount, df) and the system's log (dmesg).",
         )
-    end = f"kill {pid}; if nothing comes of it: kill -9 {pid}" if pid else "atoll down --now"
+    end = f"kill {pid}; if nothing comes of it: kill -9 {pid}" if pid else "kill it where it runs"
     return (
         "the machine has too much to do, or the node hangs",
         f"Try again. To end it (what is committed is not lost): {end}",
