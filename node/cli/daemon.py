@@ -343,7 +343,7 @@ def down_command(now: bool, scripts: bool) -> int:
         terminal.data("no node is running", {"stopped": False})
         return 0
     with client:
-        pid, process = client.node.pid, client.process
+        pid, visible = client.node.pid, client.process  # the second: 0 in another PID namespace
         training = _training(client)
         ended = list[int]()
         if training:
@@ -351,7 +351,7 @@ def down_command(now: bool, scripts: bool) -> int:
                 terminal.say(f"process {process} trains {name} here, or has joined it to do so")
             if not scripts and terminal.interactive and not terminal.yes:
                 scripts = click.confirm("End it, too?", default=False, err=True)
-            if scripts and process != pid:
+            if scripts and visible != pid:
                 terminal.say("the node runs in another container, and so may they: end them there")
             elif scripts:
                 ended = _end_scripts(terminal, client, training)
@@ -367,10 +367,10 @@ def down_command(now: bool, scripts: bool) -> int:
         except SwarmClosedError:
             pass  # it ended before it could answer
         except KeyboardInterrupt:
-            if process:
-                os.kill(process, signal.SIGTERM)
+            if visible:
+                os.kill(visible, signal.SIGTERM)
             raise
-    _wait_gone(process)
+    _wait_gone(visible)
     terminal.data(
         "the node ended",
         {
