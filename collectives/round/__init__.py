@@ -37,7 +37,7 @@ from .certificate import (
 from .convener import Convener, Phase
 from .entering import OPEN, Doors, InviteTally
 from .journal import Journal, MemoryJournal, SealRecord
-from .log import RECENT, SPAN, Log, rounds_in, samples_in
+from .log import MOST_SAMPLES, RECENT, SPAN, Log, rounds_in, samples_in
 from .machine import RoundMachine
 from .relays import RELAYED_ABOVE
 from .returning import LastSaid
@@ -55,6 +55,7 @@ __all__ = [
     "Journal",
     "Kind",
     "Log",
+    "MOST_SAMPLES",
     "MemoryJournal",
     "OPEN",
     "RECENT",

@@ -20,6 +20,10 @@ from .entering import InviteTally
 RECENT = 128
 """Entries held in memory: several times the rounds whose results are kept (`Timing.keep_rounds`).
 """
+MOST_SAMPLES = (1 << 63) - 1
+"""At which the count of samples stays. Members claim up to 2^48 a contribution, on their own word;
+everything that stores or sends the count has 64 bits for it.
+"""
 SPAN = 64
 """Entries read at a time when the whole chain is, and between two marks of an index."""
 
@@ -68,7 +72,7 @@ class Log(Sequence[Certified]):
         self.members = frozenset(self.config)
         self.length += 1
         self._last_rounds += rounds_in(certified.entry)
-        self._last_samples += samples_in(certified.entry)
+        self._last_samples = min(MOST_SAMPLES, self._last_samples + samples_in(certified.entry))
         self.removed.update(certified.removed)
         self.tally = self.tally.after(certified.entry.admitted) or self.tally
         if self.came or certified.entry.admitted:
@@ -95,15 +99,16 @@ class Log(Sequence[Certified]):
         )
 
     def samples(self, entry: int) -> int:
-        """How many samples were contributed to the state after entry number ``entry``."""
+        """How many samples were contributed to the state after entry number ``entry``, at most
+        `MOST_SAMPLES`.
+        """
         if entry >= self.length - 1:
             return self._last_samples
         if entry < 0:
             return 0
         first = entry - entry % SPAN
-        return self._samples[first // SPAN] + sum(
-            samples_in(certified.entry) for certified in self._between(first, entry + 1)
-        )
+        since = sum(samples_in(certified.entry) for certified in self._between(first, entry + 1))
+        return min(MOST_SAMPLES, self._samples[first // SPAN] + since)
 
     def since(self, first: int) -> Iterator[Certified]:
         """The entries from number ``first`` on."""

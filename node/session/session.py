@@ -32,6 +32,7 @@ from ...collectives.group import NO_READING, Certified, Entry, Member, Plan, Rea
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.round import (
+    MOST_SAMPLES,
     OPEN,
     RELAYED_ABOVE,
     Doors,
@@ -231,7 +232,7 @@ class Session:
             for certified in self.machine.frontier
             if len(applied) <= certified.entry.round <= entry
         ]
-        return applied.samples(entry) + sum(map(samples_in, ahead))
+        return min(MOST_SAMPLES, applied.samples(entry) + sum(map(samples_in, ahead)))
 
     @property
     def completed(self) -> int:
