@@ -290,7 +290,10 @@ class Convener:
         if (
             not awaited
             or view.open.ripe_at is not None
-            or self._grace_is_over(now, view.silence_s([member.peer for member in awaited]))
+            or (
+                view.turn_is_over(now)
+                and self._grace_is_over(now, view.silence_s([member.peer for member in awaited]))
+            )
         ):
             self._new_plan(now, offers)
         return None
@@ -309,7 +312,7 @@ class Convener:
         timing, opened, first = (
             self.view.timing,
             self.view.open,
-            self.view.open.first_ready_at,
+            self.view.open.closing_at or self.view.open.first_ready_at,
         )
         again = max(timing.grace(self.view.round_s, self.ballot), lossy_s)
         if self.view.large:  # what was offered in ballot 0, only its convener knows

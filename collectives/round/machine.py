@@ -41,9 +41,11 @@ locks. For example, a member that alone decides its log takes one round like thi
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence, Set
 from math import isqrt
 from random import Random
+from statistics import median
 
 import msgspec
 
@@ -89,6 +91,7 @@ from .state import OpenRound, RoundActions, Shape
 from .timing import Timing
 
 MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask
+MOST_RUSH_AMONG = 3  # members from which on a majority can tell that one is too fast
 ALONE_FIRST_S = 10.0  # a member that decides alone waits so long for the others after its start
 # for so long a process that was started again asks all members what it has missed
 ASK_FIRST_S = 3.0
@@ -172,6 +175,7 @@ class RoundMachine:
         self.ahead: list[Certified] = []  # verified entries beyond the open round
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
+        self._exchanges = deque[float](maxlen=8)  # how long they took lately, plan to new state
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
         # of which round, and in the order of its ballots
         self._conveners: tuple[int, list[Member]] | None = None
@@ -551,6 +555,7 @@ class RoundMachine:
             self._ask_around(now, self.timing.quiet_s)
         if not self.may_act:
             return
+        self._consider_closing(now)
         self.acceptor.step(now)
         self.look(now)
         plan = opened.plan
@@ -805,9 +810,36 @@ class RoundMachine:
         """A contribution is known to be there: the first one closes the round."""
         if self.open.first_ready_at is None:
             self.open.first_ready_at = now
-            self.actions.closing(self.round)
+            self.open.closes = True
+            self._consider_closing(now)
             if self.idle:
                 self._send_ready()
+
+    def _consider_closing(self, now: float) -> None:
+        """Ask the own script for what it has, once the round may end."""
+        opened = self.open
+        if opened.closes and opened.closing_at is None and self.turn_is_over(now):
+            opened.closing_at = now
+            self.actions.closing(self.round)
+
+    def turn_is_over(self, now: float, contributions: int = 0) -> bool:
+        """Whether the round may end by this member's own clock, as an entry of so many
+        ``contributions``, or as the one that is known to be offered.
+
+        A member that offers something as soon as each round opens would otherwise end everybody's
+        turn after one step, and how long its own turn was is only its word. So a round of fewer
+        than half of those that train lasts for `Timing.least_turn` exchanges, unless the own turn
+        is over. Of two, nobody can tell who is too fast and who is slow.
+        """
+        least, shape = self.timing.least_turn, self.shape
+        if not (least and self._exchanges) or len(self.config) < MOST_RUSH_AMONG:
+            return True
+        if self.contribution is not None or shape.arrivals is not None or shape.sample is not None:
+            return True
+        mine = set[Member]() if self.idle else {self.me}
+        train = len({*self._awaited(set()), *mine})
+        offered = max(contributions, len(self.offered()))
+        return offered >= train or now - self.open.born >= least * median(self._exchanges)
 
     def _on_ready(self, now: float, who: Member, ready: m.Ready) -> None:
         """A member has a contribution, or will have none. Raises RemoteProtocolError when it is of
@@ -1319,6 +1351,7 @@ class RoundMachine:
                 self.next_ballot(now)  # nothing comes of this one
         elif (
             self.may_end(ballot, entry)
+            and (not entry.contributors or self.turn_is_over(now, len(entry.contributors)))
             and self.holds(now, entry, [sender])
             and self.may_vote(ballot, entry)
         ):
@@ -1523,6 +1556,11 @@ class RoundMachine:
         assert self.open.applying
         self.journal.append(decided)
         self.round_s = now - self.open.born
+        if self.open.plan is not None:
+            # what stragglers took is no part of it; the last step of those who come is
+            waited = self._awaited({self.me}) or self.open.closing_at is None
+            since = self.open.planned_at if waited else self.open.closing_at
+            self._exchanges.append(now - (since or now))
         self._note(decided)
         self.root = None
         self._open(now, self.draw)

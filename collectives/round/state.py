@@ -210,6 +210,9 @@ class OpenRound:
     progress_at: float
     ready: dict[Member, m.Ready] = field(default_factory=dict[Member, m.Ready])
     first_ready_at: float | None = None
+    closes: bool = False  # a contribution was announced to all
+    # Since when it may end though members train that have not had their turn yet.
+    closing_at: float | None = None
     # Since when the contributions are there that the round waits for, where it waits for some only.
     ripe_at: float | None = None
     enough_at: float | None = None  # since when there are so many, where it waits for some more

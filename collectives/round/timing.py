@@ -25,6 +25,10 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # a draw is not over sooner, though nobody that was drawn has contributed: scripts start, models
     # compile
     redraw_s: float = 120.0
+    # A contribution closes a round over the heads of most members only once this many times the
+    # duration of an exchange have passed; 0: at once. With 9, whoever offers one as each round
+    # opens costs the others a tenth of their time at most.
+    least_turn: float = 0.0
     keep_rounds: int = 8  # result bytes kept for laggards
     # more members than so many beat to some of each other, and take their word for the rest
     sparse_above: int = 32
