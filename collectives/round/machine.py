@@ -87,7 +87,7 @@ from .returning import CopyCheck, LastSaid
 from .routes import Disputes, broken_by
 from .sampling import Draw, drawn
 from .sealing import Sealing, gone
-from .state import OpenRound, RoundActions, Shape
+from .state import VOTES_KEPT, OpenRound, RoundActions, Shape
 from .timing import Timing
 
 MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask
@@ -1297,7 +1297,10 @@ class RoundMachine:
             return
         self.ballot = max(self.ballot, ballot)
         self.remember(entry)
-        accepted = self.journal.accepted
+        accepted, decided = self.journal.accepted, self.open.decided
+        needed = {accepted[1].hash()} if accepted else set[bytes]()
+        needed |= {decided.entry.hash()} if decided else set()
+        self.open.note_proposal(who, entry, needed)
         if accepted and accepted[0] == ballot:
             return
         self.await_bytes(now, ballot, entry, who.peer)
@@ -1424,7 +1427,7 @@ class RoundMachine:
 
     def count_vote(self, now: float, who: Member, body: m.Accepted) -> None:
         """A vote of an acceptor; a quorum of them under one ballot decides."""
-        votes = self.open.votes.setdefault((body.ballot, body.entry_hash), {})
+        votes = self.open.votes.get((body.ballot, body.entry_hash), {})
         collects = self.relayed and body.ballot == 0 and self.convener_of(0) == self.me
         if who not in votes:
             if who != self.me and not self.lying:  # there the judge has looked at it
@@ -1433,8 +1436,10 @@ class RoundMachine:
                     self._check_vote(who, who.peer, body, body.entry_hash)
                 else:  # perhaps of another history: nobody can say yet whether it is signed
                     self.open.unverified.add((body.ballot, body.entry_hash, who))
-            self.progress(now)
-            votes[who] = body.signature
+            if len(self.open.voted.get(who, ())) < VOTES_KEPT:  # else one could hold up a take-over
+                self.progress(now)
+            self.open.note_vote(who, body.ballot, body.entry_hash, body.signature)
+            votes = self.open.votes[body.ballot, body.entry_hash]
         elif collects and self.open.decided is not None:
             self._tell_decision(now, who.peer)
         if self.open.decided is None and self.quorum(list(votes)):
@@ -1523,6 +1528,7 @@ class RoundMachine:
         """The open round is sealed: what those who are removed voted for, decides nothing."""
         self.open.decided = self.open.pending = None
         self.open.votes.clear()
+        self.open.voted.clear()
         self.convening.stop()
 
     def learn(self, now: float, certified: Certified) -> None:

@@ -4,6 +4,7 @@ vector, the actions.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -18,6 +19,8 @@ from ..identifiers import PeerId
 from ..pace import Pace
 from ..swarm import SampleSettings
 
+VOTES_KEPT = 8  # of a member in a round
+PROPOSALS_KEPT = 8  # of a member in a round
 KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of one vector
 
 
@@ -247,6 +250,11 @@ class OpenRound:
     votes: dict[tuple[int, bytes], dict[Member, bytes]] = field(
         default_factory=dict[tuple[int, bytes], dict[Member, bytes]]
     )
+    # Of each member the newest ballots and entries that it voted for, or proposed.
+    voted: dict[Member, deque[tuple[int, bytes]]] = field(
+        default_factory=dict[Member, deque[tuple[int, bytes]]]
+    )
+    proposed: dict[Member, deque[bytes]] = field(default_factory=dict[Member, deque[bytes]])
     pending: tuple[int, Entry, PeerId] | None = None  # an Accept whose bytes are not all here
     decided: Certified | None = None
     applying: bool = False
@@ -261,6 +269,34 @@ class OpenRound:
     # the ballot in which the own contribution is not offered: it held up the others in the one
     # before
     aside: int = -1
+
+    def note_vote(self, who: Member, ballot: int, entry_hash: bytes, signature: bytes) -> None:
+        """Of a member's votes the newest `VOTES_KEPT` count: in a round it votes a few times, once
+        a ballot, and could otherwise have others keep as many as it sends.
+        """
+        voted = self.voted.setdefault(who, deque())
+        if len(voted) == VOTES_KEPT:
+            oldest = voted.popleft()
+            self.unverified.discard((*oldest, who))
+            others = self.votes.get(oldest, {})
+            others.pop(who, None)
+            if not others:
+                self.votes.pop(oldest, None)
+        voted.append((ballot, entry_hash))
+        self.votes.setdefault((ballot, entry_hash), {})[who] = signature
+
+    def note_proposal(self, who: Member, entry: Entry, needed: Set[bytes]) -> None:
+        """Of the entries that a member proposes the newest `PROPOSALS_KEPT` are known, beside those
+        that somebody has voted for, and those with ``needed`` hashes.
+        """
+        proposed, digest = self.proposed.setdefault(who, deque()), entry.hash()
+        if digest in proposed:
+            return
+        proposed.append(digest)
+        if len(proposed) > PROPOSALS_KEPT:
+            oldest = proposed.popleft()
+            if oldest not in needed and all(digest != oldest for _, digest in self.votes):
+                self.known.pop(oldest, None)
 
     def hold(self, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
         """All result bytes with these part digests are stored here; they were reduced, or checked,

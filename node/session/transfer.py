@@ -41,6 +41,7 @@ UNBELIEVED_S = 1.0
 # Some have a slow one
 STALLED_S = 30.0
 ASKED_RARELY = 8  # times `Timing.fetch_s`: between two questions for more sources of a state
+PROPOSALS_FETCHED = 8  # entries of one round whose results are fetched before one is decided
 RIVALS_ASKED = 2  # at once: each makes a copy of its state, and hashes it
 
 
@@ -98,6 +99,7 @@ class Transfer:
         name = entry.hash()
         known = self.fetching.get(name)
         if known is None:
+            self._drop_proposal(entry)
             bounds = Grid(entry.codec, entry.numel, entry.chunk_elements).results.bounds
             self.fetching[name] = known = Fetching(
                 name, [], entry=entry, round=entry.round, bounds=bounds
@@ -106,6 +108,22 @@ class Transfer:
         known.sources.extend(fresh)
         if fresh:
             self._ask(now, known)
+
+    def _drop_proposal(self, entry: Entry) -> None:
+        """Make room for one more entry that a round may decide: a convener could propose ever other
+        ones. What is dropped and is decided all the same, is asked for again.
+        """
+        machine = self.actions.session.machine
+        decided = machine.open.decided if machine is not None else None
+        rivals = [
+            name
+            for name, item in self.fetching.items()
+            if item.entry is not None
+            and (item.entry.log, item.entry.round) == (entry.log, entry.round)
+            and (decided is None or item.entry != decided.entry)
+        ]
+        if len(rivals) >= PROPOSALS_FETCHED:
+            self._forget(rivals[0])
 
     def seek_state(self) -> None:
         """Fetch a newer state than we hold; goes on until `state_arrived`."""
