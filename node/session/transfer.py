@@ -111,19 +111,17 @@ class Transfer:
 
     def _drop_proposal(self, entry: Entry) -> None:
         """Make room for one more entry that a round may decide: a convener could propose ever other
-        ones. What is dropped and is decided all the same, is asked for again.
+        ones. The first goes of which the least is here. What is decided all the same, is asked for
+        again.
         """
-        machine = self.actions.session.machine
-        decided = machine.open.decided if machine is not None else None
         rivals = [
-            name
-            for name, item in self.fetching.items()
+            item
+            for item in self.fetching.values()
             if item.entry is not None
             and (item.entry.log, item.entry.round) == (entry.log, entry.round)
-            and (decided is None or item.entry != decided.entry)
         ]
         if len(rivals) >= PROPOSALS_FETCHED:
-            self._forget(rivals[0])
+            self._forget(min(rivals, key=lambda item: (bool(item.hashes), item.have)).name)
 
     def seek_state(self) -> None:
         """Fetch a newer state than we hold; goes on until `state_arrived`."""
