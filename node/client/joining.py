@@ -56,7 +56,8 @@ def join(
         SwarmClosedError: E161, the private node does not start.
         ConfigError, NotAdmittedError: the run is unknown; the invite is wrong or expired.
 
-    Ctrl-C while it waits leaves no process behind.
+    When the node goes away meanwhile, it waits for another one. Ctrl-C while it waits leaves no
+    process behind.
     """
     speak(quiet)
     end_in_words()
@@ -71,7 +72,7 @@ def join(
     else:
         entry = RunEntry(dial, None, invite_or_run)
     try:
-        link, info = entry.enter(on_progress)
+        link, info = entry.outlive(lambda: entry.enter(on_progress), on_progress)
     except BaseException:
         dial.close()
         raise

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ...collectives.errors import AtollError, ConfigError
+from ...collectives.errors import AtollError, ConfigError, NetworkError, SwarmClosedError
 from ...collectives.identifiers import RunId
 from ...collectives.layout import Layout, cut
 from ..control import protocol as p
 from .beginning import beginning
 from .find import Dial, GiveUp
-from .link import Link
+from .link import NOT_RUNNING, Link
 from .memory import RunMemory
 
 if TYPE_CHECKING:
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 15.0
+MOST_LOST = 8  # nodes that may go away while one script enters: then it is perhaps its own fault
 Progress = Callable[[str, int, int], None]
+T = TypeVar("T")
+NO_PRIVATE_NODE = "E161"
 
 
 class RunEntry:
@@ -31,6 +34,7 @@ class RunEntry:
         self.dial = dial
         self._request = request
         self._run = run
+        self.was_lost = False  # whether the newest attempt failed because the node went away
 
     def enter(
         self, progress: Progress | None = None, give_up: GiveUp | None = None
@@ -38,14 +42,44 @@ class RunEntry:
         """A connection to a node that is in the run. Raises as `Dial.reach`, and what the node says
         against it.
         """
-        link = self.dial.reach(give_up)
+        try:
+            link = self.dial.reach(give_up)
+        except SwarmClosedError as error:  # perhaps one that goes away before it has said hello
+            self.was_lost = error.code != NO_PRIVATE_NODE
+            raise
         try:
             info = self._info(link, progress, give_up)
         except BaseException:
-            link.close()
+            self.leave(link)
             raise
         self._run = info.run_id  # from now on by its id
         return link, info
+
+    def leave(self, link: Link) -> None:
+        """Close a connection that came to nothing."""
+        self.was_lost = link.lost is not None
+        link.close()
+
+    def outlive(self, attempt: Callable[[], T], progress: Progress | None) -> T:
+        """The answer of ``attempt``, which enters the run or opens it; made again when the node goes
+        away meanwhile, up to `MOST_LOST` times, and once another one is there.
+        """
+        lost = 0
+        while True:
+            self.was_lost = False
+            try:
+                return attempt()
+            except SwarmClosedError as error:
+                if not self.was_lost or lost == MOST_LOST:
+                    raise
+                lost += 1
+                self.dial.lost()
+                if progress is not None:
+                    progress(f"waiting for another node: {error.message}", 0, 0)
+            except NetworkError as error:
+                if not lost or error.code != NOT_RUNNING:
+                    raise
+            threading.Event().wait(FIRST_DELAY_S)
 
     def beginning(
         self, layout: Layout, initial: Callable[[Tensor], None]

@@ -169,8 +169,9 @@ class RunSwarm(SeededWork):
         return Shard(self, loader)
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView | WholeView:
-        """The first time it waits for the run's state as long as that takes, and for the members
-        that the run is to begin with; Ctrl-C may interrupt it. Raises ModelMismatchError, and what
+        """The first time it waits for the run's state as long as that takes, for another node where
+        this one goes away, and for the members that the run is to begin with; Ctrl-C may interrupt
+        it. Raises ModelMismatchError, and what
         `join` raises. Later it is `anchor`: SwarmClosedError at once while there is no node.
         """
         self._check_open()
@@ -180,6 +181,12 @@ class RunSwarm(SeededWork):
                     "this swarm is open with another model", hint="close() it and join() again"
                 )
             return self.anchor()
+        self._entry.outlive(lambda: self._open(layout, initial), self._progress)
+        await_start(self._starts, self.run_id, begin=self._begin, progress=self._progress)
+        return self.anchor()
+
+    def _open(self, layout: Layout, initial: Callable[[Tensor], None]) -> None:
+        self._check_open()
         if self._link is None or self._link.lost is not None:
             self._link, _ = self._entry.enter(self._progress)
         try:
@@ -188,8 +195,6 @@ class RunSwarm(SeededWork):
             )
         finally:
             self._link = None  # in use by the session, or closed
-        await_start(self._starts, self.run_id, begin=self._begin, progress=self._progress)
-        return self.anchor()
 
     def _starts(self, begin: bool) -> p.Starting | str:
         """What the node says of the run's beginning, or why there is no node."""
@@ -232,7 +237,7 @@ class RunSwarm(SeededWork):
                 self.reattached += again
                 self._gone = None
         except BaseException:
-            link.close()
+            self._entry.leave(link)
             raise
 
     def shelf(self) -> FileShelf:
