@@ -27,6 +27,7 @@ DIRECT = {
     "lightning",
     "prometheus_client",
     "segno",
+    "ifaddr",
     "nvidia_ml_py",
 }
 MODULES = {"pynvml": "nvidia_ml_py"}

@@ -1,7 +1,7 @@
-"""LAN discovery: the driver of `Neighbours`, on the interface whose private address others in the
-house know us by.
+"""LAN discovery: the driver of `Neighbours`, one on each interface with a private address that
+others in the house know us by.
 
-A node that listens on loopback, or on an address of the internet's, sends nothing. The socket is
+A node that listens on loopback, or on an address of the internet's, sends nothing. Each socket is
 bound to the multicast group: it hears what is sent to everybody on the network and nothing else,
 and takes nothing from the system's own responder, which has the same port.
 
@@ -32,11 +32,19 @@ AGAIN_S = 60.0
 multicast here.
 """
 TTL = 255
+MOST_NETWORKS = 4
 # IP_MULTICAST_ALL of Linux, which Python does not name: 0 keeps out what others on this machine
 # joined
 _MULTICAST_ALL = 49
 
 log = logging.getLogger("atoll.net")
+
+
+class _Wake:
+    """What a sender waits for; a new event each time it has been set."""
+
+    def __init__(self) -> None:
+        self.event = trio.Event()
 
 
 class LanDiscovery:
@@ -55,67 +63,93 @@ class LanDiscovery:
         neighbour, maybe for the second time.
         """
         self._mine, self._found, self._on = mine, found, on
-        self._neighbours = Neighbours(me, rng)
-        self._wake = trio.Event()
-        self.trouble = ""
-        """Why the system lets us not."""
+        self._me, self._rng = me, rng
+        self._networks: dict[str, Neighbours] = {}  # by the host that is ours there
+        self._troubles: dict[str, str] = {}  # why the system lets us not, by the same
+
+    @property
+    def trouble(self) -> str:
+        """Why the system lets us not, where it does so on no network."""
+        some = len(self._troubles) < len(self._networks)
+        return "" if some else next(iter(self._troubles.values()), "")
 
     async def run(self) -> None:
         """Until cancelled. Never raises."""
-        while self._on:
-            self.trouble = ""
-            if addresses := self._addresses():
-                host = host_and_port(addresses[0])[0]
+        if not self._on:
+            return
+        async with trio.open_nursery() as nursery:
+            while True:
+                for host in list(self._addresses())[:MOST_NETWORKS]:
+                    if host not in self._networks and len(self._networks) < MOST_NETWORKS:
+                        self._networks[host] = Neighbours(self._me, self._rng)
+                        nursery.start_soon(self._take_part, host)
+                await trio.sleep(WATCH_S)
+
+    def _addresses(self) -> dict[str, list[str]]:
+        """Where this house can dial us, by host: IPv4 only, as the group is."""
+        found = dict[str, list[str]]()
+        for address in self._mine():
+            if address.startswith("/ip4/") and not is_loopback(address):
+                found.setdefault(host_and_port(address)[0], []).append(address)
+        return found
+
+    async def _take_part(self, host: str) -> None:
+        """On one network, until ``host`` is no more ours. Never raises."""
+        try:
+            while host in self._addresses():
                 try:
                     with _socket(host) as sock:
+                        self._troubles.pop(host, None)
                         await self._talk(sock, host)
                 except* OSError as group:
-                    log.debug("no LAN discovery: %r", group.exceptions)
-                    self.trouble = str(group.exceptions[0])
-            await trio.sleep(AGAIN_S if self.trouble else WATCH_S)
-
-    def _addresses(self) -> list[str]:
-        """Where this house can dial us: IPv4 only, as the group is."""
-        return [
-            address
-            for address in self._mine()
-            if address.startswith("/ip4/") and not is_loopback(address)
-        ]
+                    log.debug("no LAN discovery by %s: %r", host, group.exceptions)
+                    self._troubles[host] = str(group.exceptions[0])
+                    await trio.sleep(AGAIN_S)
+        finally:
+            del self._networks[host]
+            self._troubles.pop(host, None)
 
     async def _talk(self, sock: trio.socket.SocketType, host: str) -> None:
-        """Until this machine's address is another. Raises OSError, in a group."""
+        """Until ``host`` is no more ours. Raises OSError, in a group."""
+        neighbours, asked = self._networks[host], _Wake()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._listen, sock)
-            while (addresses := self._addresses()) and host_and_port(addresses[0])[0] == host:
+            nursery.start_soon(self._listen, sock, neighbours, asked)
+            while addresses := self._addresses().get(host):
                 now = trio.current_time()
-                self._neighbours.here(addresses, now)
-                for datagram in self._neighbours.due(now):
+                neighbours.here(addresses, now)
+                for datagram in neighbours.due(now):
                     await sock.sendto(datagram, (GROUP, PORT))
-                with trio.move_on_at(min(self._neighbours.due_at, now + WATCH_S)):
-                    await self._wake.wait()
+                with trio.move_on_at(min(neighbours.due_at, now + WATCH_S)):
+                    await asked.event.wait()
             nursery.cancel_scope.cancel()
 
-    async def _listen(self, sock: trio.socket.SocketType) -> None:
+    async def _listen(
+        self, sock: trio.socket.SocketType, neighbours: Neighbours, asked: _Wake
+    ) -> None:
         while True:
             data, (sender, *_) = await sock.recvfrom(MAX_BYTES + 1)
             now = trio.current_time()
-            if self._neighbours.spent(now):
+            if neighbours.spent(now):
                 await trio.sleep(1.0)  # what the kernel does not hold meanwhile is lost
                 continue
-            due_at = self._neighbours.due_at
-            for peer, address in self._neighbours.heard(data, sender, now):
+            due_at = neighbours.due_at
+            for peer, address in neighbours.heard(data, sender, now):
                 if has_route(sender):  # from this network, and not from somewhere behind the router
                     self._found(peer, address)
-            if self._neighbours.due_at < due_at:
-                self._wake.set()
-                self._wake = trio.Event()
+            if neighbours.due_at < due_at:
+                asked.event.set()
+                asked.event = trio.Event()
 
     def status(self) -> dict[str, object]:
         """Plain values: whether it is on, why it does not work, whom it found."""
         return {
             "on": self._on,
             "trouble": self.trouble,
-            "found": self._neighbours.status(trio.current_time()) if self._on else {},
+            "found": {
+                peer: row
+                for neighbours in self._networks.values()
+                for peer, row in neighbours.status(trio.current_time()).items()
+            },
         }
 
 

@@ -13,7 +13,9 @@ import errno
 import ipaddress
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+
+import ifaddr
 
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
@@ -22,6 +24,13 @@ from ....security.identity import is_peer_id
 MAX_ADDRESSES = 8
 """Addresses kept of one peer; more are of no use and cost a dial each."""
 MAX_ADDRESS_CHARS = 200
+MAX_HOSTS = 6
+"""Hosts of our own that others are told of, beside circuits and what a router leads to us."""
+# Interfaces between this machine and its own containers and virtual machines.
+_INNER = (
+    *("docker", "br-", "veth", "virbr", "vnet", "vmnet", "vboxnet", "lxcbr", "lxdbr"),
+    *("podman", "cni", "cali", "flannel", "kube", "weave", "nerdctl", "incusbr"),
+)
 
 CIRCUIT = "/p2p-circuit"
 
@@ -252,18 +261,51 @@ def at_home(addresses: Iterable[str]) -> bool:
 
 
 def own_hosts() -> list[str]:
-    """Our numeric addresses for a wildcard listener: those of the default routes, then loopback.
+    """Our numeric addresses for a wildcard listener: those of the default routes, those of other
+    interfaces (a cable to the next machine, a laboratory's own network, an overlay), then loopback.
     Sends nothing.
     """
-    hosts: list[str] = []
+    default = list[str]()
     for family, probe in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as sock:
                 sock.connect((probe, 9))  # chooses a route, sends no packet
-                hosts.append(sock.getsockname()[0])
+                default.append(sock.getsockname()[0])
         except OSError:
             continue
-    return list(dict.fromkeys([*hosts, "127.0.0.1"]))
+    adapters = list[tuple[str, list[str]]]()
+    with contextlib.suppress(OSError):
+        adapters = [
+            (
+                adapter.name,
+                [str(ip.ip[0] if isinstance(ip.ip, tuple) else ip.ip) for ip in adapter.ips],
+            )
+            for adapter in ifaddr.get_adapters()
+        ]
+    return [*ordered_hosts(default, adapters), "127.0.0.1"]
+
+
+def ordered_hosts(default: Sequence[str], adapters: Iterable[tuple[str, list[str]]]) -> list[str]:
+    """Of the hosts of ``adapters`` (name, numeric hosts) those that other machines may dial, at
+    most `MAX_HOSTS`: first ``default``, those of the default routes, then IPv4, that which nobody
+    has assigned (169.254) last, then one IPv6 address of each further interface. What containers
+    and virtual machines of this machine are tied to leads to them only.
+    """
+    more = list[str]()
+    for name, hosts in adapters:
+        if name.startswith(_INNER):
+            continue
+        known = [ipaddress.ip_address(host) for host in hosts]
+        usual = [ip for ip in known if not (ip.is_loopback or ip.is_multicast or ip.is_unspecified)]
+        more += [str(ip) for ip in usual if ip.version == 4]
+        if not any(host in default for host in hosts if ":" in host):
+            more += [str(ip) for ip in usual if ip.version == 6 and not ip.is_link_local][:1]
+
+    def order(host: str) -> tuple[bool, bool]:
+        ip = ipaddress.ip_address(host)
+        return ip.version == 6, ip.is_link_local
+
+    return list(dict.fromkeys([*default, *sorted(more, key=order)]))[:MAX_HOSTS]
 
 
 def expand(host: str, port: int) -> list[str]:
