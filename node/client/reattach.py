@@ -61,8 +61,8 @@ class RunEntry:
         link.close()
 
     def outlive(self, attempt: Callable[[], T], progress: Progress | None) -> T:
-        """The answer of ``attempt``, which enters the run or opens it; made again when the node goes
-        away meanwhile, up to `MOST_LOST` times, and once another one is there.
+        """The answer of ``attempt``, which enters the run or opens it. When the node goes away
+        meanwhile, it is made again, up to `MOST_LOST` times, once another one is there.
         """
         lost = 0
         while True:
