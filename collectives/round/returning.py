@@ -16,9 +16,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from .. import messages as m
-from ..group import LAST_BALLOT, MAX_MEMBERS, Certified, Member
+from ..group import MAX_MEMBERS, Certified, Member
 from ..identifiers import PeerId
 
+MOST_LIVES = 1 << 12
+"""Lives that a copy of a home may be behind. Each is one more than the one before, so a word of
+more is false; taken up, it would use up the numbers that there are (2^48).
+"""
 MOST_HEARD = 2 * MAX_MEMBERS  # beyond, those are forgotten that are members no more
 
 
@@ -85,7 +89,7 @@ class CopyCheck:
     def on_answer(self, who: Member, head: int, heard: m.Said | None) -> None:
         """A member that has ``head`` entries tells the newest that it heard the asking one say."""
         self._heads.setdefault(who, head)
-        if heard is not None and heard.incarnation < LAST_BALLOT:
+        if heard is not None and heard.incarnation <= self._left.incarnation + MOST_LIVES:
             self._heard[who.peer] = heard
 
     def later_life(self, counted: Collection[PeerId], said: m.Said | None) -> int:

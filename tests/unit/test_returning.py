@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives import messages as m
-from atoll.collectives.group import LAST_BALLOT, Certified, Contributor, Entry, Member, Vote
+from atoll.collectives.group import Certified, Contributor, Entry, Member, Vote
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round.returning import CopyCheck, LastSaid
+from atoll.collectives.round.returning import MOST_LIVES, CopyCheck, LastSaid
 
 A, B, C = (Member(PeerId(name), 0) for name in "abc")
 ALL = {A.peer, B.peer, C.peer}
@@ -68,7 +68,8 @@ def test_certificates_tell_of_votes_and_contributions(at_once: bool) -> None:
         (m.Said(0, 4, 0), 1),  # a vote or a promise in the round that is open to the copy
         (m.Said(0, 5, -1), 1),
         (m.Said(3, 1, 0), 4),
-        (m.Said(LAST_BALLOT, 1, 0), 0),  # no later life could be said
+        (m.Said(MOST_LIVES, 1, 0), MOST_LIVES + 1),
+        (m.Said(MOST_LIVES + 1, 1, 0), 0),  # no home is so old: one word would use up all numbers
     ],
 )
 def test_more_than_the_journal_knows_is_an_old_copy(heard: m.Said | None, life: int) -> None:
