@@ -71,6 +71,8 @@ class ResultFiles:
         self._warm: dict[int, mmap.mmap] = {}
         self._index: dict[str, tuple[int, int, int]] = {}  # name -> round, file number, bytes
         self._named = set[Path]()  # files whose names are on the medium
+        # Names whose bytes are on the medium: of what an earlier life left, nobody knows.
+        self._forced = set[str]()
         self._load()
 
     def _path(self, number: int) -> Path:
@@ -81,6 +83,11 @@ class ResultFiles:
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 if (found := self._read_trailer(self._path(number))) is not None:
                     self._index[found.name] = (found.round, number, found.nbytes)
+        # What a kill cut short is in the page cache, and looks the same as what is on the medium:
+        # this life is about to rely on it. Where the medium refuses, `keep` says so.
+        for name, (_, number, _) in self._index.items():
+            with contextlib.suppress(OSError):
+                self._force(name, self._path(number))
 
     @staticmethod
     def _read_trailer(path: Path) -> _Trailer | None:
@@ -168,32 +175,51 @@ class ResultFiles:
         a kill only. Raises StorageError.
         """
         with self._lock:
-            if name in self._index:
-                return
-            named = {number for _, number, _ in self._index.values()}
-            number = next((n for n, ref in self._mapped.items() if ref() is data.obj), None)
-            if number is None or number in named:  # a file has one name
-                number = self._write(data)
-            self._index[name] = (round_, number, len(data))
+            known = self._index.get(name)
+            if known is None:
+                named = {number for _, number, _ in self._index.values()}
+                number = next((n for n, ref in self._mapped.items() if ref() is data.obj), None)
+                if number is None or number in named:  # a file has one name
+                    number = self._write(data)
+                self._index[name] = (round_, number, len(data))
+            else:
+                number = known[1]
         path = self._path(number)
+        if known is not None:
+            if forced and name not in self._forced:
+                try:
+                    self._force(name, path)
+                except OSError as error:
+                    raise storage_error(path, error) from error
+            return
         trailer = framed(msgspec.msgpack.encode(_Trailer(name, round_, len(data))))
         try:
-            self._put(path, trailer, path.stat().st_size - TRAILER_BYTES, forced=forced)
+            self._put(path, trailer, path.stat().st_size - TRAILER_BYTES)
+            if forced:
+                self._force(name, path)
         except OSError as error:
             with self._lock:
                 self._index.pop(name, None)  # not kept: whoever votes on these bytes must not
             raise storage_error(path, error) from error
 
-    def _put(self, path: Path, data: bytes, at: int, *, forced: bool = False) -> None:
+    def _force(self, name: str, path: Path) -> None:
+        """What a name stands for is on the medium when this returns. Raises OSError."""
+        fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        try:
+            REAL.sync(fd)
+        finally:
+            os.close(fd)
+        if path not in self._named:
+            REAL.sync_folder(self._folder)
+            self._named.add(path)
+        self._forced.add(name)
+
+    @staticmethod
+    def _put(path: Path, data: bytes, at: int) -> None:
         """Raises OSError."""
         fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
         try:
             REAL.write(fd, data, at)
-            if forced:
-                REAL.sync(fd)
-                if path not in self._named:
-                    REAL.sync_folder(self._folder)
-                    self._named.add(path)
         finally:
             os.close(fd)
 
@@ -252,6 +278,7 @@ class ResultFiles:
     def _drop(self, names: Iterable[str]) -> None:
         for name in list(names):
             _, number, _ = self._index.pop(name)
+            self._forced.discard(name)
             with contextlib.suppress(
                 StorageError
             ):  # the next life may find it: it is bytes as good as they were

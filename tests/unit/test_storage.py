@@ -4,6 +4,7 @@ write.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -23,8 +24,9 @@ from atoll.collectives.layout import make_layout
 from atoll.collectives.round import RECENT, SealRecord
 from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.replica import ModelReplica, PlainSlots
-from atoll.node.storage import RunFiles
+from atoll.node.storage import RunFiles, results
 from atoll.node.storage.journal import FileJournal
+from atoll.node.storage.medium import RealMedium
 from atoll.node.storage.results import ResultFiles
 
 
@@ -169,13 +171,13 @@ def test_broken_votes_of_a_round_that_is_over_are_told_and_the_rest_is_used(tmp_
 
 
 def test_results_are_kept_and_their_files_used_again(tmp_path: Path) -> None:
-    results = ResultFiles(tmp_path)
+    files = ResultFiles(tmp_path)
     for round_ in range(100):
-        buffer = results.allocate(1000)
+        buffer = files.allocate(1000)
         buffer[:4] = round_.to_bytes(4, "big")
-        results.keep(f"e{round_}", round_, buffer, forced=False)
+        files.keep(f"e{round_}", round_, buffer, forced=False)
         del buffer
-        results.forget(round_ - 2)
+        files.forget(round_ - 2)
     again = ResultFiles(tmp_path)
     kept = [again.kept(f"e{round_}") for round_ in range(100)]
     assert [index for index, data in enumerate(kept) if data is not None] == [97, 98, 99]
@@ -183,11 +185,47 @@ def test_results_are_kept_and_their_files_used_again(tmp_path: Path) -> None:
     assert len([path for path in tmp_path.iterdir() if path.name.isdigit()]) <= 5
 
 
+class Refusing(RealMedium):
+    """A disk that forces what it is told to, and says what; or refuses."""
+
+    def __init__(self) -> None:
+        self.forced, self.refuses = list[str](), False
+
+    def sync(self, file: int) -> None:
+        if self.refuses:
+            raise OSError(errno.EIO, "Input/output error")
+        super().sync(file)
+        self.forced.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+
+
+def test_what_an_earlier_life_did_not_force_is_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between write and sync leaves bytes that look the same as those on the medium."""
+    disk = Refusing()
+    monkeypatch.setattr(results, "REAL", disk)
+    killed = ResultFiles(tmp_path)
+    for name in ("a", "b"):
+        killed.keep(name, 1, memoryview(bytes(8)), forced=False)
+    assert disk.forced == []
+    again = ResultFiles(tmp_path)
+    assert disk.forced == ["00", "01"]
+    again.keep("a", 1, memoryview(bytes(8)), forced=True)
+    assert disk.forced == ["00", "01"]
+    disk.refuses = True
+    refused = ResultFiles(tmp_path)
+    with pytest.raises(StorageError, match="Input/output error"):
+        refused.keep("a", 1, memoryview(bytes(8)), forced=True)
+    disk.refuses = False
+    refused.keep("a", 1, memoryview(bytes(8)), forced=True)
+    assert disk.forced == ["00", "01", "00"]
+
+
 def test_a_buffer_in_use_is_not_given_away(tmp_path: Path) -> None:
-    results = ResultFiles(tmp_path)
-    mine = results.allocate(8)
+    files = ResultFiles(tmp_path)
+    mine = files.allocate(8)
     mine[:] = b"in use!!"
-    others = [results.allocate(8) for _ in range(3)]
+    others = [files.allocate(8) for _ in range(3)]
     for other in others:
         other[:] = b"........"
     assert bytes(mine) == b"in use!!"
