@@ -24,8 +24,8 @@ is specified in docs/protocol/round.md.
 
 **Inputs**, with ``now`` in seconds where they let the round come on: `on_message`, `tick`,
 `contribute`, `withdraw`, `on_silent`, `on_result`, `on_part`, `on_report`, `on_kept`, `on_applied`,
-`on_not_applied`, `on_root`, `adopt_snapshot`, `resume`, `leave`, `set_idle`,
-`set_unsettled`, `keep_unsettled`, `set_waiting`, `take_renewed`. Nobody else writes a field of the
+`on_not_applied`, `on_root`, `adopt_snapshot`, `resume`, `leave`, `set_idle`, `set_unsettled`,
+`keep_unsettled`, `set_waiting`, `set_clock`, `take_renewed`. Nobody else writes a field of the
 machine or of its open round. **Outputs** are calls of `state.RoundActions`; none of them blocks,
 and answers come back as inputs. One driver (a session's log) calls everything, so there are no
 locks. For example, a member that alone decides its log takes one round like this::
@@ -671,6 +671,10 @@ class RoundMachine:
         self.idle = idle
         if idle:
             self._send_ready()
+
+    def set_clock(self, unix_offset_s: float) -> None:
+        """Set the wall clock minus ``now``: it may be corrected while this process runs."""
+        self.unix_offset_s = unix_offset_s
 
     def set_unsettled(self, now: float, unsettled: bool) -> None:
         """Set whether a script waits to hear what became of an earlier life's contribution: any

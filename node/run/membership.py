@@ -70,6 +70,7 @@ class MembershipTiming(msgspec.Struct, frozen=True):
         )
 
 
+CLOCK_JUMP_S = 1.0  # by which the wall clock moves against the other before it was corrected
 MOST_RARELY = 8.0
 """Times: a record's life stays below the skew of clocks, which peers that know fewer members allow
 for.
@@ -334,6 +335,17 @@ class Membership:
             return  # they go with the next renewal, or change
         self._issue(now)
         self._push_at = max(now, self._pushed + self.timing.push_s)
+
+    def follow_clock(self, now: float, unix_offset_s: float) -> None:
+        """The wall clock minus ``now`` is this. Where it was corrected, others' records are judged
+        by it from now on, and one's own is told anew.
+        """
+        if abs(unix_offset_s - self._offset) <= CLOCK_JUMP_S:
+            return
+        self._offset = unix_offset_s
+        if self.me in self._table:
+            self._issue(now)
+            self._push_at = max(now, self._pushed + self.timing.push_s)
 
     def heard(self, now: float, peer: PeerId) -> None:
         """``peer`` sent something, anything."""

@@ -427,6 +427,8 @@ class RunService:
             session.sessions[0].membership.moved().items()
         ):  # so that members find one another without any bootstrap
             self.node.network.add_addresses(peer, addresses)
+        for part in session.sessions:
+            part.follow_clock(now, time.time() - now)
         self.idle.look(now)
         self._judged(self.judge.look(time.time()))
         self.pause.look()

@@ -548,6 +548,13 @@ class Session:
         self._drain(now)
 
     # ---- inputs
+    def follow_clock(self, now: float, unix_offset_s: float) -> None:
+        """The wall clock minus ``now`` is this: it may have been corrected since the start."""
+        self._unix_offset_s = unix_offset_s
+        self.membership.follow_clock(now, unix_offset_s)
+        if self.machine is not None:
+            self.machine.set_clock(unix_offset_s)
+
     def add_contacts(self, now: float, peers: Iterable[PeerId]) -> None:
         """The peers that discovery says take part in the run now. Who is not named any more is no
         contact any more; of too many, those stay that have been heard, and of the others some that

@@ -670,3 +670,22 @@ def test_a_flood_of_newer_records_holds_back_nobody_elses() -> None:
         own += here.me in heard
     assert own == 120
     assert told > 10, "a record lives for 35 s, and each second it was newer here"
+
+
+def test_a_clock_that_is_corrected_blinds_nobody() -> None:
+    """A board without a battery starts in 1970, and hears the time a minute later."""
+    there, late = member("p000", unix_offset_s=1e9), member("p001")
+    late.announce(0.0, addresses=(HERE,))
+    there.announce(0.0, addresses=(THERE,))
+
+    def tell(now: float, who: Membership, other: Membership) -> None:
+        other.on_message(now, who.me, wire.encode(wire.Records(tuple(own_records(who, now)), b"")))
+
+    tell(1.0, there, late)
+    tell(1.0, late, there)
+    assert (late.refused["expired"], there.refused["expired"]) == (1, 1)
+    late.follow_clock(60.0, 1e9)
+    tell(60.0, late, there)
+    tell(60.0, there, late)
+    assert {record.peer for record in late.records()} == {"p000", "p001"}
+    assert {record.peer for record in there.records()} == {"p000", "p001"}

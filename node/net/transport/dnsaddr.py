@@ -63,7 +63,8 @@ async def texts_of(host: str) -> Sequence[str]:
 
     try:
         with trio.fail_after(ANSWER_S):
-            answer = await dns.asyncresolver.resolve(host, "TXT")
+            # made anew: the library's own reads once for ever which name servers there are
+            answer = await dns.asyncresolver.Resolver().resolve(host, "TXT")
         return [b"".join(record.strings).decode("utf-8", "replace") for record in answer]
     except Exception as error:  # the library raises many kinds
         raise PeerUnreachableError(
