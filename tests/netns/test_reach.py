@@ -5,8 +5,10 @@ reached through relays, and directly a moment later.
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -163,6 +165,19 @@ def test_a_router_that_is_asked_opens_a_port(
     caller.until(
         "lane", lambda lane: lane == [node.peer, "direct"]
     )  # on a busy machine one over a relay may come before
+
+
+def test_a_device_that_only_says_it_is_a_router_stands_in_nobodys_way(
+    town: Town, hidden: list[Node], guest: Add
+) -> None:
+    assert hidden
+    other, host = town.generous.hosts
+    decoy = str(Path(__file__).with_name("decoy.py"))
+    assert town.lab.start(other.command([sys.executable, decoy, other.address])) == "ready"
+    node = guest(host, listen=["/ip4/0.0.0.0/tcp/4003"], only_upnp=True)
+    status = node.status_when(lambda found: bool(found["reach"]["mappings"]))
+    address = f"/ip4/{town.lab.hosts[8].address}/tcp/4003"
+    assert status["reach"]["mappings"] == {"upnp": address}
 
 
 @pytest.mark.parametrize(("a", "b"), [(0, 1), (2, 4), (4, 3)])

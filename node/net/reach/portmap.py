@@ -29,6 +29,7 @@ HTTP_S = 4.0
 REMOVE_S = 1.5
 OUTSIDE, TRIES = (20_000, 60_000), 2
 """Ports that are asked for where the router refuses ours, and how many of them."""
+MOST_ROUTERS = 4  # of those that answer a search
 _FAILURES = (OSError, ValueError, trio.BrokenResourceError)
 
 
@@ -114,18 +115,31 @@ class PortMapper:
         return None
 
     async def _map(self) -> Mapping | None:
-        """A new mapping, or the old one for longer."""
+        """A new mapping, or the old one for longer: of the first router with an address of the
+        internet, else of the first that opens a port. Any device may say that it is a router.
+        """
         inside = self._inside()
         if inside is None:
             return None
-        for ask in (self._by_natpmp, self._by_upnp):
-            try:
-                if (found := await ask(inside)) is not None:
-                    self._outside = host_and_port(found.address)[1]
-                    return found
-            except _FAILURES:
-                continue
-        return None
+        inner: Mapping | None = None
+        with suppress(*_FAILURES):
+            inner = await self._by_natpmp(inside)
+        if inner is None or not is_internet(inner.address):
+            for location in await _discover(inside[0]):
+                with suppress(*_FAILURES):
+                    found = await self._by_upnp(inside, location)
+                    if found is not None and is_internet(found.address):
+                        if inner is not None:
+                            await self._unmap(inner)
+                        inner = found
+                        break
+                    if found is not None and inner is None:
+                        inner = found
+                    elif found is not None:
+                        await self._unmap(found)
+        if inner is not None:
+            self._outside = host_and_port(inner.address)[1]
+        return inner
 
     async def _unmap(self, mapping: Mapping) -> None:
         one, other = mapping.where
@@ -154,10 +168,7 @@ class PortMapper:
         outside, life_s = natpmp.mapping_in(await _datagram(router, natpmp.PORT, wish), inside[1])
         return Mapping("nat-pmp", make_address(host, outside), life_s, inside, (router, ""))
 
-    async def _by_upnp(self, inside: tuple[str, int]) -> Mapping | None:
-        location = await _discover(inside[0])
-        if not location:
-            return None
+    async def _by_upnp(self, inside: tuple[str, int], location: str) -> Mapping | None:
         service, control = upnp.control_in(await _http(location, upnp.get(location)), location)
         host = upnp.external_in(
             await _http(control, upnp.call(service, control, "GetExternalIPAddress", {}))
@@ -190,22 +201,23 @@ async def _datagram(host: str, port: int, data: bytes) -> bytes:
     raise OSError("no answer")
 
 
-async def _discover(own: str) -> str:
-    """Where the description of this network's router is; "" when nobody says so."""
-    with trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+async def _discover(own: str) -> list[str]:
+    """Where the descriptions of this network's routers are, at most `MOST_ROUTERS`."""
+    found = dict[str, None]()
+    with suppress(OSError), trio.socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(own))
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 2)
         await sock.bind((own, 0))
         for patience_s in upnp.SEARCHES_S:
             await sock.sendto(upnp.search(), (upnp.GROUP, upnp.PORT))
             with trio.move_on_after(patience_s):
-                while True:
+                while len(found) < MOST_ROUTERS:
                     answer, sender = await sock.recvfrom(2048)
-                    try:
-                        return upnp.location_in(answer, sender[0])
-                    except ValueError:
-                        continue
-    return ""
+                    with suppress(ValueError):
+                        found[upnp.location_in(answer, sender[0])] = None
+            if found:
+                break
+    return list(found)
 
 
 async def _http(address: str, request: bytes) -> str:
