@@ -490,7 +490,7 @@ def seeds() -> dict[str, list[bytes]]:
     )
     said = [
         records.Beat(True),
-        records.Probe(PEER),
+        records.Probe(PEER, b"n" * 8),
         records.TableHash(hash_),
         records.Records((records.SignedRecord(_encode(record), bytes(64)),)),
     ]

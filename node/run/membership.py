@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from .partners import grid_of
 
 MOST_BY_ONE = MAX_RECORDS * 3 // 4
 LOOKED_AT = 8  # times as many as are wanted are looked at, where there are hundreds
+PROBES_KEPT = 8  # newest ones of a peer that an answer counts for
 LONG_AGO, NEVER = float("-inf"), float("inf")
 
 
@@ -185,6 +186,8 @@ class Membership:
         self._heard: dict[PeerId, float] = {}
         self._seen: dict[PeerId, float] = {}  # vouched for by another peer
         self._probed: dict[PeerId, float] = {}
+        self._nonces: dict[PeerId, deque[bytes]] = {}  # of the newest probes of a watched peer
+        self._asked = 0
         self._lost: dict[PeerId, float] = {}  # when the connection of a watched peer ended
         self._closed: set[PeerId] = set()  # of these, those where nobody listens any more
         self._sent: dict[PeerId, float] = {}  # when anything of this protocol went to the peer last
@@ -413,15 +416,15 @@ class Membership:
                     self._hearsay.said(now, sender, grid, bits)
                 elif self._hearsay is not None or sender not in self._watched:
                     self._send(now, sender, wire.Beat(False))  # it waits for ours
-            case wire.Probe(target):
+            case wire.Probe(target, nonce):
                 if target == self.me:
-                    self._send(now, sender, wire.Alive(self.me, sender))
+                    self._send(now, sender, self._alive(sender, nonce))
                 elif target in self._watched or target in self._table:
-                    self._send(now, target, wire.ProbePing(sender))
-            case wire.ProbePing(asker):
-                self._send(now, sender, wire.Alive(self.me, asker))
-            case wire.Alive(target, asker):
-                self._on_alive(now, sender, target, asker)
+                    self._send(now, target, wire.ProbePing(sender, nonce))
+            case wire.ProbePing(asker, nonce):
+                self._send(now, sender, self._alive(asker, nonce))
+            case wire.Alive():
+                self._on_alive(now, sender, message)
             case wire.TableHash(hash_):
                 if hash_ != self._table_hash():
                     self._send(now, sender, self._digest())
@@ -434,14 +437,21 @@ class Membership:
                     named = [self._named[short] for short in asked if short in self._named]
                     self._send_records(now, sender, named)
 
-    def _on_alive(self, now: float, sender: PeerId, target: PeerId, asker: PeerId) -> None:
+    def _alive(self, asker: PeerId, nonce: bytes) -> wire.Alive:
+        alive = wire.Alive(self.me, asker, nonce, b"")
+        return structs.replace(alive, signature=self._sign(wire.alive_payload(self.run, alive)))
+
+    def _on_alive(self, now: float, sender: PeerId, alive: wire.Alive) -> None:
+        target, asker = alive.target, alive.asker
         if asker == self.me:
-            # Only whom this member would ask: anybody else could keep a dead one alive by its word,
-            # and rounds waiting for it.
-            if target in self._watched and (sender in self._watched or sender == target):
-                self._seen[target] = now
+            # Only what the target itself has signed since it was asked: others could keep a dead
+            # one alive by their word, and rounds waiting for it.
+            if target in self._watched and alive.nonce in self._nonces.get(target, ()):
+                payload = wire.alive_payload(self.run, alive)
+                if sender == target or self._verify(target, payload, alive.signature):
+                    self._seen[target] = now
         elif target == sender and asker in self._watched:  # it vouches for itself; we pass it on
-            self._send(now, asker, wire.Alive(target, asker))
+            self._send(now, asker, alive)
 
     # ---- records
     def _issue(self, now: float) -> None:
@@ -754,11 +764,15 @@ class Membership:
 
     def _probe(self, now: float, peer: PeerId) -> None:
         self._probed[peer] = now
+        self._asked += 1
+        # by its own signature nobody can guess it, and a simulation of one seed repeats itself
+        nonce = blake3(self._sign(b"atoll/probe/%d" % self._asked)).digest(8)
+        self._nonces.setdefault(peer, deque(maxlen=PROBES_KEPT)).append(nonce)
         among = self._watched if self._hearsay is None else self._hearsay.partners
         asked = self._others(now, self.timing.probe_peers + 1, among)
         helpers = [p for p in asked if p != peer][: self.timing.probe_peers]
         for helper in helpers:
-            self._send(now, helper, wire.Probe(peer))
+            self._send(now, helper, wire.Probe(peer, nonce))
 
     def _send(self, now: float, peer: PeerId, message: wire.Message) -> None:
         self._sent[peer] = now

@@ -92,25 +92,32 @@ class HeardBeat(msgspec.Struct, frozen=True, array_like=True, tag="heard"):
     bits: Annotated[bytes, msgspec.Meta(max_length=MOST_BYTES)]
 
 
+Nonce = Annotated[bytes, msgspec.Meta(min_length=8, max_length=8)]
+
+
 class Probe(msgspec.Struct, frozen=True, array_like=True, tag="probe"):
-    """Do you hear ``target``? Ask it for me."""
+    """Do you hear ``target``? Ask it for me. ``nonce``: nobody could know it before."""
 
     target: Peer
+    nonce: Nonce
 
 
 class ProbePing(msgspec.Struct, frozen=True, array_like=True, tag="ask"):
     """From a helper to the target: answer me, ``asker`` does not hear you."""
 
     asker: Peer
+    nonce: Nonce
 
 
 class Alive(msgspec.Struct, frozen=True, array_like=True, tag="alive"):
     """From the target to the helper, which passes it on to ``asker``: the application of ``target``
-    answered.
+    answered. It has signed `alive_payload`: a helper cannot keep a dead one alive by its word.
     """
 
     target: Peer
     asker: Peer
+    nonce: Nonce
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
 
 
 class TableHash(msgspec.Struct, frozen=True, array_like=True, tag="hash"):
@@ -166,6 +173,12 @@ def short(peer: PeerId) -> bytes:
     one are a nuisance to themselves only.
     """
     return blake3(peer.encode()).digest(SHORT_BYTES)
+
+
+def alive_payload(run: RunId, alive: Alive) -> bytes:
+    """The bytes under a target's signature."""
+    said = (alive.target, alive.asker, alive.nonce)
+    return _encoder.encode(("atoll/alive/1", run, *said))
 
 
 def order(sequence: int, hash_: bytes) -> bytes:
