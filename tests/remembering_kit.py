@@ -362,13 +362,65 @@ class Flagged(Optimizer):
 
 
 class WantsNames(Optimizer):
-    """Cannot be built again: its constructor takes what it does not keep."""
+    """Cannot be built again: its constructor takes what it does not keep, and keeps what may be
+    positions.
+    """
 
     def __init__(self, named: Iterable[tuple[str, Tensor]], lr: float = 1e-2) -> None:
-        super().__init__([p for _, p in named], {"lr": lr})
+        pairs = list(named)
+        super().__init__([p for _, p in pairs], {"lr": lr})
+        self.first = {name: p.detach().clone() for name, p in pairs}
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
         for group in self.param_groups:
             for p in group["params"]:
                 p.sub_(group["lr"] * p.grad)
+
+
+class Warmed:
+    """A schedule around an optimizer (Vaswani et al. 2017), as many scripts have it: no optimizer
+    of torch's, and its first argument is not called ``params``.
+    """
+
+    def __init__(self, width: int, opt: Any, warm: int) -> None:
+        self.optimizer, self.scale, self.warm, self.number = opt, width**-0.5, warm, 0
+
+    def step(self) -> None:
+        """The next rate, and a step."""
+        self.number += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.scale * min(self.number**-0.5, self.number * self.warm**-1.5)
+        self.optimizer.step()
+
+    def zero_grad(self) -> None:
+        """Of the optimizer inside."""
+        self.optimizer.zero_grad()
+
+
+class Several(Optimizer):
+    """Optimizers side by side, given one by one; each steps a part of the parameters."""
+
+    def __init__(self, *optimizers: Optimizer) -> None:
+        self.optimizers = list(optimizers)
+        groups = [group for each in optimizers for group in each.param_groups]
+        super().__init__([p for group in groups for p in group["params"]], {})
+
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        for each in self.optimizers:
+            each.step()
+
+
+class SlowBeside(Several):
+    """With slow weights that its constructor makes."""
+
+    def __init__(self, *optimizers: Optimizer) -> None:
+        super().__init__(*optimizers)
+        self.slow = [p.detach().clone() for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        super().step(closure)
+        for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
+            slow.add_(p - slow, alpha=0.5)
+            p.copy_(slow)

@@ -22,7 +22,8 @@ import random
 import sys
 import types
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
@@ -252,22 +253,37 @@ def _builder(
     ``speed``: their learning rates, in the optimizer's.
     """
     groups = _unlike_groups(like)
+    live = [each for group in like for each in group["params"]]
+    known = {held.key for held in held_tensors(optimizer, live)}
     failed: Exception | None = None
-    for flags, as_class, with_rest in itertools.product(
-        (False, True), (False, True), (True, False)
-    ):
+    ways = [*itertools.product((False, True), (False, True), (True, False), (False,))]
+    for flags, as_class, with_rest, bare in [*ways, (False, False, True, True)]:
 
-        def build(flags: bool = flags, as_class: bool = as_class, rest: bool = with_rest) -> _Toy:
+        def build(
+            flags: bool = flags,
+            as_class: bool = as_class,
+            rest: bool = with_rest,
+            bare: bool = bare,
+        ) -> _Toy:
             toys = [_toys(group) for group in groups]
             rebuilt = _Rebuilt(
-                groups, toys, speed, as_class=as_class, with_rest=rest, with_flags=flags
+                groups,
+                toys,
+                speed,
+                live={id(each) for each in live},
+                as_class=as_class,
+                with_rest=rest,
+                with_flags=flags,
             )
-            made = rebuilt.make(optimizer)
+            made = rebuilt.without_constructor(optimizer) if bare else rebuilt.make(optimizer)
             _without_decay(made)
             return _Toy(made, [toy for group in toys for toy in group])
 
         try:
-            build().step()
+            toy = build()
+            toy.step()
+            if bare and (more := known - toy.keys()):
+                raise LookupError(f"its constructor makes {min(more)}")
         except Exception as error:  # the next way may do
             failed = failed or error
             continue
@@ -322,15 +338,17 @@ class _Rebuilt:
         toys: Sequence[Sequence[nn.Parameter]],
         speed: float,
         *,
+        live: Set[int],
         as_class: bool,
         with_rest: bool,
         with_flags: bool,
     ) -> None:
-        """``as_class``: an optimizer inside is given as its class; ``with_rest``: a constructor
+        """``live``: ids of the real parameters; ``as_class``: an optimizer inside is given as its class; ``with_rest``: a constructor
         that takes any names gets all of the defaults; ``with_flags``: groups say of themselves what
         no argument does, such as ``use_muon``.
         """
         self._groups, self._toys, self._speed = groups, toys, speed
+        self._live = live
         self._as_class, self._with_rest, self._with_flags = as_class, with_rest, with_flags
 
     def make(self, optimizer: Any) -> Any:
@@ -363,6 +381,39 @@ class _Rebuilt:
                 for name in defaults.keys() - given
             }
         return type(optimizer)(**given)
+
+    def without_constructor(self, optimizer: Any) -> Any:
+        """Another one of its class, whose constructor takes what is not known any more: its own
+        settings around others of the optimizers inside of it, and no state. Raises LookupError
+        where an attribute may be more than a setting.
+        """
+        made = object.__new__(type(optimizer))
+        same = dict[int, Any]()  # by the id of the live one
+        for inside in _all_inside(optimizer):
+            same[id(inside)] = toy = self.make(inside)
+            for name in ("param_groups", "state", "defaults"):  # wrappers show them as their own
+                same[id(getattr(inside, name, None))] = getattr(toy, name, None)
+        same.pop(id(None), None)
+        for name, value in vars(optimizer).items():
+            vars(made)[name] = self._like(name, value, same)
+        return made
+
+    def _like(self, name: str, value: Any, same: Mapping[int, Any]) -> Any:
+        if id(value) in same:
+            return same[id(value)]
+        if isinstance(value, list | tuple) and {id(each) for each in value} == self._live:
+            return type(value)(toy for toys in self._toys for toy in toys)
+        if "hook" in name and isinstance(value, dict):
+            return OrderedDict[int, Any]()
+        if name == "state":
+            return defaultdict[Any, dict[str, Any]](dict)
+        if name == "param_groups":
+            return self._parameters({key for group in self._groups for key in group} - {"params"})
+        if isinstance(value, list | tuple) and value and all(id(each) in same for each in value):
+            return type(value)(same[id(each)] for each in value)
+        if not _is_setting(value):
+            raise LookupError(f"its attribute {name} is no setting")
+        return _sober(name, value, self._groups[0], self._speed)
 
     def _parameters(self, taken: set[str]) -> list[dict[str, Any]]:
         made = list[dict[str, Any]]()
@@ -401,8 +452,29 @@ def _inside(optimizer: Any, name: str) -> Any:
     for known in (name, f"_{name}"):
         if known in held:
             return held[known]
-    likely = "optim" in name or "base" in name or "inner" in name
+    likely = any(part in name for part in ("opt", "base", "inner"))
     return next(iter(held.values())) if likely and len(held) == 1 else None
+
+
+def _all_inside(optimizer: Any) -> list[Any]:
+    """Optimizers among the attributes, and in lists among these."""
+    found = list[Any]()
+    for value in vars(optimizer).values():
+        several = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+        found += [each for each in several if is_optimizer(each)]
+    return found
+
+
+def _is_setting(value: Any) -> bool:
+    """Nothing that could hold a tensor of the parameters, or step one."""
+    if isinstance(value, dict):
+        entries = cast("dict[Any, Any]", value)
+        return all(_is_setting(each) for pair in entries.items() for each in pair)
+    if isinstance(value, list | tuple | set):
+        return all(_is_setting(each) for each in cast("list[Any]", value))
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is None
+    return _plain(value)
 
 
 def _plain(value: Any) -> bool:

@@ -30,7 +30,10 @@ from remembering_kit import (
     OtherLookahead,
     ScheduleFreeAdamW,
     ScheduleFreeSGD,
+    Several,
+    SlowBeside,
     WantsNames,
+    Warmed,
 )
 from round_table import RoundTable
 from torch import Tensor, nn
@@ -564,6 +567,29 @@ def test_each_that_is_not_cured_is_named_once(caplog: pytest.LogCaptureFixture) 
         (said,) = warnings_of(caplog)
         assert words in said
         assert "attach(..., on_adopted=f)" in said
+
+
+def halves(model: nn.Module) -> list[Optimizer]:
+    matrices = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() != 2]
+    return [SGD(matrices, lr=0.05, momentum=0.9), Adam(others, lr=1e-2)]
+
+
+def test_wrappers_whose_constructors_take_what_they_do_not_keep_are_asked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A schedule and a list of optimizers keep nothing of positions; slow weights are found out."""
+    model = net()
+    for made in (
+        Warmed(64, SGD(model.parameters(), lr=0.05), 100),
+        Several(*halves(model)),
+        Warmed(64, lookahead(model.parameters()), 100),
+    ):
+        attach(model, made, SoloSwarm(SETTINGS), batch_size=1).detach()
+    assert warnings_of(caplog) == []
+    attach(model, SlowBeside(*halves(model)), SoloSwarm(SETTINGS), batch_size=1)
+    (said,) = warnings_of(caplog)
+    assert "whether SlowBeside remembers where the parameters were" in said
 
 
 def test_an_lbfgs_inside_another_is_named(caplog: pytest.LogCaptureFixture) -> None:
