@@ -3,7 +3,9 @@ goes to the node, which compares it with the others' (`node.run.same_order`).
 
 What a plain loop reads nobody sees. There the gradients before a round's first step are what is
 digested: members that start from one anchor have equal ones if they read the same, on machines of
-one kind and without dropout that differs. So this sees less, and nothing that is not so.
+one kind and without dropout that differs. Where one of them makes fewer steps in a round than the
+other, as the slower one does, it reads the same order some batches later from then on, which no
+digest shows. So this sees less, and nothing that is not so.
 
 The digest is salted with the run and the round, so it tells who has not the same batch nothing but
 whether it is the same. It is never made in a run with [privacy], [secure] or a federated method.

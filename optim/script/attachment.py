@@ -289,7 +289,7 @@ class Attachment:
         self._stateless = set[int]()
         self._retry_at = 0.0
         # Told once: that the script changes weights itself; that rounds lose more than is wished.
-        self._told_habit = self._told_error = False
+        self._told_habit = self._told_moved = self._told_error = False
         self._resuming: PendingLoad | None = None
         self._consent = Consent(model, self._flat, outermost, optimizers, on_adopted)
         with naming_tensors(self._flat), self._consent.adopting():
@@ -304,7 +304,7 @@ class Attachment:
         self._keeper.begin(self.evaluate_anchor, self.round)
         self._uncounted = Uncounted(model, optimizers, clock, swarm.report)
         self._look_around()
-        if self.done:
+        if self._finished:
             self._uncounted.remove()
             self._lookout.tell_finished()
         self._rest()
@@ -333,6 +333,7 @@ class Attachment:
             )
         self._declared = sample_count((self._declared or 0) + count)
         self._uncounted.look()
+        self._look_by_hand()
 
     def step(self) -> None:
         """Count one inner step by hand: after each, for an attachment without an optimizer."""
@@ -344,7 +345,13 @@ class Attachment:
             )
         self._finish_resume()
         self._show_gradients()
+        self._look_by_hand()
         self._count(None)
+
+    def _look_by_hand(self) -> None:
+        """Of a script that steps by hand: whether it takes anchors back."""
+        if words := self._weights.by_hand():
+            logger.warning("%s", words)
 
     def _show_gradients(self) -> None:
         """Before a round's first step, where nobody has said what is read."""
@@ -391,7 +398,7 @@ class Attachment:
         samples, self._declared = self.ledger.step(self._declared), None
         if (left := self.ledger.left()) is not None:
             self._tell_short(left)
-        if self._detached or self.done:
+        if self._detached or self._finished:
             return
         samples = self._of_all_ranks(samples)
         self._counter.count(samples, found_inf)
@@ -438,7 +445,7 @@ class Attachment:
         if self._detached:
             raise LocalProtocolError("this attachment was detached")
         self._outside("sync()")
-        return None if self.done else self._sync(self._strands)
+        return None if self._finished else self._sync(self._strands)
 
     def finish(self) -> Outcome | None:
         """Training has ended: contribute what is left as `sync` does, and detach. Where something
@@ -449,7 +456,7 @@ class Attachment:
         if self._detached:
             return None
         self._outside("finish()")
-        outcome = None if self.done else self._sync(self._strands, leaves=True)
+        outcome = None if self._finished else self._sync(self._strands, leaves=True)
         self.detach()
         return outcome
 
@@ -515,13 +522,15 @@ class Attachment:
                     strand.begin()
                 self._adapters.turn(self.round)
                 self._look_around()
-                self._buffers.round_over(self.round, self._lookout.peers, last=self.done)
-                self._keeper.refresh(self.evaluate_anchor, self.round, self._clock, last=self.done)
+                self._buffers.round_over(self.round, self._lookout.peers, last=self._finished)
+                self._keeper.refresh(
+                    self.evaluate_anchor, self.round, self._clock, last=self._finished
+                )
         self._parts.wrote()
         self.ledger.turns += 1
         for turn in turns:
             self._lookout.tell_round(turn.outcome, turn.samples)
-        if turns and self.done:
+        if turns and self._finished:
             self._uncounted.remove()
             self._lookout.tell_finished()
         if self._on_round is not None:
@@ -536,11 +545,16 @@ class Attachment:
         change = self._weights.close(self._totals.steps)
         if change.habit and not self._told_habit:
             self._told_habit = True
-            logger.info(
+            # where the like was dropped before, that it is not any more is no small thing
+            logger.log(
+                logging.WARNING if self._told_moved else logging.INFO,
                 "the script changes weights between steps (%s): contributed as training",
                 change.habit,
             )
+        if change.taken_back:
+            logger.warning("%s", change.taken_back)
         if reason := self._flat.agreed(change.reason):
+            self._told_moved = True
             self._lookout.moved(change.step, change.steps_long)
             for strand in self._strands:
                 strand.replica.moved = reason
@@ -562,7 +576,7 @@ class Attachment:
         """Between two rounds: wait for as long as this machine's owner has paused training, then go
         on from the newest anchor.
         """
-        if self.done or not (why := self.swarm.paused):
+        if self._finished or not (why := self.swarm.paused):
             return
         logger.info("training is %s; this machine goes on serving the run", why)
         while self.swarm.paused:
@@ -697,7 +711,7 @@ class Attachment:
                     **self._realised_error(),
                 },
                 undecided=undecided,
-                done=self.done,
+                done=self._finished,
             )
         except AtollError as error:
             self._failed(error)
@@ -747,6 +761,12 @@ class Attachment:
         """Whether the run has committed as many rounds as its manifest asks for. Later steps are no
         longer counted.
         """
+        if not self._detached:
+            self._uncounted.look()
+        return self._finished
+
+    @property
+    def _finished(self) -> bool:
         return all(strand.replica.finished for strand in self._strands)
 
     @property
@@ -840,6 +860,7 @@ class Attachment:
         for name, value in metrics.items():
             self._lookout.add(name, value)
         self._uncounted.look()
+        self._look_by_hand()
 
     @contextmanager
     def evaluate_anchor(self, *, own: bool = False) -> Generator[AnchorView]:

@@ -46,11 +46,14 @@ def hooked(optimizer: object) -> Optimizer:
             at = inside
     if isinstance(at, Optimizer):
         return at
+    held = next((name for name, value in _attributes(at).items() if _are_optimizers(value)), None)
     raise ConfigError(
         f"{type(at).__name__} is not a torch.optim.Optimizer",
         key="optimizer",
         why="attach() counts steps with register_step_post_hook, which only torch optimizers have.",
-        hint=f"Attach by hand: {BY_HAND}",
+        hint=f"attach(model, optimizer.{held}, swarm) attaches those that it holds"
+        if held is not None
+        else f"Attach by hand: {BY_HAND}",
     )
 
 
@@ -73,10 +76,21 @@ def _kept(optimizer: object) -> Any:
     inside = getattr(optimizer, "optimizer", None)
     if isinstance(inside, Optimizer) or hasattr(inside, "optimizer"):
         return inside
-    if not isinstance(optimizer, Optimizer):
+    if not _steps(optimizer):
         return None
-    held = {id(each): each for each in vars(optimizer).values() if isinstance(each, Optimizer)}
+    held = {
+        id(each): each for each in _attributes(optimizer).values() if isinstance(each, Optimizer)
+    }
     return held.popitem()[1] if len(held) == 1 else None
+
+
+def _attributes(optimizer: object) -> dict[str, Any]:
+    return getattr(optimizer, "__dict__", {})
+
+
+def _are_optimizers(value: object) -> bool:
+    several = cast("list[Any]", value) if isinstance(value, list | tuple) else []
+    return len(several) > 1 and all(isinstance(each, Optimizer) for each in several)
 
 
 def _steps(optimizer: object) -> bool:
@@ -245,12 +259,24 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
             why="Such steps run no hooks of the optimizer that is attached.",
             hint=f"Attach by hand: {BY_HAND}",
         )
-    stray = [
-        f"group {index}: shape {list(parameter.shape)}"
+    strays = [
+        (index, cast("Tensor", parameter))
         for index, group in enumerate(optimizer.param_groups)
         for parameter in group["params"]
         if id(parameter) not in mine
     ]
+    stray = [f"group {index}: shape {list(each.shape)}" for index, each in strays]
+    shapes = {each.shape for each in unwrap(model).parameters() if each.element_size() < 4}
+    if stray and all(each.element_size() >= 4 and each.shape in shapes for _, each in strays):
+        raise ConfigError(
+            f"the optimizer steps {len(stray)} float32 tensors beside the model's narrow parameters",
+            key="optimizer",
+            why="As masters of these they do not move when the model adopts an anchor.",
+            hint="attach(model, None, swarm, on_adopted=f), where f(moved) adds moved[parameter] to "
+            "the master of each parameter, and attachment.step() after each step of the masters and "
+            "their copy into the model. Or attach an optimizer over model.parameters() that keeps "
+            "its masters itself.",
+        )
     if stray:
         raise ConfigError(
             f"{len(stray)} parameters of the optimizer are not the model's ({stray[0]})",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Cause = Literal["replaced", "foreign", "partial", "cleared", "adding"]
+Cause = Literal["replaced", "foreign", "without", "partial", "cleared", "adding"]
 
 FIRST_FOREIGN = 16  # weights changed so often before the first step was counted
 CLEARED = 64  # gradients cleared so often, weights the same
@@ -21,7 +21,9 @@ LONGER = 8  # than the usual accumulation
 
 
 class Finding(NamedTuple):
-    """What is wrong, after so many backwards without a counted step."""
+    """What is wrong, after so many backwards (of "without": changes of the weights) without a counted
+    step.
+    """
 
     cause: Cause
     backwards: int
@@ -35,9 +37,11 @@ class Silence:
         self.finding: Finding | None = None  # that stands
         self._by_hand = by_hand
         self._steps = 0
-        self._most_foreign = self._most_partial = self._longest = 0  # between two counted steps
+        # between two counted steps
+        self._most_foreign = self._most_partial = self._most_set = self._longest = 0
         self._longest_s = 0.0
         self._backwards = self._foreign = self._partial = self._cleared = 0  # since the last one
+        self._set = 0  # changes of the weights since then without a backward before them
         self._since: float | None = None  # when the first backward since then came
 
     @property
@@ -59,13 +63,23 @@ class Silence:
             self._longest_s = max(self._longest_s, now - self._since)
             self._most_foreign = max(self._most_foreign, self._foreign)
             self._most_partial = max(self._most_partial, self._partial)
+        self._most_set = max(self._most_set, self._set)
         self._steps += 1
-        self._backwards = self._foreign = self._partial = self._cleared = 0
+        self._backwards = self._foreign = self._partial = self._cleared = self._set = 0
         self._since = None
         if replaced:
             return None
         withdrawn, self.finding = self.finding, None
         return withdrawn
+
+    def set_by_hand(self) -> Finding | None:
+        """The script has changed weights, and no gradient has come since the last such look."""
+        self._set += 1
+        least = 3 + 3 * self._most_set if self._steps else FIRST_FOREIGN
+        if self.finding is not None or self._by_hand or self._set < least:
+            return None
+        self.finding = Finding("without", self._set)
+        return self.finding
 
     def stepped_in_part(self) -> None:
         """One of several attached optimizers has stepped, and others have not yet."""

@@ -43,6 +43,12 @@ CURES: Mapping[str, str] = {
         "second_step), steps inside of backward(). Attach the optimizer that steps (its "
         "base_optimizer), or attach(model, None, swarm) and call attachment.step() after each step"
     ),
+    "without": (
+        "the script has set the model's weights {backwards} times, without gradients and without a "
+        "step of the attached optimizer: nothing is contributed. attach(model, None, swarm) and "
+        "attachment.step() after each change of the weights, or put the change into parameter.grad "
+        "and call optimizer.step()"
+    ),
     "partial": (
         "{backwards} backwards and no step is counted: a step is over when each of the attached "
         "optimizers has stepped, and {names} did not. attach(..., counts=OPTIMIZER) names the "
@@ -101,6 +107,7 @@ class Uncounted:
         self._sample: Tensor | None = None
         self._told_by_versions = False
         self._inside_step = False
+        self._looked_at = 0  # backwards when the script was last asked
         self._still_why = ""
         if optimizers and (unstepped := self._unstepped()):
             logger.info(
@@ -155,11 +162,21 @@ class Uncounted:
         self._versions = self._sample = None
 
     def look(self) -> None:
-        """The script has told something of a step. Tensors that were replaced have no hooks, so
-        whether the model still holds the attached ones is asked here, too.
+        """The script has told something of a step, or asked whether the run is done. Tensors that
+        were replaced have no hooks, and who sets weights by hand has perhaps no gradients; so
+        whether the model still holds the attached ones, and as they were, is asked here, too.
         """
-        if self._replaced() and self._training():
+        if self._inside_step or not self._training():
+            return
+        if self._replaced():
             self._backward(cleared=False, replaced=True)
+            return
+        backwards, self._looked_at = self._looked_at, self._silence.backwards
+        if backwards != self._looked_at:  # hooks see what there is
+            return
+        last, self._versions = self._versions, [_version(each) for each in self._leaves]
+        if last is not None and last != self._versions:
+            self._found(self._silence.set_by_hand())
 
     # ---- backwards
 
@@ -180,9 +197,12 @@ class Uncounted:
 
     def _backward(self, *, cleared: bool, replaced: bool) -> None:
         now = self._clock()
-        found = self._silence.backward(
-            now, foreign=self._foreign(), cleared=cleared, replaced=replaced
+        self._found(
+            self._silence.backward(now, foreign=self._foreign(), cleared=cleared, replaced=replaced)
         )
+
+    def _found(self, found: Finding | None) -> None:
+        now = self._clock()
         if found is not None:
             logger.warning("%s", self._words(found))
         standing = self._silence.finding

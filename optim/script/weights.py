@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import deque
 from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..model.flat import clean_name, unwrap
-from .recurrence import Recurrence
+from .recurrence import SEVERAL, Recurrence
 
 SAMPLED = 16  # elements of each tensor
 LEAST = 1e-3  # of a step: a shorter change is the rounding of one that was taken back
@@ -35,6 +36,10 @@ HALF = 0.5  # of the weights' own length: a clamp or a decay takes away less
 FLOAT32 = 1e-6  # of the weights' length: no more than rounding, but in types of two bytes
 BETWEEN = 1.05  # of the distance between two points, for the way over a third that is between them
 NAMED = 3  # tensors in a message
+TAKEN, TAKEN_BY_HAND = 0.3, 0.8
+"""Of what an anchor has moved the weights by, taken back between the steps of a round, or by the
+first step that is made by hand; in `SEVERAL` rounds running the script keeps other weights.
+"""
 
 MEANT = (
     'Where it is meant, declare it beside the change: attachment.moved("why"); else load weights '
@@ -51,6 +56,14 @@ STRAY = (
     "the optimizer steps tensors that are not the model's and no longer has {names}. Make the "
     "optimizer from model.parameters() of the attached model and attach again"
 )
+TAKEN_BACK = (
+    "{how} {share:.0%} of each anchor that was adopted in {rounds} rounds running: the script has "
+    "slow, averaged or master weights of its own that do not move with it, so it does not train "
+    "the run's model. Move them: attach(..., on_adopted=f) calls f(moved) after each anchor, and "
+    "moved[parameter] is by how much that parameter was moved"
+)
+BETWEEN_STEPS = "what the script does to the weights between two steps takes back"
+FIRST_STEP = "the first step after it, made by hand, takes back"
 EVENT = "the weights were changed {when} and not by the optimizer, {far}, in {names}. " + MEANT
 
 
@@ -228,6 +241,59 @@ class _Sums:
         self.mark = now
 
 
+class _Adopted:
+    """How much of each adopted anchor is taken back at once, in the sampled elements: weights that
+    the script keeps beside the model, and puts into it again, do not know of the anchor.
+    """
+
+    def __init__(self) -> None:
+        self._now = list[Tensor]()
+        self._back = list[Tensor]()  # from the anchor to where the weights were
+        self._far = 0.0  # length of that, squared
+        self._shares = deque[float](maxlen=SEVERAL)
+        self._told = False
+        self.waits = False  # for the first step by hand
+
+    def begin(self, before: list[Tensor], now: list[Tensor]) -> None:
+        """An anchor was written over ``before``; nothing where these are none, or others."""
+        alike = [each.shape for each in before] == [each.shape for each in now]
+        self._back = [old - new for old, new in zip(before, now, strict=True)] if alike else []
+        self._now = now
+        self._far = sum(float(each.square().sum()) for each in self._back)
+        self.waits = self._far > 0 and not self._told
+
+    def between(self, changed: Sequence[Tensor], *, shrunk: bool, step: float) -> str:
+        """By the sum of all ``changed`` between steps since. What only shrinks values, as a clamp
+        does, holds an anchor to the bounds that all scripts of the run have.
+        """
+        if not self._far > (2 * step) ** 2 or len(changed) != len(self._back):
+            return ""
+        return self._note(0.0 if shrunk else self._share(changed), TAKEN, BETWEEN_STEPS)
+
+    def first_step(self, now: list[Tensor]) -> str:
+        """By a step, which is shorter than half of that way: then none takes it back by chance."""
+        alike = [each.shape for each in now] == [each.shape for each in self._now]
+        if not alike or all(map(torch.equal, now, self._now)):
+            return ""
+        self.waits = False
+        way = [new - old for new, old in zip(now, self._now, strict=True)]
+        left = [each - back for each, back in zip(way, self._back, strict=True)]
+        near = sum(float(each.square().sum()) for each in left) <= HALF**2 * self._far
+        return self._note(self._share(way) if near else 0.0, TAKEN_BY_HAND, FIRST_STEP)
+
+    def _share(self, way: Sequence[Tensor]) -> float:
+        along = sum(float((each * back).sum()) for each, back in zip(way, self._back, strict=True))
+        return along / self._far
+
+    def _note(self, share: float, least: float, how: str) -> str:
+        self._shares.append(share)
+        if self._told or len(self._shares) < SEVERAL or not min(self._shares) >= least:
+            return ""
+        self._told = True
+        share = sum(self._shares) / SEVERAL
+        return TAKEN_BACK.format(how=how, share=share, rounds=SEVERAL)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightChange:
     """What happened to the weights in a round, besides steps. ``reason``: why the round is not to
@@ -236,6 +302,7 @@ class WeightChange:
 
     reason: str = ""
     habit: str = ""
+    taken_back: str = ""
     steps_long: float = 0.0
     step: int = 0
 
@@ -258,6 +325,7 @@ class WeightWatch:
         self._sample = WeightSample(self._slots.parameters, rng or Random(0))
         self._recurrence = Recurrence()
         self._watched = bool(optimizers)  # by hand no one knows when a step is made
+        self._adopted = _Adopted()
         self._sums: list[_Sums] = []
         self._index = 0  # of the interval under way
         self._step = 0.0  # length of a step on the sample, in the newest round that had one
@@ -268,9 +336,16 @@ class WeightWatch:
     @torch.no_grad()
     def begin(self) -> None:
         """A round begins: what is there now is right. Other elements are looked at."""
+        self._sample.draw()
+        self._begin([])
+
+    def _begin(self, before: list[Tensor]) -> None:
+        """``before``: the sample before the attachment wrote the parameters, where it did."""
+        self._sample.moved()
+        now = self._sample.gather()
         if self._watched:
-            self._sample.draw()
-            self._sums = [_Sums(now) for now in self._sample.gather()]
+            self._sums = [_Sums(each) for each in now]
+        self._adopted.begin(before, now)
         self._index, self._meant = 0, ""
 
     @torch.inference_mode(mode=False)
@@ -289,6 +364,17 @@ class WeightWatch:
             for sums, now in zip(self._sums, self._sample.gather(), strict=True):
                 sums.stepped(now)
 
+    @torch.inference_mode(mode=False)
+    @torch.no_grad()
+    def by_hand(self) -> str:
+        """A script that steps by hand has perhaps made a step: what to say of the first one after
+        an adoption, "" for nothing.
+        """
+        if self._watched or not self._adopted.waits:
+            return ""
+        self._sample.moved()
+        return self._adopted.first_step(self._sample.gather())
+
     def meant(self, why: str) -> None:
         """What changes between steps until the round ends is on purpose."""
         self._meant = why
@@ -299,17 +385,20 @@ class WeightWatch:
         round; another begins.
         """
         before = list[Tensor]()
-        if self._watched and not ends:
-            with torch.inference_mode(mode=False), torch.no_grad():
+        with torch.inference_mode(mode=False), torch.no_grad():
+            if ends:
+                self._sample.draw()
+                before = self._sample.gather()
+            elif self._watched:
                 self._look()
                 before = self._sample.gather()
         try:
             yield
         finally:
-            if ends:
-                self.begin()
-            elif self._watched:
-                with torch.inference_mode(mode=False), torch.no_grad():
+            with torch.inference_mode(mode=False), torch.no_grad():
+                if ends:
+                    self._begin(before)
+                elif self._watched:
                     self._fit()
                     now = self._sample.gather()
                     for sums, old, new in zip(self._sums, before, now, strict=True):
@@ -348,14 +437,21 @@ class WeightWatch:
         if not lengths:
             return WeightChange()
         kind, at = self._recurrence.judge(lengths, harmless)
+        taken = ""
+        if kind != "event" and not self._meant:
+            grown = [math.sqrt(float(sums.intervals[:, 1].sum())) for sums in self._sums]
+            changed = [sums.changed for sums in self._sums]
+            taken = self._adopted.between(changed, shrunk=sum(grown) == 0, step=self._step)
         if kind == "none":
-            return WeightChange()
+            return WeightChange(taken_back=taken)
         # the last interval that is counted lies after the newest step, or ends with it
         when = max(0, step - (self._index - at))
         names = named(self._changed())
         if kind == "habit" or self._meant:
             why = f' ("{self._meant}")' if self._meant else ""
-            return WeightChange(habit=f"{names}{why}", steps_long=lengths[at], step=when)
+            return WeightChange(
+                habit=f"{names}{why}", taken_back=taken, steps_long=lengths[at], step=when
+            )
         place = f"after step {when}" if when else "before the first step"
         far = f"by {lengths[at]:.3g} times the length of a step"
         return WeightChange(
