@@ -206,7 +206,8 @@ pinned memory), or the model runs on another device than was meant.
 Gradients reach the attached model, and no step of an attached optimizer follows that trains it:
 nothing of this machine's training is contributed. The verdict names what was seen. The usual
 causes: an optimizer that was made again after attach(), one whose step() is never called, weights
-that were loaded with assign=True. Or steps are counted with fewer samples than a shard gave for
+that were loaded with assign=True, weights that the script sets itself, a copy of the model that is
+trained in place of it. Or steps are counted with fewer samples than a shard gave for
 them, 64 in a row. The script's own log names the cure at the same time. It is withdrawn with the
 next counted step, of all its samples.
 
@@ -296,6 +297,7 @@ It is withdrawn once they are trained again.
 NOT_COUNTED: Mapping[str, str] = {
     "uncounted_replaced": "the model holds other tensors than those that its optimizer steps",
     "uncounted_foreign": "weights change, and not by a step of the attached optimizer",
+    "uncounted_nothing": "the script goes on, and nothing reaches the attached model: is it a copy?",
     "uncounted_without": "the script sets weights without gradients, and no step is counted",
     "uncounted_partial": "only some of the attached optimizers step",
     "uncounted_cleared": "gradients are cleared, and no step changes the weights",
@@ -303,6 +305,7 @@ NOT_COUNTED: Mapping[str, str] = {
 }
 """Metrics in which a script reports training that is not counted (`optim.script.uncounted`): how
 many backwards there were since a step was. 0: it is over."""
+WITHOUT_GRADIENTS = ("uncounted_nothing", "uncounted_without")
 STILL: Mapping[str, str] = {
     "still_replaced": "the model holds other tensors than those that its optimizer steps",
     "still_frozen": "no parameter requires a gradient",
@@ -618,9 +621,9 @@ class Verdicts:
                 if not (times := float(metrics[name])) > 0:
                     self._withdraw(code, "", at)
                 elif code == "V14":
-                    self._raise(
-                        code, "", at, f"{causes[name]}: {times:.0f} backwards and no counted step"
-                    )
+                    of = "iterations" if name in WITHOUT_GRADIENTS else "backwards"
+                    said = f"{causes[name]}: {times:.0f} {of} and no counted step"
+                    self._raise(code, "", at, said)
                 else:
                     self._raise(
                         code, "", at, f"{times:.0f} contributions in a row are zero: {causes[name]}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Cause = Literal["replaced", "foreign", "without", "partial", "cleared", "adding"]
+Cause = Literal["replaced", "foreign", "without", "nothing", "partial", "cleared", "adding"]
 
 FIRST_FOREIGN = 16  # weights changed so often before the first step was counted
 CLEARED = 64  # gradients cleared so often, weights the same
@@ -21,8 +21,8 @@ LONGER = 8  # than the usual accumulation
 
 
 class Finding(NamedTuple):
-    """What is wrong, after so many backwards (of "without": changes of the weights) without a counted
-    step.
+    """What is wrong, after so many backwards (of "without": changes of the weights, of
+    "nothing": iterations) without a counted step.
     """
 
     cause: Cause
@@ -43,6 +43,9 @@ class Silence:
         self._backwards = self._foreign = self._partial = self._cleared = 0  # since the last one
         self._set = 0  # changes of the weights since then without a backward before them
         self._since: float | None = None  # when the first backward since then came
+        self._idle = self._most_idle = 0  # looks since, that found nothing new
+        self._most_idle_s = 0.0
+        self._idle_since: float | None = None
 
     @property
     def backwards(self) -> int:
@@ -64,6 +67,10 @@ class Silence:
             self._most_foreign = max(self._most_foreign, self._foreign)
             self._most_partial = max(self._most_partial, self._partial)
         self._most_set = max(self._most_set, self._set)
+        if self._idle_since is not None:
+            self._most_idle = max(self._most_idle, self._idle)
+            self._most_idle_s = max(self._most_idle_s, now - self._idle_since)
+        self._idle, self._idle_since = 0, None
         self._steps += 1
         self._backwards = self._foreign = self._partial = self._cleared = self._set = 0
         self._since = None
@@ -81,6 +88,17 @@ class Silence:
         self.finding = Finding("without", self._set)
         return self.finding
 
+    def looked(self, now: float) -> Finding | None:
+        """The script goes on, and nothing has come to the model since the last such look."""
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        self._idle += 1
+        enough = self._idle >= max(ADDING, LONGER * self._most_idle)
+        long = now - self._idle_since >= max(ADDING_S, LONGER * self._most_idle_s)
+        if self.finding is not None or self._by_hand or not (enough and long):
+            return None
+        self.finding = Finding("nothing", self._idle)
+        return self.finding
+
     def stepped_in_part(self) -> None:
         """One of several attached optimizers has stepped, and others have not yet."""
         self._partial += 1
@@ -94,6 +112,7 @@ class Silence:
         finding once, when it begins to stand.
         """
         self._since = now if self._since is None else self._since
+        self._idle, self._idle_since = 0, None
         self._backwards += 1
         self._foreign += foreign
         self._cleared += cleared

@@ -49,6 +49,12 @@ CURES: Mapping[str, str] = {
         "attachment.step() after each change of the weights, or put the change into parameter.grad "
         "and call optimizer.step()"
     ),
+    "nothing": (
+        "the script goes on, and for {backwards} iterations no gradient has reached the attached "
+        "model and no step was made: does it train a copy of it (copy.deepcopy, a model that was "
+        "made again)? Attach the model that is trained; a notice that is wrong ends with the next "
+        "step"
+    ),
     "partial": (
         "{backwards} backwards and no step is counted: a step is over when each of the attached "
         "optimizers has stepped, and {names} did not. attach(..., counts=OPTIMIZER) names the "
@@ -175,8 +181,9 @@ class Uncounted:
         if backwards != self._looked_at:  # hooks see what there is
             return
         last, self._versions = self._versions, [_version(each) for each in self._leaves]
-        if last is not None and last != self._versions:
-            self._found(self._silence.set_by_hand())
+        changed = last is not None and last != self._versions
+        now = self._clock()
+        self._found(self._silence.set_by_hand() if changed else self._silence.looked(now))
 
     # ---- backwards
 
@@ -325,6 +332,7 @@ def _slots(model: nn.Module, tensors: Sequence[Tensor]) -> list[Slot]:
     return [
         (f"{prefix}.{key}".lstrip("."), module._parameters, key, parameter)
         for prefix, module in unwrap(model).named_modules()
+        if isinstance(cast("Any", module._parameters), dict)  # a ScriptModule's are fixed
         for key, parameter in module._parameters.items()
         if parameter is not None and id(parameter) in attached
     ]

@@ -95,9 +95,11 @@ class WeightSlots:
                     parameter.requires_grad or clean_name(name) in included
                 ):
                     continue
-                self._slots.append(
-                    _ModuleSlot(name, cast("dict[str, Any]", module._parameters), key, parameter)
-                )
+                holder = cast("Any", module._parameters)
+                if isinstance(holder, dict):  # a ScriptModule's parameters cannot be replaced
+                    self._slots.append(
+                        _ModuleSlot(name, cast("dict[str, Any]", holder), key, parameter)
+                    )
                 if id(parameter) not in known:
                     known[id(parameter)] = name
                     self.parameters[name] = parameter

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -637,3 +638,43 @@ def test_several_in_one_that_is_no_optimizer_are_named() -> None:
         return ordinary(swarm)
 
     assert play(odd)[2] == []
+
+
+# ---- objects that are not what was attached
+
+
+def a_copy_is_trained(swarm: LocalMember) -> Script:
+    """The model is copied after it was attached, and the copy is what trains."""
+    script = Script(swarm).attach()
+    for number in script.going():
+        if number == 12:
+            script.model = copy.deepcopy(script.model)
+            script.optimizer = adamw(script.model.parameters())
+        script.step()
+        script.sync.log(loss=1.0)
+        if number > 12:
+            swarm.sleep(30.0)
+    return script
+
+
+def test_a_script_that_trains_a_copy_is_asked_whether_it_does() -> None:
+    _, stats, words = play(a_copy_is_trained)
+    assert stats["steps"] == 12
+    (said,) = words
+    assert "no gradient has reached the attached model" in said
+
+
+def test_a_scripted_module_trains_as_its_source() -> None:
+    def scripted(swarm: LocalMember) -> Script:
+        script = Script(swarm)
+        with warnings.catch_warnings(action="ignore"):
+            script.model = torch.jit.script(script.model)
+        script.optimizer = adamw(script.model.parameters())
+        script.attach()
+        for _ in script.going():
+            script.step()
+        return script
+
+    anchor, stats, words = play(scripted)
+    assert (words, stats["counted"]) == ([], ROUNDS)
+    assert torch.allclose(anchor, wanted(), atol=1e-6)
