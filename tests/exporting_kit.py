@@ -10,7 +10,7 @@ from exported_models import output
 from torch import Tensor, nn
 
 from atoll.collectives.digest import chunk_hash, merkle_root
-from atoll.collectives.swarm import RunSettings
+from atoll.collectives.swarm import AnchorView, RunSettings
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.records.export import Exported, export_run
@@ -37,9 +37,9 @@ class KeptSwarm(SoloSwarm):
         """The model's folder in that of the run."""
         return self.folder / "model"
 
-    def checkpoint(self, layout: Any) -> None:
-        """As the node writes one at the end of a run."""
-        view = self.anchor()
+    def checkpoint(self, layout: Any, of: AnchorView | None = None) -> None:
+        """As the node writes one at the end of a run: of this anchor, by default its own."""
+        view = self.anchor() if of is None else of
         anchor = torch.empty(view.numel)
         view.copy_into(anchor)
         momentum = torch.zeros(view.numel)
@@ -54,7 +54,8 @@ class KeptSwarm(SoloSwarm):
             run_id=self.signed.run_id,
             entry_hash=bytes(32),
         )
-        view.release()
+        if of is None:
+            view.release()
 
     def export(self, out: Path, **options: Any) -> Exported:
         """`atoll export`."""

@@ -195,7 +195,8 @@ class Consent:
             parameter: _at_least_float(parameter.detach()) - _at_least_float(old)
             for parameter, old in zip(self._watched, before, strict=True)
         }
-        if not _any_moved(moved.values()):
+        unrounded = (at - old for at, old in wide.values())  # less than a narrow one can show
+        if not _any_moved([*moved.values(), *unrounded]):
             return
         for each in self._optimizers:
             if isinstance(each.optimizer, LBFGS):

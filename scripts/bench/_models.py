@@ -69,9 +69,9 @@ class Case:
     fresh: Callable[[], Any] | None = None
 
 
-def output(case: Case, model: Any) -> Tensor:
-    """The floating outputs of a model on its case's batch, in one row."""
-    torch.manual_seed(11)
+def output(case: Case, model: Any, seed: int = 11) -> Tensor:
+    """The floating outputs of a model on a batch of its case, in one row."""
+    torch.manual_seed(seed)
     found = case.call(model, case.batch())
     found = getattr(found, "logits", found)
     found = found if isinstance(found, list | tuple) else [found]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Whether what is exported is the model: models of many shapes are attached, trained for three
-rounds and exported, and a process without atoll loads each by the line that the command prints.
+rounds by two members on unlike batches and exported, and a process without atoll loads each by the line that the command prints.
 
 equal      the outputs of the loaded model are those of the run's anchor, bit for bit
 refused    by `attach`, before anything was trained
@@ -25,6 +25,7 @@ import time
 import traceback
 import warnings
 from pathlib import Path
+from typing import Any
 
 import _models
 import torch
@@ -38,7 +39,13 @@ from exporting_kit import KeptSwarm
 from atoll.collectives.errors import AtollError
 from atoll.collectives.swarm import RunSettings
 from atoll.node.cli import run
+from atoll.node.local import LocalSwarm
+from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
+
+MEMBERS, ROUNDS = 2, 3
+MOST = 60  # steps
+TOGETHER_S = 5.0  # in virtual time: all have entered the run
 
 
 class Refused(Exception):
@@ -49,26 +56,71 @@ class Refused(Exception):
         self.words = f"{error}\n{error.why}\n{error.hint}"
 
 
-def export(case: _models.Case, name: str, home: Path) -> tuple[torch.Tensor, str]:
-    """The outputs of the anchor after three rounds, and the line that the command printed."""
+class Kept:
+    """A member of a LocalSwarm whose run has a folder, as a node's has: that of ``kept``."""
+
+    def __init__(self, member: LocalMember, kept: KeptSwarm) -> None:
+        self._member, self.model_folder, self.run_id = member, kept.model_folder, kept.run_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._member, name)
+
+
+def loss(case: _models.Case, model: Any, seed: int) -> torch.Tensor:
+    """Of a batch of this seed."""
+    return _models.output(case, model, seed).square().mean()
+
+
+def trained(
+    case: _models.Case, member: LocalMember, kept: KeptSwarm
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One member's three rounds on its own batches: the outputs of the last anchor, and all of its
+    values. The first member writes the run's checkpoint.
+    """
     torch.manual_seed(3)
     model = case.build()
-    swarm = KeptSwarm(home, name.replace("_", "-"), RunSettings(sync_every=2, rounds=3))
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.01)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    swarm: Any = Kept(member, kept) if member.index == 0 else member
     try:
-        sync = attach(model, optimizer, swarm, batch_size=2)
+        sync = attach(model, optimizer, swarm, batch_size=2, clock=member.clock)
     except AtollError as error:
         raise Refused(error) from error
     model.train()
-    while not sync.done:
-        _models.output(case, model).square().mean().backward()
+    member.sleep(TOGETHER_S - member.clock())
+    for step in range(MOST):
+        if sync.done:
+            break
+        loss(case, model, 100 * member.index + step).backward()
         optimizer.step()
         optimizer.zero_grad()
-    swarm.checkpoint(sync._flat.layout)
+        member.sleep(0.1)
+    assert sync.stats["counted"] == ROUNDS, sync.describe()
+    view = member.anchor()
+    values = torch.empty(view.numel)
+    view.copy_into(values)
+    if member.index == 0:
+        kept.checkpoint(sync._flat.layout, view)
+    view.release()
     with sync.evaluate_anchor(), torch.no_grad():
         wanted = _models.output(case, model.eval()).clone()
     sync.detach()
+    return wanted, values
+
+
+def export(case: _models.Case, name: str, home: Path) -> tuple[torch.Tensor, str]:
+    """The outputs of the anchor after three rounds of two members, and the line that the command
+    printed.
+    """
+    settings = RunSettings(sync_every=2, rounds=ROUNDS)
+    swarm = KeptSwarm(home, name.replace("_", "-"), settings)
+
+    def script(member: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return trained(case, member, swarm)
+
+    found = LocalSwarm(MEMBERS, settings=settings, latency_s=0.01).run(script)
+    wanted = found[0][0]
+    if not all(torch.equal(found[0][1], values) for _, values in found):
+        raise RuntimeError("the members' anchors are not the same")
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
         status = run(["export", swarm.run_id, str(home / "out" / name)])

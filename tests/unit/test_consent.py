@@ -447,6 +447,33 @@ def test_with_masters_a_narrow_model_trains_as_a_float32_one(make: Make, overlap
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
+def test_positions_go_with_masters_where_the_parameters_show_nothing_of_it() -> None:
+    """Steps so short that an anchor rounds to what the narrow parameters are already."""
+
+    def make(params: Any) -> Optimizer:
+        return MastersOf(params, lambda copies: Lookahead(SGD(copies, lr=1e-6), k=1000))
+
+    table = RoundTable(["m0", "m1"], SETTINGS, auto=False)
+    two = [Member(table, peer, make, torch.bfloat16) for peer in table.peers]
+
+    def apart(member: Member) -> Tensor:
+        slow = member.optimizer.inner.state
+        copies = member.optimizer.copies
+        return torch.cat([(slow[each]["slow"] - each.detach()).reshape(-1) for each in copies])
+
+    for each in two:
+        each.run(H)
+    began, live = [apart(each) for each in two], [wide(each.optimizer).clone() for each in two]
+    shown = flat(two[0].model)
+    table.decide(["m0", "m1"])
+    for each, was, before in zip(two, began, live, strict=True):
+        each.sync.sync()
+        assert torch.equal(flat(each.model), shown)
+        assert not torch.equal(wide(each.optimizer), before)
+        torch.testing.assert_close(apart(each), was, rtol=0, atol=1e-7)
+        assert float(was.abs().max()) > 1e-6
+
+
 def test_a_master_that_the_first_step_makes_begins_at_the_anchor_unrounded() -> None:
     table = RoundTable(["m0"], SETTINGS)
     first = Member(table, "m0", MasterInState, torch.bfloat16)
