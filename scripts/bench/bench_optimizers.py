@@ -96,21 +96,21 @@ class Script:
         def backward() -> Tensor:
             self.model.zero_grad()
             loss = self.loss(batch)
-            bad = torch.inf if self.precision == "scaler" and self.steps % 25 == 4 else 1.0
-            (self.scaler.scale(loss) * bad).backward()
+            (self.scaler.scale(loss) * (torch.inf if bad else 1.0)).backward()
             return loss
 
-        if self.kind.style == "closure":
-            if self.precision == "scaler":
-                self.scaler.step(first, backward)  # torch refuses
-            first.step(backward)
+        bad = self.precision == "scaler" and self.steps % 25 == 4
+        if self.kind.style != "plain":
+            if bad:  # scripts skip such a batch themselves: `scaler.step` takes neither of these
+                self.skipped += 1
+            elif self.kind.style == "closure":
+                first.step(lambda: self._unscaled(backward))
+            else:
+                self._unscaled(backward)
+                first.step(lambda: self._unscaled(backward))
             self.steps += 1
             return
         backward()
-        if self.kind.style == "sharpness":
-            self._sharpness(first, backward)
-            self.steps += 1
-            return
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
         scale = self.scaler.get_scale()
@@ -125,17 +125,13 @@ class Script:
             self.step()
         return BATCH * H
 
-    def _sharpness(self, optimizer: Any, backward: Callable[[], Tensor]) -> None:
-        if self.precision != "scaler":
-            optimizer.step(backward)
-            return
-        self.scaler.unscale_(optimizer)
-        optimizer.first_step(zero_grad=True)
-        self.scaler.update()
-        backward()
-        self.scaler.unscale_(optimizer)
-        optimizer.second_step()
-        self.scaler.update()
+    def _unscaled(self, backward: Callable[[], Tensor]) -> Tensor:
+        """A backward whose gradients are as long as without a scaler."""
+        loss = backward()
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(self.scaler.get_scale())
+        return loss
 
     def values(self) -> Sequence[Tensor]:
         """What is trained: masters where there are any."""
