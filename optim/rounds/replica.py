@@ -109,6 +109,7 @@ class Replica:
     # whether its progress is all of what was trained from the newest anchor
     looks_back = True
     on_purpose = False  # whether the script has declared that it changes the weights
+    ordinary = False  # whether nothing but steps as long as ever moved the live parameters
     resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(
@@ -271,7 +272,7 @@ class Replica:
         """Why what was trained is not to be contributed, "" where it is."""
         if self.on_purpose or self._carried:
             return ""
-        round_ = watch.leads_to()
+        round_ = watch.leads_to(jumped=not self.ordinary)
         return self.flat.agreed("" if round_ is None else WAY_BACK.format(round_))
 
     def collect(self, samples: int) -> None:

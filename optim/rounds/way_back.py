@@ -81,9 +81,11 @@ class WayBack:
                 kept.move = max(kept.move, self._anchors[index].move)
             del self._anchors[1 : KEPT // 2 : 2]
 
-    def leads_to(self) -> int | None:
+    def leads_to(self, *, jumped: bool = True) -> int | None:
         """The round of the earlier anchor that the live values have come back to from the newest
         one, None where they have not, and where the script is one that goes back now and then.
+        ``jumped``: False where each step on the way was as long as the script's always are, since
+        what is put in comes at once.
         """
         if not self._anchors:
             return None
@@ -93,7 +95,7 @@ class WayBack:
         squares = way.square()
         length = float(squares.sum())
         spread = length**2 >= LEAST_SPREAD * float(squares.square().sum())
-        found = self._nearest(live, length) if length > 0 and spread else None
+        found = self._nearest(live, length) if jumped and length > 0 and spread else None
         if found is None:
             self._longest = max(self._longest, length)
             return None

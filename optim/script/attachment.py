@@ -543,6 +543,8 @@ class Attachment:
         is not contributed, in any fragment.
         """
         change = self._weights.close(self._totals.steps)
+        for strand in self._strands:
+            strand.replica.ordinary = change.ordinary
         if change.habit and not self._told_habit:
             self._told_habit = True
             # where the like was dropped before, that it is not any more is no small thing

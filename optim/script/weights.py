@@ -20,6 +20,7 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
+from statistics import median
 from typing import Any, cast
 
 import torch
@@ -36,6 +37,8 @@ HALF = 0.5  # of the weights' own length: a clamp or a decay takes away less
 FLOAT32 = 1e-6  # of the weights' length: no more than rounding, but in types of two bytes
 BETWEEN = 1.05  # of the distance between two points, for the way over a third that is between them
 NAMED = 3  # tensors in a message
+ORDINARY_ROUNDS, UNUSUAL = 8, 3.0
+"""Rounds by whose longest steps it is known how long these are, and times the median of them."""
 TAKEN, TAKEN_BY_HAND = 0.3, 0.8
 """Of what an anchor has moved the weights by, taken back between the steps of a round, or by the
 first step that is made by hand; in `SEVERAL` rounds running the script keeps other weights.
@@ -213,6 +216,7 @@ class _Sums:
         self.changed = torch.zeros_like(start)  # sum of all changes between steps
         self.intervals = start.new_zeros(64, 4)
         self.steps = start.new_zeros(())  # sum of squared lengths of steps
+        self.longest = start.new_zeros(())  # of them
 
     def look(self, now: Tensor, index: int) -> None:
         """Before a step: squares of the change since the mark, of what grew by it, and of the
@@ -229,12 +233,14 @@ class _Sums:
 
     def stepped(self, now: Tensor) -> None:
         step = now - self.before
-        self.steps += torch.dot(step, step)
+        length = torch.dot(step, step)
+        self.steps += length
+        torch.maximum(self.longest, length, out=self.longest)
         self.mark = now
 
     def to(self, device: torch.device) -> None:
         """The parameters went to another device."""
-        for name in ("start", "mark", "before", "changed", "intervals", "steps"):
+        for name in ("start", "mark", "before", "changed", "intervals", "steps", "longest"):
             setattr(self, name, getattr(self, name).to(device))
 
     def written(self, before: Tensor, now: Tensor) -> None:
@@ -305,6 +311,7 @@ class WeightChange:
     reason: str = ""
     habit: str = ""
     taken_back: str = ""
+    ordinary: bool = False
     steps_long: float = 0.0
     step: int = 0
 
@@ -328,6 +335,7 @@ class WeightWatch:
         self._recurrence = Recurrence()
         self._watched = bool(optimizers)  # by hand no one knows when a step is made
         self._adopted = _Adopted()
+        self._longest = deque[float](maxlen=ORDINARY_ROUNDS)  # step of each of the newest rounds
         self._sums: list[_Sums] = []
         self._index = 0  # of the interval under way
         self._step = 0.0  # length of a step on the sample, in the newest round that had one
@@ -444,21 +452,32 @@ class WeightWatch:
             grown = [math.sqrt(float(sums.intervals[:, 1].sum())) for sums in self._sums]
             changed = [sums.changed for sums in self._sums]
             taken = self._adopted.between(changed, shrunk=sum(grown) == 0, step=self._step)
+        ordinary = self._ordinary()
         if kind == "none":
-            return WeightChange(taken_back=taken)
+            return WeightChange(taken_back=taken, ordinary=ordinary)
         # the last interval that is counted lies after the newest step, or ends with it
         when = max(0, step - (self._index - at))
         names = named(self._changed())
         if kind == "habit" or self._meant:
             why = f' ("{self._meant}")' if self._meant else ""
             return WeightChange(
-                habit=f"{names}{why}", taken_back=taken, steps_long=lengths[at], step=when
+                habit=f"{names}{why}",
+                taken_back=taken,
+                steps_long=lengths[at],
+                step=when,
             )
         place = f"after step {when}" if when else "before the first step"
         far = f"by {lengths[at]:.3g} times the length of a step"
         return WeightChange(
             EVENT.format(when=place, far=far, names=names), steps_long=lengths[at], step=when
         )
+
+    def _ordinary(self) -> bool:
+        longest = math.sqrt(sum(float(sums.longest) for sums in self._sums))
+        usual = median(self._longest) if len(self._longest) == ORDINARY_ROUNDS else 0.0
+        if longest > 0:
+            self._longest.append(longest)
+        return 0 < longest <= UNUSUAL * usual
 
     def _measured(self) -> tuple[list[float], list[bool]]:
         """By interval: the length of its change in steps, 0.0 for none, and whether it is harmless:

@@ -120,6 +120,39 @@ def test_a_script_that_goes_back_now_and_then_is_let_be() -> None:
     assert sync.stats["samples_dropped"] == HABIT * H * 32
 
 
+class Swinging(torch.optim.Optimizer):
+    """To and fro between two points, as long a step as ever: TRAC's tuner does (Muppidi et al.
+    2024). What comes to an earlier anchor so is no old weights that were put in.
+    """
+
+    rounds, steps = 12, 0
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        draw = torch.Generator().manual_seed(1)
+        self.way = [torch.randn(p.shape, generator=draw) for p in self.param_groups[0]["params"]]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        there = (self.steps // H) % (2 * self.rounds) < self.rounds
+        self.steps += 1
+        for parameter, way in zip(self.param_groups[0]["params"], self.way, strict=True):
+            parameter.add_(way, alpha=0.01 if there else -0.01)
+
+
+def test_who_comes_back_by_steps_as_long_as_ever_is_let_be() -> None:
+    model = net()
+    optimizer = Swinging(model.parameters())
+    settings = RunSettings(sync_every=H, codec="fp32", outer=OuterSettings("sgd", 1.0))
+    sync = attach(model, optimizer, SoloSwarm(settings), batch_size=32)
+    for _ in range(4 * Swinging.rounds * H):
+        optimizer.zero_grad()
+        model(torch.randn(32, 8)).square().mean().backward()
+        optimizer.step()
+    assert sync.stats["samples_dropped"] == 0
+    assert sync.round == 4 * Swinging.rounds
+
+
 # ---- honest work
 
 
