@@ -424,3 +424,30 @@ class SlowBeside(Several):
         for p, slow in zip(self.param_groups[0]["params"], self.slow, strict=True):
             slow.add_(p - slow, alpha=0.5)
             p.copy_(slow)
+
+
+class Sharpness(Optimizer):
+    """Foret et al. 2021, as it is copied from script to script: ``step`` is never called, and the
+    second half assigns ``p.data``.
+    """
+
+    def __init__(self, params: Any, lr: float, rho: float = 0.05) -> None:
+        super().__init__(params, {"rho": rho, "lr": lr})
+        self.base_optimizer = torch.optim.SGD(self.param_groups, lr=lr, momentum=0.9)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def first_step(self) -> None:
+        """To where the loss is higher."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["old_p"] = p.data.clone()
+                p.add_(p.grad, alpha=group["rho"])
+
+    @torch.no_grad()
+    def second_step(self) -> None:
+        """Back, and a step by the gradients from there."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data = self.state[p]["old_p"]
+        self.base_optimizer.step()

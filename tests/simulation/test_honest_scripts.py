@@ -9,10 +9,11 @@ import copy
 import logging
 from collections.abc import Callable
 from random import Random
-from typing import Literal
+from typing import Literal, cast
 
 import pytest
 import torch
+from remembering_kit import Sharpness
 from seeds import RARE
 from torch import Tensor, nn
 
@@ -57,6 +58,8 @@ class Script:
             self.optimizers = [torch.optim.LBFGS(parameters, lr=0.1, max_iter=3)]
         elif kind in ("sharpness", "scaled"):
             self.optimizers = [torch.optim.SGD(parameters, lr=0.005, momentum=0.9)]
+        elif kind == "by_halves":
+            self.optimizers = [Sharpness(parameters, lr=0.005)]
         self.scaler = torch.amp.GradScaler("cpu", enabled=kind == "scaled")
         self.sync: Attachment
         self.make: Callable[[int], None] = getattr(self, kind)
@@ -156,6 +159,14 @@ class Script:
                 parameter.sub_(way)
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    def by_halves(self, step: int) -> None:
+        """The same by an optimizer whose ``base_optimizer`` makes the step."""
+        optimizer = cast("Sharpness", self.optimizer)
+        for half in (optimizer.first_step, optimizer.second_step):
+            self.loss().backward()
+            half()
+            optimizer.zero_grad()
 
     def scaled(self, step: int) -> None:
         """Loss scaling, which skips steps whose gradients are not finite."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from remembering_kit import Sharpness
 from torch import Tensor, nn
 
 from atoll.collectives.errors import ConfigError
@@ -442,9 +443,7 @@ def steps_inside_of_backward(swarm: LocalMember) -> Script:
 
 def sharpness_with_a_scaler(swarm: LocalMember) -> Script:
     """davda54/sam#7, #11, #79: two half-steps and a scaler; ``second_step`` assigns ``p.data``."""
-    script = Script(swarm, lambda p: Sharpness(p, torch.optim.SGD(net().parameters(), lr=0.02)))
-    script.optimizer.base_optimizer = torch.optim.SGD(script.optimizer.param_groups, lr=0.02)
-    script.attach()
+    script = Script(swarm, lambda p: Sharpness(p, lr=0.02)).attach()
     scaler = torch.amp.GradScaler("cpu", 1024.0)
     for _ in script.going():
         for half in (script.optimizer.first_step, script.optimizer.second_step):
@@ -454,28 +453,6 @@ def sharpness_with_a_scaler(swarm: LocalMember) -> Script:
             script.optimizer.zero_grad()
             scaler.update()
     return script
-
-
-class Sharpness(torch.optim.Optimizer):
-    """Foret et al. 2021, as it is copied from script to script."""
-
-    def __init__(self, params: Any, base: torch.optim.Optimizer) -> None:
-        super().__init__(params, {"rho": 0.05})
-        self.base_optimizer = base
-
-    @torch.no_grad()
-    def first_step(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.state[p]["old_p"] = p.data.clone()
-                p.add_(p.grad, alpha=0.05)
-
-    @torch.no_grad()
-    def second_step(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data = self.state[p]["old_p"]
-        self.base_optimizer.step()
 
 
 @pytest.mark.slow
