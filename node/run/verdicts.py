@@ -297,7 +297,7 @@ It is withdrawn once they are trained again.
 NOT_COUNTED: Mapping[str, str] = {
     "uncounted_replaced": "the model holds other tensors than those that its optimizer steps",
     "uncounted_foreign": "weights change, and not by a step of the attached optimizer",
-    "uncounted_nothing": "the script goes on, and nothing reaches the attached model: is it a copy?",
+    "uncounted_nothing": "the script goes on, and nothing reaches its attached model: a copy?",
     "uncounted_without": "the script sets weights without gradients, and no step is counted",
     "uncounted_partial": "only some of the attached optimizers step",
     "uncounted_cleared": "gradients are cleared, and no step changes the weights",

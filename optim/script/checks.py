@@ -249,7 +249,6 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
                 f"attach by hand: {BY_HAND}"
             ),
         )
-    mine = {id(parameter): name for name, parameter in unwrap(model).named_parameters()}
     if any(
         hasattr(parameter, "_in_backward_optimizers") for parameter in unwrap(model).parameters()
     ):
@@ -259,6 +258,12 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
             why="Such steps run no hooks of the optimizer that is attached.",
             hint=f"Attach by hand: {BY_HAND}",
         )
+    _check_parameters(model, optimizer)
+
+
+def _check_parameters(model: nn.Module, optimizer: Optimizer) -> None:
+    """Raise ConfigError for an optimizer that steps others than the model's."""
+    mine = {id(parameter) for parameter in unwrap(model).parameters()}
     strays = [
         (index, cast("Tensor", parameter))
         for index, group in enumerate(optimizer.param_groups)
@@ -266,16 +271,17 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         if id(parameter) not in mine
     ]
     stray = [f"group {index}: shape {list(each.shape)}" for index, each in strays]
-    shapes = {each.shape for each in unwrap(model).parameters() if each.element_size() < 4}
-    if stray and all(each.element_size() >= 4 and each.shape in shapes for _, each in strays):
+    if stray and _like_masters(model, [each for _, each in strays]):
         raise ConfigError(
-            f"the optimizer steps {len(stray)} float32 tensors beside the model's narrow parameters",
+            f"the optimizer steps {len(stray)} float32 tensors beside the model's narrow ones",
             key="optimizer",
             why="As masters of these they do not move when the model adopts an anchor.",
-            hint="attach(model, None, swarm, on_adopted=f), where f(moved) adds moved[parameter] to "
-            "the master of each parameter, and attachment.step() after each step of the masters and "
-            "their copy into the model. Or attach an optimizer over model.parameters() that keeps "
-            "its masters itself.",
+            hint=(
+                "attach(model, None, swarm, on_adopted=f), where f(moved) adds moved[parameter] "
+                "to the master of each parameter, and attachment.step() after each step of the "
+                "masters and their copy into the model. Or attach an optimizer over "
+                "model.parameters() that keeps its masters itself."
+            ),
         )
     if stray:
         raise ConfigError(
@@ -287,6 +293,13 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
             ),
             hint="Make the optimizer from model.parameters() of the model that is attached.",
         )
+
+
+def _like_masters(model: nn.Module, strays: Sequence[Tensor]) -> bool:
+    """Whether these may be masters of the model's narrow parameters."""
+    narrow = [each for each in unwrap(model).parameters() if each.dtype.itemsize < 4]
+    shapes = {each.shape for each in narrow if not nn.parameter.is_lazy(each)}
+    return all(each.dtype.itemsize >= 4 and each.shape in shapes for each in strays)
 
 
 def check_capture(optimizer: Optimizer) -> None:

@@ -343,9 +343,9 @@ class _Rebuilt:
         with_rest: bool,
         with_flags: bool,
     ) -> None:
-        """``live``: ids of the real parameters; ``as_class``: an optimizer inside is given as its class; ``with_rest``: a constructor
-        that takes any names gets all of the defaults; ``with_flags``: groups say of themselves what
-        no argument does, such as ``use_muon``.
+        """``live``: ids of the real parameters; ``as_class``: an optimizer inside is given as its
+        class; ``with_rest``: a constructor that takes any names gets all of the defaults;
+        ``with_flags``: groups say of themselves what no argument does, such as ``use_muon``.
         """
         self._groups, self._toys, self._speed = groups, toys, speed
         self._live = live

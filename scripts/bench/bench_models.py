@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Whether what is exported is the model: models of many shapes are attached, trained for three
-rounds by two members on unlike batches and exported, and a process without atoll loads each by the line that the command prints.
+rounds by two members on unlike batches and exported, and a process without atoll loads each by the
+line that the command prints.
 
 equal      the outputs of the loaded model are those of the run's anchor, bit for bit
 refused    by `attach`, before anything was trained

@@ -12,8 +12,8 @@ from own_scripts_kit import RUN, plain, until
 
 pytestmark = pytest.mark.slow
 PLAIN = SCRIPT.replace("loss.backward();", "import time; time.sleep(0.1); loss.backward();")
-# As in Trainer and Lightning, each batch is told of; it follows from the round alone, so that members
-# that make unlike numbers of steps a round read alike, too.
+# As in Trainer and Lightning, each batch is told of; it follows from the round alone, so that
+# members that make unlike numbers of steps a round read alike, too.
 TOLD = PLAIN.replace(
     "x = torch.randn(8, 4)\n",
     "x = torch.randn(8, 4, generator=torch.Generator().manual_seed(attachment.round))\n"
@@ -35,8 +35,8 @@ def verdicts(home: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("script", [TOLD, PLAIN], ids=["told", "plain"])
 def test_both_are_named_to_one_another(tmp_path: Path, script: str) -> None:
-    """In a plain loop, of which nobody is told what it reads, by its gradients: both scripts set one
-    seed, as they are copies of each other.
+    """In a plain loop, of which nobody is told what it reads, by its gradients: both scripts set
+    one seed, as they are copies of each other.
     """
     one, two, recipe = tmp_path / "one", tmp_path / "two", tmp_path / "run.toml"
     recipe.write_text(RUN.replace("[train]\n", "[train]\nstart_with = 2\n"))

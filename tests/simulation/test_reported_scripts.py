@@ -10,7 +10,7 @@ import copy
 import logging
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,7 +50,8 @@ class Script:
         make: Callable[[Any], Any] = adamw,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.swarm, self.model = swarm, net(dtype)
+        self.swarm = swarm
+        self.model: nn.Module = net(dtype)
         self.optimizer = make(self.model.parameters())
         self.draw = torch.Generator().manual_seed(swarm.index)
         self.steps = 0
@@ -91,7 +92,7 @@ def ordinary(swarm: LocalMember) -> Script:
 
 
 @contextmanager
-def hearing() -> Iterator[list[str]]:
+def hearing() -> Generator[list[str]]:
     """Warnings, without those that a finished run gives."""
     words = list[str]()
 
@@ -429,7 +430,7 @@ def steps_inside_of_backward(swarm: LocalMember) -> Script:
     script = Script(swarm)
     each = {p: adamw([p]) for p in script.model.parameters()}
 
-    def stepping(p: Tensor) -> None:
+    def stepping(p: Any) -> None:
         each[p].step()
         each[p].zero_grad()
 
@@ -512,7 +513,7 @@ def test_each_tensor_goes_its_way(model: Callable[[], nn.Module], codec: str) ->
         def script(swarm: Swarm) -> dict[str, Tensor]:
             assert isinstance(swarm, LocalMember)
             mine = Script(swarm)
-            mine.model = model()  # type: ignore[assignment]
+            mine.model = model()
             mine.optimizer = torch.optim.AdamW(mine.model.parameters(), lr=1e-3)
             start = {name: p.detach().clone() for name, p in mine.model.named_parameters()}
             mine.attach()

@@ -585,8 +585,9 @@ def test_an_optimizer_of_a_run_is_not_copied(member: Member) -> None:
 
 def test_a_lazy_module_is_refused_by_the_name_of_its_tensor(member: Member) -> None:
     model = nn.Sequential(nn.LazyLinear(4))
-    with pytest.raises(ConfigError, match=r"0\.weight has no shape yet"):
-        attach(model, None, member.swarm)
+    for optimizer in (None, torch.optim.SGD(model.parameters(), lr=0.1)):
+        with pytest.raises(ConfigError, match=r"0\.weight has no shape yet"):
+            attach(model, optimizer, member.swarm)
 
 
 def test_an_expanded_parameter_is_refused_by_its_name(member: Member) -> None:
