@@ -7,6 +7,7 @@ Each names the thread that it is taken from. The other member is an ordinary one
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import warnings
 from collections import defaultdict
@@ -128,6 +129,7 @@ def play(odd: Callable[[LocalMember], Script]) -> tuple[Tensor, dict[str, int | 
     return anchor, stats, words
 
 
+@functools.cache
 def wanted() -> Tensor:
     return play(ordinary)[0]
 
@@ -340,6 +342,7 @@ def test_slow_weights_of_the_loop_are_contributed_and_named() -> None:
     assert stats["counted"] >= ROUNDS - 2
 
 
+@pytest.mark.slow
 def test_an_optimizer_over_masters_is_refused_with_the_way() -> None:
     """NovaSky-AI/SkyRL#2149, facebookresearch/pytext#966: its groups are the masters'."""
 
@@ -578,7 +581,10 @@ class Wrapped:
         self.opt.zero_grad()
 
 
-@pytest.mark.parametrize("kind", ["contributed", "keyed", "wrapped"])
+@pytest.mark.parametrize(
+    "kind",
+    ["contributed", *(pytest.param(each, marks=pytest.mark.slow) for each in ("keyed", "wrapped"))],
+)
 def test_wrappers_train_as_what_they_wrap(kind: str) -> None:
     def odd(swarm: LocalMember) -> Script:
         script = Script(swarm)
@@ -642,6 +648,7 @@ def test_a_script_that_trains_a_copy_is_asked_whether_it_does() -> None:
     assert "no gradient has reached the attached model" in said
 
 
+@pytest.mark.slow
 def test_a_scripted_module_trains_as_its_source() -> None:
     def scripted(swarm: LocalMember) -> Script:
         script = Script(swarm)
