@@ -14,6 +14,7 @@ from atoll.collectives.series import number_of, series_tag
 from atoll.collectives.swarm import MAX_TAG, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim.lab.gossip import NoLoCo, TwoLevel, over_group, over_swarm
+from atoll.optim.lab.gossip.exchange import LATE
 from atoll.optim.solo import SoloSwarm
 
 
@@ -82,8 +83,17 @@ def test_groups_agree_and_merge_to_one_model_though_a_member_is_lost() -> None:
     assert abs(float(seen[0][11][1][0]) - 1.5) < 0.4
 
 
-@pytest.mark.parametrize("slower", [1, 2, 4, 16])
-def test_a_slow_peers_work_counts_at_its_pace(slower: int) -> None:
+SLOW = [
+    pytest.param(slower, f"gossip {number}", marks=pytest.mark.slow)
+    for slower in (1, 2, 3, 4, 6, 8, 12, 16)
+    for number in range(6)
+]
+
+
+@pytest.mark.parametrize(
+    ("slower", "name"), [(1, "gossip"), (2, "gossip"), (4, "gossip"), (16, "gossip"), *SLOW]
+)
+def test_a_slow_peers_work_counts_at_its_pace(slower: int, name: str) -> None:
     """One of four peers is slower. Each step adds 1 to the element of who made it, and exchanges
     are with whoever waits: over all peers the elements sum to what each did.
     """
@@ -94,7 +104,7 @@ def test_a_slow_peers_work_counts_at_its_pace(slower: int) -> None:
         while len(member.members()) < 4:
             member.sleep(0.1)
         member.sleep(1.0)
-        exchange, how = over_swarm(member, "gossip", deadline_s=20.0), set[str]()
+        exchange, how = over_swarm(member, name, deadline_s=20.0), set[str]()
         value, end = torch.zeros(4), member.clock() + 64.0
         while member.clock() < end:
             member.sleep(2.0 * (slower if member.index == 3 else 1))
@@ -110,12 +120,50 @@ def test_a_slow_peers_work_counts_at_its_pace(slower: int) -> None:
 
     ends = LocalSwarm(4, latency_s=0.02).run(script, limit_s=600.0)
     assert min(steps[:3]) >= 10
-    assert steps[3] >= 32 // slower - 12
+    assert steps[3] >= 32 // slower - 16
     summed = sum((value for value, _ in ends), torch.zeros(4))
     for index, did in enumerate(steps):
-        assert float(summed[index]) == pytest.approx(did, rel=0.1)
-    assert all("mean" in how for _, how in ends)
+        assert float(summed[index]) == pytest.approx(did, rel=1e-5)
+    assert all("mean" in how and "mixed" not in how for _, how in ends)
     assert min(float(value.min()) for value, _ in ends) > 0  # everybody has some of everybody's
+
+
+class Untold:
+    """A swarm of a member that does not hear how far the others are."""
+
+    def __init__(self, member: Any) -> None:
+        self.peer, self.operate, self.members = member.peer, member.operate, member.members
+
+
+def test_a_peer_that_is_late_again_and_again_mixes_the_fourth() -> None:
+    """So that who is always late does not stay alone: the others' value comes to it."""
+    seen = dict[int, tuple[list[tuple[str, int]], float]]()
+
+    def script(member: Any) -> None:
+        enter(member)
+        while len(member.members()) < 2:
+            member.sleep(0.1)
+        value, told = torch.full((3,), float(member.index)), list[tuple[str, int]]()
+        if member.index == 0:
+            exchange = over_swarm(member, "late", deadline_s=20.0)
+            turns = 6
+        else:
+            while not gone:
+                member.sleep(0.5)
+            exchange, turns = over_swarm(Untold(member), "late", deadline_s=20.0), 1  # pyright: ignore[reportArgumentType]
+        for _ in range(turns):
+            found = exchange(value)
+            assert found is not None
+            told.append((found.how, found.number))
+        gone.add(member.index)
+        seen[member.index] = told, float(value[0])
+        while len(seen) < 2:
+            member.sleep(0.5)
+
+    gone = set[int]()
+    LocalSwarm(2, latency_s=0.02).run(script, limit_s=600.0)
+    assert seen[0] == ([("own", number) for number in range(6)], 0.0)
+    assert seen[1] == ([("mixed", LATE)], 0.5)
 
 
 def test_a_newcomer_and_a_script_that_began_again_find_the_others_number() -> None:

@@ -37,6 +37,9 @@ class Exchanged:
     outcome: Outcome
 
 
+LATE = 3
+"""Exchanges in a row that a peer may find decided without it before it mixes one in."""
+
 Exchange = Callable[[Tensor], Exchanged | None]
 """Replaces a contiguous float32 tensor by its mean with the tensor that one other peer gives to the
 same exchange. Leaves it as it was where no other came: a step is then one's own. Says which, if it
@@ -52,8 +55,10 @@ def over_swarm(
     The number of an exchange is part of its operation's id. A peer goes on at the number at which
     another waits for it: one that is slow, new, or was started again exchanges with the others at
     its own pace, and ``first``, the least number to begin with, is only for a swarm that does not
-    tell. Where the other was decided before this peer came, its own value is mixed in. An exchange
-    raises what `Swarm.operate` raises; ConfigError for a ``name`` that is too long.
+    tell. An exchange that was decided while this peer came to it is left to the others, and the
+    next is tried: both hold the mean, or nobody does, so the sum over all peers is what they did.
+    After LATE of them in a row this peer mixes its own value in. An exchange raises what
+    `Swarm.operate` raises; ConfigError for a ``name`` that is too long.
     """
     return _exchanges(swarm, name, pair_name(), True, first, codec, deadline_s)
 
@@ -88,9 +93,9 @@ def _exchanges(
         )
     following = first
 
-    def exchange(tensor: Tensor) -> Exchanged:
+    def once(flat: Tensor, kind: str, mixes: bool) -> Exchanged | None:
+        """One operation. None: it was decided without this peer, and is not to be mixed in."""
         nonlocal following
-        flat, kind = flat_of(tensor, devices=DEVICES), kind_of(tensor, devices=DEVICES)
         number = following
         if pairs and isinstance(swarm, Series):
             number = swarm.next_number(name, following)
@@ -114,9 +119,20 @@ def _exchanges(
                 operating.copy_into(flat)
                 how = "mean" if peers != (swarm.peer,) else "own"
                 return Exchanged(how, peers, number, outcome)
+            if not mixes:
+                return None
             flat.copy_(mixed(operating, flat, 1 / (1 + len(peers))))
             return Exchanged("mixed", peers, number, outcome)
         finally:
             operating.release()
+
+    def exchange(tensor: Tensor) -> Exchanged:
+        flat, kind = flat_of(tensor, devices=DEVICES), kind_of(tensor, devices=DEVICES)
+        # Of what is mixed in here alone the other keeps nothing, and the sum over all peers is no
+        # longer what they did. So the next exchange is tried first.
+        tries = LATE
+        while (told := once(flat, kind, mixes=not tries)) is None:
+            tries -= 1
+        return told
 
     return exchange
