@@ -7,6 +7,7 @@ afterwards must be right, or an error that says why; in the end no more descript
 before. The last line of stdout is one JSON object; exit status 1 where something was wrong.
 
     scripts/interrupt_calls.py --interrupts 20000
+    scripts/interrupt_calls.py --interrupts 20000 --keep FILE   # goes on where FILE says it ended
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator
 from ctypes import c_ulong, py_object, pythonapi
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ LONGEST_S = 6e-3  # until an interrupt, of a call
 LONGEST_JOIN_S = 0.1  # of joining and attaching
 JOINS = 40  # one turn of so many is one of joining
 PATIENCE_S = 60.0
+TURNS_TOLD = 250  # after so many turns descriptors are counted, without a swarm
 RUN = """
 schema = 1
 name = "cut"
@@ -73,8 +76,9 @@ def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--interrupts", type=int, default=2000)
+    parser.add_argument("--interrupts", type=int, default=2000, help="in all, those of FILE too")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="what was played, to go on from")
     return parser.parse_args()
 
 
@@ -345,17 +349,18 @@ def _set(call: Callable[[], None], after_s: float) -> str:
 
 
 def open_fds() -> int:
+    """How many descriptors are open."""
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
 
 
-def targets() -> list[str]:
-    """What they lead to."""
-    found = list[str]()
+def targets() -> dict[str, int]:
+    """What they lead to, without the numbers of sockets and pipes: how many of each kind."""
+    found = Counter[str]()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sorted(found)
+            found[os.readlink(f"/proc/self/fd/{name}").partition(":[")[0]] += 1
+    return dict(sorted(found.items()))
 
 
 def least_fds(at_most: int) -> int:
@@ -366,26 +371,54 @@ def least_fds(at_most: int) -> int:
     return found
 
 
-def play(script: Script, interrupts: int, seed: int) -> tuple[Counter[str], list[str]]:
-    """So many interrupts; how the calls ended, and what was wrong."""
-    ended, wrong, rng = Counter[str](), list[str](), random.Random(seed)
-    came = 0
-    while came < interrupts:
+@dataclass
+class Played:
+    """What was played so far, in one start of the script or several."""
+
+    turns: int = 0
+    came: int = 0
+    ended: Counter[str] = field(default_factory=Counter[str])
+    wrong: list[str] = field(default_factory=list[str])
+
+    def save(self, path: Path) -> None:
+        """Whole, or not at all."""
+        whole = path.with_name(f"{path.name}.new")
+        whole.write_text(json.dumps(vars(self)))
+        whole.replace(path)
+
+
+def kept(path: Path | None) -> Played:
+    """What a file says was played; nothing without one."""
+    if path is None or not path.exists():
+        return Played()
+    told = json.loads(path.read_text())
+    return Played(**{**told, "ended": Counter(told["ended"])})
+
+
+def play(script: Script, interrupts: int, seed: int, played: Played, keep: Path | None) -> None:
+    """Until so many interrupts came. A turn's draws follow from its number."""
+    while played.came < interrupts:
+        rng = random.Random(f"{seed}/{played.turns}")
         joins = rng.random() < 1 / JOINS
         name, call = ("joining", script.joining) if joins else rng.choice([*script.calls.items()])
         way = rng.choice(("alarm", "int", "set"))
         after_s = rng.uniform(0, LONGEST_JOIN_S if joins else LONGEST_S)
         try:
             how = interrupted(call, way, after_s)
-            ended[f"{name} {how}"] += 1
-            came += how != "over"
+            played.ended[f"{name} {how}"] += 1
+            played.came += how != "over"
             script.mend()
         except Wrong as error:
-            wrong.append(f"{name}, {way} after {1e3 * after_s:.2f} ms: {error}")
-            progress(wrong[-1])
-        if sum(ended.values()) % 500 == 0:
-            progress(f"{came} interrupts, {open_fds()} descriptors")
-    return ended, wrong
+            played.wrong.append(f"{name}, {way} after {1e3 * after_s:.2f} ms: {error}")
+            progress(played.wrong[-1])
+        played.turns += 1
+        if played.turns % TURNS_TOLD == 0:
+            script.swarm.close()
+            gc.collect()
+            progress(f"{played.came} interrupts; open without a swarm: {targets()}")
+            script.mend()
+            if keep is not None:
+                played.save(keep)
 
 
 def main() -> int:
@@ -396,6 +429,8 @@ def main() -> int:
     torch.set_num_threads(1)
     sys.unraisablehook = lambda _: None  # an exception in a finaliser goes no further
     reattach.FIRST_DELAY_S = 0.002
+    played = kept(asked.keep)
+    wrong, earlier = list[str](), played.came
     with tempfile.TemporaryDirectory(prefix="atoll-cut-") as folder:
         with two_nodes(Path(folder)) as (home, _):
             script, interval = Script(home, asked.seed), sys.getswitchinterval()
@@ -405,7 +440,7 @@ def main() -> int:
             script.swarm.close()
             before = open_fds()
             script.mend()
-            ended, wrong = play(script, asked.interrupts, asked.seed)
+            play(script, asked.interrupts, asked.seed, played, asked.keep)
             script.mend()
             script.swarm.close()
             after, left = least_fds(before), targets()
@@ -415,11 +450,18 @@ def main() -> int:
                 wrong.append(f"the switch interval is {sys.getswitchinterval()}")
     if after > before:
         wrong.append(f"{after - before} descriptors more than before: {left}")
+    if asked.keep is not None:
+        played.wrong += wrong
+        played.save(asked.keep)
+        wrong = []
+    wrong = [*played.wrong, *wrong]
     emit(
         "interrupt_calls",
         {"interrupts": asked.interrupts, "seed": asked.seed},
         wrong[:20],
-        ended=dict(sorted(ended.items())),
+        came=played.came,
+        earlier=earlier,
+        ended=dict(sorted(played.ended.items())),
         wrong=len(wrong),
         descriptors=[before, after],
         wall_s=round(time.monotonic() - began, 1),

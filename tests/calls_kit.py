@@ -517,8 +517,9 @@ def expected(step: Step, names: Sequence[int], values: Sequence[Tensor]) -> Tens
     op = "sum" if step.kind == "modular" else step.op
     if op == "mean":
         weights = [step.weights[name] for name in names]
-        total = sum(row * weight for row, weight in zip(rows, weights, strict=True))
-        return torch.from_numpy(np.asarray(total / sum(weights)))
+        shares = [weight / sum(weights) for weight in weights]  # a product by a weight may overflow
+        mean = sum(row * share for row, share in zip(rows, shares, strict=True))
+        return torch.from_numpy(np.asarray(mean))
     function = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}[op]
     with np.errstate(over="ignore"):
         return torch.from_numpy(np.asarray(reduce(function, rows)))

@@ -65,7 +65,9 @@ def test_what_is_wrong_is_noticed() -> None:
     assert noticed["value"] == noticed["contributors"] == noticed["written"] == noticed["all"]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(12), 3868]
+)  # the last: of values whose weighted sum overflows
 def test_what_a_program_of_calls_is_told_is_right(seed: int) -> None:
     faults, _ = simulated(seed)
     assert faults == []
