@@ -150,10 +150,10 @@ class RunSwarm(SeededWork):
         self._paused = ""  # why this script is not to train, as last heard
         self._writing = False  # whether a contribution is being written
         self._closed = False
+        self._shut = False  # closed, and all of it done
         self._owner = os.getpid()
         self._lock = threading.RLock()
         self._error = ""  # the exception that ends this script
-        atexit.register(self._at_exit)
 
     # ── entering ──
 
@@ -181,6 +181,8 @@ class RunSwarm(SeededWork):
                     "this swarm is open with another model", hint="close() it and join() again"
                 )
             return self.anchor()
+        atexit.unregister(self._at_exit)
+        atexit.register(self._at_exit)  # once; from now on a swarm that nobody holds stays attached
         self._entry.outlive(lambda: self._open(layout, initial), self._progress)
         await_start(self._starts, self.run_id, begin=self._begin, progress=self._progress)
         return self.anchor()
@@ -596,22 +598,24 @@ class RunSwarm(SeededWork):
             self._lose(at, _as_closed(error))
 
     def close(self) -> None:
-        """Waits for a private node's end (it hands over what is open); Ctrl-C then kills it."""
-        if self._closed or self._owner != os.getpid():
+        """Waits for a private node's end (it hands over what is open); Ctrl-C then kills it. Called
+        again it goes on where an exception has ended it.
+        """
+        if self._shut or self._owner != os.getpid():
             return
         with self._lock:  # a loss that was seen before has its thread, one seen later starts none
             self._closed = True
-        atexit.unregister(self._at_exit)
         self._stop_reattach()
-        at, self._at = self._at, None
-        for link in (self._link, at.link if at else None):
-            if link is not None:
-                if at is not None and link is at.link:
-                    self._flush_report(at)
-                    link.say_farewell(self._error)
-                link.close()
-        self._gone = SwarmClosedError("closed")
+        if (at := self._at) is not None:
+            self._flush_report(at)
+            at.link.say_farewell(self._error)
+            at.link.close()
+        if self._link is not None:
+            self._link.close()
+        self._at, self._gone = None, SwarmClosedError("closed")
         self._entry.dial.close()
+        self._shut = True
+        atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         """The script ends without having closed this swarm."""
@@ -762,6 +766,6 @@ class RunSwarm(SeededWork):
         self._gone = _as_closed(error)
 
     def _stop_reattach(self) -> None:
-        reattach, self._reattach = self._reattach, None
-        if reattach is not None:
+        if (reattach := self._reattach) is not None:
             reattach.stop()
+            self._reattach = None

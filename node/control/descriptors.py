@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import array
 import os
-import select
 import socket
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from ...collectives.errors import LocalProtocolError
+from ...collectives.forced import OWNER
 
 
 class Descriptor(Protocol):
@@ -32,11 +32,7 @@ class Descriptor(Protocol):
         ...
 
 
-# The standard library's one type that closes any descriptor with its last reference, without a line
-# of Python in which an exception could come, and without a warning. It looks at nothing before that
-# but the number.
-_owner: Any = getattr(select, "epoll", None) or getattr(select, "kqueue", None)
-own: Callable[[int], Descriptor] = _owner.fromfd
+own: Callable[[int], Descriptor] = OWNER.fromfd
 """Take a descriptor over."""
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ...collectives.errors import ConfigError
-from ...collectives.forced import make_folder, sync_folder
+from ...collectives.forced import make_folder, new_file, sync_folder
 from .refusals import storage_error
 
 MAX_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux, the final zero included
@@ -242,13 +242,15 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "wb") as file:
+        with new_file(temporary, mode) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
         sync_folder(path.parent)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise storage_error(f"cannot write {path}", error) from None
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise storage_error(f"cannot write {path}", error) from None
+        raise

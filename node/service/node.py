@@ -486,10 +486,16 @@ class Node:
             raise ConfigError(
                 f"this node is not in run {run_id}", hint="Join it first: atoll join INVITE"
             )
-        if run.run_id in self._scripts:
+        if (attached := self._scripts.get(run.run_id)) is not None:
             raise ConfigError(
                 f"a script is attached to run {run_id} already",
-                hint="One script a node. A second peer: give it its own ATOLL_HOME.",
+                why=f"It is process {attached}: this one." if attached == pid else "",
+                hint=(
+                    "close() the swarm that it has joined with before: another cell, or a function "
+                    "that an exception has ended."
+                    if attached == pid
+                    else "One script a node. A second peer: give it its own ATOLL_HOME."
+                ),
             )
         self._scripts[run.run_id] = pid
 

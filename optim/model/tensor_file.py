@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...collectives.forced import make_folder, sync_folder
+from ...collectives.forced import make_folder, new_file, sync_folder
 
 PIECE = 1 << 22  # elements on their way to the file
 ALIGNED = 64  # bytes, as torch aligns memory of its own
@@ -80,8 +80,7 @@ def write_tensors(
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     make_folder(path.parent)
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "wb") as file:
+        with new_file(temporary, mode) as file:
             file.write(len(head).to_bytes(8, "little") + head)
             for name in order:
                 flat = tensors[name].detach().reshape(-1)

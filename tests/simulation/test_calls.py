@@ -65,9 +65,8 @@ def test_what_is_wrong_is_noticed() -> None:
     assert noticed["value"] == noticed["contributors"] == noticed["written"] == noticed["all"]
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(12), 3868]
-)  # the last: of values whose weighted sum overflows
+# 3868: of values whose weighted sum overflows, though their mean does not.
+@pytest.mark.parametrize("seed", [*range(12), 3868])
 def test_what_a_program_of_calls_is_told_is_right(seed: int) -> None:
     faults, _ = simulated(seed)
     assert faults == []

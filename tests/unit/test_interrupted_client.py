@@ -196,6 +196,25 @@ def every_line(swarm: RunSwarm) -> None:
     assert line > 300
 
 
+def test_a_close_that_an_exception_ended_is_finished_by_the_next(
+    node: Node, tmp_path: Path
+) -> None:
+    """Else the node holds the run for a script that is gone, and nobody can attach."""
+    line = 0
+    while True:
+        line += 1
+        swarm = join(INVITE, home=tmp_path, private=False, progress=lambda *_: None)
+        enter(swarm)
+        ended = not interrupted_at(swarm.close, line)
+        swarm.close()
+        node.until(lambda: node.service.run.session is None)
+        with pytest.raises(SwarmClosedError):
+            reduced(swarm, f"closed {line}", 1.0)
+        if ended:
+            break
+    assert line > 40
+
+
 @contextlib.contextmanager
 def alarms(seed: int) -> Generator[None]:
     """SIGALRM at random instants, whose handler raises."""
