@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import logging
 import operator
+import re
 import sys
 import threading
 import time
@@ -31,7 +32,7 @@ from blake3 import blake3
 
 from .awaiting import awaited, warn_of_dropped
 from .errors import AtollError, LocalProtocolError, NotEnoughPeersError, RemoteProtocolError
-from .foreign import quoted
+from .foreign import WORDS, quoted
 from .given import RULES, Reduction, Rule, check_reduction, given_of
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
@@ -56,7 +57,7 @@ from .plain import (
     words_of,
 )
 from .series import NumberedName, series_tag
-from .swarm import Call, Operating, Outcome, Swarm
+from .swarm import MAX_OP_ID, Call, Operating, Outcome, Swarm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -660,10 +661,15 @@ def call_of(
         raise LocalProtocolError(
             f"op_id is a str, not {op_id!r}", hint=f"op_id={str(op_id)!r}, alike at all members"
         )
-    deadline_s = seconds(deadline_s, "deadline_s")
-    if deadline_s > MOST_DEADLINE_S:
+    if not 0 < len(op_id) <= MAX_OP_ID or not re.search(WORDS, op_id):
         raise LocalProtocolError(
-            f"deadline_s is {deadline_s:g}, at most {MOST_DEADLINE_S:g}",
+            f"op_id is of 1 to {MAX_OP_ID} characters that can be seen, not {op_id[:40]!r}"
+            + (f"... ({len(op_id):,} characters)" if len(op_id) > MAX_OP_ID else "")
+        )
+    deadline_s = seconds(deadline_s, "deadline_s")
+    if not 0 <= deadline_s <= MOST_DEADLINE_S:
+        raise LocalProtocolError(
+            f"deadline_s is {deadline_s:g}, at most {MOST_DEADLINE_S:g} and at least 0",
             why="Others wait for whoever has called, so a call ends at some time.",
         )
     try:

@@ -73,7 +73,12 @@ def check_reduction(op: str, weight: int, f: int | None = None) -> None:
         )
     if whole(weight, "weight") < 1 or (op != "mean" and weight != 1):
         raise LocalProtocolError(
-            f"{op} of weight {weight}: a mean takes a weight of at least 1, {op} no other than 1",
+            f"{op} of weight {weight}: "
+            + (
+                "a mean takes a weight of at least 1"
+                if op == "mean"
+                else f"a {op} takes no other than 1"
+            ),
             hint="who has nothing to give does not call, or gives zeros and a 0 to a sum of values "
             "times counts, and of counts",
         )

@@ -232,7 +232,8 @@ def check_plain(
         kind = str(dtype).removeprefix("torch.") + " tensor" if dtype is not None else "tensor"
         raise LocalProtocolError(
             f"this collective takes a non-empty {kind}, contiguous and on the {where}, "
-            f"not {_described(tensor)}"
+            f"not {_described(tensor)}",
+            hint=_instead_of(tensor),
         )
 
 
@@ -250,6 +251,19 @@ def _plain(tensor: Tensor, devices: Collection[str]) -> bool:
     # Nobody outside of its mode could write to it.
     dense = dense and not (tensor.is_inference() and tensor.device.type != "cpu")
     return bool(dense and not tensor.is_conj() and not tensor.is_neg() and tensor.is_contiguous())
+
+
+def _instead_of(value: Any) -> str:
+    """What to give in place of what is no such tensor; "" where there is no one thing."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        if value.layout == torch.strided and not value.is_nested and not value.is_contiguous():
+            return "give kept = tensor.contiguous(), and tensor.copy_(kept) when it is over"
+        return ""
+    if type(value).__module__ == "numpy":
+        return "torch.from_numpy(array) shares its memory"
+    return "give tensors by name, as a mapping" if isinstance(value, list | tuple) else ""
 
 
 def _described(value: Any) -> str:

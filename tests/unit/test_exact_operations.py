@@ -114,6 +114,14 @@ def test_arguments_that_people_give_are_taken_or_refused_in_words() -> None:
         ({"deadline_s": never}, "deadline_s is a number of seconds"),
         ({"weight": 0}, "a mean takes a weight of at least 1"),
         ({"swarm": None}, "takes a swarm first, not a NoneType"),
+        ({"weight": 2, "op": "sum"}, "sum of weight 2: a sum takes no other than 1"),
+        ({"deadline_s": -1}, "deadline_s is -1, at most 1e.09 and at least 0"),
+        ({"op_id": ""}, "op_id is of 1 to 64 characters that can be seen, not ''"),
+        ({"op_id": "a\nb"}, "op_id is of 1 to 64 characters that can be seen"),
+        ({"op_id": "x" * 5000}, r"'x{40}'\.\.\. \(5,000 characters\)"),
+        ({"tensor": torch.ones(3).numpy()}, "not a ndarray\n.*torch.from_numpy"),
+        ({"tensor": [torch.ones(3)]}, "not a list\n.*by name, as a mapping"),
+        ({"tensor": torch.ones(2, 3).t()}, "not contiguous\n.*tensor.contiguous()"),
     ]
     for options, words in refused:
         with pytest.raises(LocalProtocolError, match=words):
