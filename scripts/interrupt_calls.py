@@ -391,8 +391,8 @@ def kept(path: Path | None) -> Played:
     """What a file says was played; nothing without one."""
     if path is None or not path.exists():
         return Played()
-    told = json.loads(path.read_text())
-    return Played(**{**told, "ended": Counter(told["ended"])})
+    told: dict[str, Any] = json.loads(path.read_text())
+    return Played(told["turns"], told["came"], Counter(told["ended"]), told["wrong"])
 
 
 def play(script: Script, interrupts: int, seed: int, played: Played, keep: Path | None) -> None:

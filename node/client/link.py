@@ -272,8 +272,9 @@ class Link:
     def _take_turn(self, me: int, now: float) -> Any:
         """None: this thread reads for all. Else a lock that is released when there may be news."""
         if self._others_read(me, now):
-            waiter = self._waiters[me] = threading.Lock()
-            waiter.acquire()
+            waiter = threading.Lock()
+            waiter.acquire()  # before anybody can release it
+            self._waiters[me] = waiter
             return waiter
         self._reader, self._reader_until = me, now + 2 * _SLICE_S
         return None

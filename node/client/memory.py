@@ -190,10 +190,15 @@ class SlotView:
             raise LocalProtocolError("this view of the anchor was released")
         return self._floats
 
+    @property
+    def held(self) -> bool:
+        """Whether it can still be read."""
+        return self._floats is not None
+
     def release(self) -> None:
         if self._floats is not None:
-            self._floats = None
             self._give_back()
+            self._floats = None
 
 
 class WholeView:

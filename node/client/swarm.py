@@ -28,12 +28,14 @@ import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
-from weakref import ReferenceType, ref
+from weakref import ReferenceType, WeakSet, finalize, ref
 
 from ...collectives.api import Handle, all_reduce
 from ...collectives.errors import (
@@ -89,6 +91,14 @@ def _resume(cid: bytes, fragment: int, id_: int) -> p.Resume:
     return p.Resume(id_, cid, fragment)
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Leasing:
+    """A thread that leases an anchor or gives it back: where it has ended, an exception did it."""
+
+    at: Attached
+    thread: threading.Thread
+
+
 def _as_closed(error: AtollError) -> SwarmClosedError:
     """Why there is no node, as the error that calls raise meanwhile."""
     return error if isinstance(error, SwarmClosedError) else closed(error.message)
@@ -140,7 +150,9 @@ class RunSwarm(SeededWork):
         self._progress = progress
         self._tickets: dict[int, Ticket] = {}  # the newest of each fragment
         self._buffers = Buffers()
-        self._views: set[SlotView] = set()  # not yet released, of this node or an earlier one
+        self._views = WeakSet[SlotView]()  # of this node or an earlier one
+        self._dropped = deque[tuple[Attached, p.Release]]()  # leases of views that are no more
+        self._leasing: set[_Leasing] = set()  # who leases an anchor, or gives it back, just now
         self._members: tuple[PeerView, ...] = ()
         self._metrics: dict[str, float] = {}
         self._first_batch: tuple[int, bytes] | None = None
@@ -181,9 +193,8 @@ class RunSwarm(SeededWork):
                     "this swarm is open with another model", hint="close() it and join() again"
                 )
             return self.anchor()
-        atexit.unregister(self._at_exit)
-        atexit.register(self._at_exit)  # once; from now on a swarm that nobody holds stays attached
         self._entry.outlive(lambda: self._open(layout, initial), self._progress)
+        atexit.register(self._at_exit)  # which holds it: from now on it is for somebody to close
         await_start(self._starts, self.run_id, begin=self._begin, progress=self._progress)
         return self.anchor()
 
@@ -303,19 +314,49 @@ class RunSwarm(SeededWork):
     def fragment_anchor(self, fragment: int) -> SlotView:
         """Raises as `anchor` does."""
         at = self._ready(fragment)
-        leased = self._ask(at, lambda id_: p.Lease(id_, fragment), p.Leased)
+        self._check_leases(at)
+        leasing = _Leasing(at, threading.current_thread())
+        self._leasing.add(leasing)
+        try:
+            leased = self._ask(at, lambda id_: p.Lease(id_, fragment), p.Leased)
+        except AtollError:  # which the node refused, or will not remember
+            self._leasing.discard(leasing)
+            raise
         self._round = max(self._round, leased.round)
 
         def give_back() -> None:
-            self._views.discard(view)
-            at.link.post(p.Release(leased.slot, fragment), may_drop=False)
+            ending = _Leasing(at, threading.current_thread())
+            self._leasing.add(ending)
+            if dropped.detach() is not None:  # once
+                at.link.post(p.Release(leased.slot, fragment), may_drop=False)
+            self._leasing.discard(ending)
 
         slot = AnchorSlot(
             leased.slot, leased.round, leased.digest, leased.samples, leased.lag, leased.steps
         )
         view = SlotView(at.memory, slot, give_back, fragment)
+        # A collection may come anywhere, under any lock: what it finds waits for the next lease.
+        dropped = finalize(view, self._dropped.append, (at, p.Release(leased.slot, fragment)))
+        dropped.atexit = False
         self._views.add(view)
+        self._leasing.discard(leasing)
         return view
+
+    def _check_leases(self, at: Attached) -> None:
+        """Views that nobody holds any more are given back. An exception that ended a lease, or its
+        end, leaves a slot of which nothing is known: the connection is made anew. Raises
+        SwarmClosedError.
+        """
+        while self._dropped:
+            its, release = self._dropped[0]
+            its.link.post(release, may_drop=False)
+            self._dropped.popleft()
+        me = threading.current_thread()
+        for leasing in list(self._leasing):
+            if leasing.thread is me or not leasing.thread.is_alive():
+                self._leasing.discard(leasing)
+                if leasing.at is at:
+                    raise self._lose(at, closed("an exception ended a lease of an anchor"))
 
     def _ask(self, at: Attached, make: Callable[[int], p.Request], kind: type[A]) -> A:
         """An answer in ANSWER_S, or the node is lost."""
@@ -374,6 +415,8 @@ class RunSwarm(SeededWork):
         with self._lock, eager():
             earlier = self._tickets.get(fragment)
             if earlier is not None and not earlier.resolved():
+                if earlier.call is None:  # the next node looks into the run's log
+                    raise self._lose(at, closed("an exception ended the sending of a contribution"))
                 raise LocalProtocolError(
                     "a contribution is still undecided",
                     hint="wait() for it, or try again when it is done()",
@@ -605,6 +648,7 @@ class RunSwarm(SeededWork):
             return
         with self._lock:  # a loss that was seen before has its thread, one seen later starts none
             self._closed = True
+        atexit.unregister(self._at_exit)
         self._stop_reattach()
         if (at := self._at) is not None:
             self._flush_report(at)
@@ -615,7 +659,6 @@ class RunSwarm(SeededWork):
         self._at, self._gone = None, SwarmClosedError("closed")
         self._entry.dial.close()
         self._shut = True
-        atexit.unregister(self._at_exit)
 
     def _at_exit(self) -> None:
         """The script ends without having closed this swarm."""
@@ -756,7 +799,8 @@ class RunSwarm(SeededWork):
 
     def _copy_newest_view(self, destination: Tensor) -> None:
         """The whole run has lost its state: found it again from what this script still holds."""
-        newest = {view.fragment: view for view in sorted(self._views, key=lambda view: view.round)}
+        held = [view for view in self._views if view.held]
+        newest = {view.fragment: view for view in sorted(held, key=lambda view: view.round)}
         if len(newest) < self.fragments:
             raise closed("the run has lost its state and this script holds no anchor")
         for view in newest.values():

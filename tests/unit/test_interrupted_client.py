@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import linecache
 import os
 import random
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_ulong, py_object, pythonapi
@@ -22,10 +24,10 @@ from typing import Any
 
 import pytest
 import torch
-from reference_node import INVITE, Node
+from reference_node import INVITE, Node, ReferenceService
 
-from atoll.collectives.api import all_reduce, enter
-from atoll.collectives.errors import AtollError, SwarmClosedError
+from atoll.collectives.api import all_gather, all_reduce, enter
+from atoll.collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from atoll.node.client import RunSwarm, eager, join, link, pending, reattach
 from atoll.node.client import memory as client_memory
 from atoll.node.client import swarm as client_swarm
@@ -145,11 +147,12 @@ def interrupted_at(call: Callable[[], Any], line: int) -> bool:
         if frame.f_code.co_filename not in FILES:
             return None
         place = frame, frame.f_lineno
-        leaves = place in entered
-        if linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()[:5] == "with ":
+        source = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        # Between the end of a block and the release of its lock, and at the line of a ``try``, the
+        # interpreter raises nothing: only a trace function can.
+        leaves = place in entered or source == "try:"
+        if source.startswith("with "):
             entered.add(place)
-        # Between the end of a block and the release of its lock, the interpreter raises nothing:
-        # only a trace function can.
         if event in ("line", "return") and not leaves:
             seen += 1
             if seen == line:
@@ -194,6 +197,145 @@ def every_line(swarm: RunSwarm) -> None:
         if ended:
             break
     assert line > 300
+
+
+def _polled(swarm: RunSwarm, name: str) -> None:
+    handle = all_reduce(swarm, torch.ones(3), op_id=name, deadline_s=20)
+    while not handle.done():
+        pass
+
+
+def _cancelled(swarm: RunSwarm, name: str) -> None:
+    handle = all_reduce(swarm, torch.ones(3), op_id=name, deadline_s=20)
+    handle.cancel()
+    handle.wait(20)
+
+
+def _dropped(swarm: RunSwarm, name: str) -> None:
+    all_reduce(swarm, torch.ones(3), op_id=name, deadline_s=20)
+
+
+def _at_once(swarm: RunSwarm, name: str) -> None:
+    handle = all_reduce(swarm, torch.ones(3), op_id=name, deadline_s=20)
+    handle.wait(0.0)
+    handle.wait(20)
+
+
+def _gathered(swarm: RunSwarm, name: str) -> None:
+    mine = torch.arange(40_000, dtype=torch.float64)
+    found = all_gather(swarm, mine, op_id=name, deadline_s=20).wait(20)
+    assert all(torch.equal(tensor, mine) for tensor in found.tensors.values())
+
+
+def _refused(swarm: RunSwarm, name: str) -> None:
+    reduced(swarm, name, 2.0)
+    with pytest.raises((AtollError, Stop)):
+        all_reduce(swarm, torch.ones(3), op_id=name, deadline_s=20)
+
+
+def zeros(vector: torch.Tensor) -> None:
+    vector.zero_()
+
+
+def _anchored(swarm: RunSwarm, name: str) -> None:
+    swarm.anchor().release()
+
+
+def _contributed(swarm: RunSwarm, name: str) -> None:
+    swarm.contribute(samples=1, write=zeros).wait(20)
+
+
+def _asked(swarm: RunSwarm, name: str) -> None:
+    swarm.report({"loss": 1.0})
+    swarm.tallies(0)
+    assert swarm.next_number(name) >= 0
+    assert len(swarm.members()) == 1
+
+
+CALLS: dict[str, Callable[[RunSwarm, str], None]] = {
+    call.__name__[1:]: call
+    for call in (
+        *(_polled, _cancelled, _dropped, _at_once, _gathered, _refused),
+        *(_anchored, _contributed, _asked),
+    )
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors in /proc")
+@pytest.mark.parametrize("call", CALLS)
+def test_an_exception_before_each_line_of_other_calls(
+    node: Node, tmp_path: Path, call: str
+) -> None:
+    def play(swarm: RunSwarm) -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(each_line, swarm, CALLS[call]).result()
+
+    none_left(node, tmp_path, play)
+
+
+@pytest.mark.slow
+def test_an_exception_before_each_line_while_another_thread_waits(tmp_path: Path) -> None:
+    """Which reads for all, or is read for: neither waits for the other for ever."""
+    node = Node(tmp_path, lambda: ReferenceService(tmp_path))
+    (tmp_path / "hold").touch()  # what is contributed stays undecided
+    over, roles = threading.Event(), Counter[str]()
+    with contextlib.closing(
+        join(INVITE, home=tmp_path, private=False, progress=lambda *_: None)
+    ) as swarm:
+        enter(swarm)
+        ticket = swarm.contribute(samples=1, write=zeros)
+
+        def wait() -> None:
+            while not over.is_set():
+                ticket.wait(0.05)
+
+        def call(swarm: RunSwarm, name: str) -> None:
+            reduced(swarm, name, 3.0)
+            at = swarm._at  # pyright: ignore[reportPrivateUsage]
+            reader = at.link._reader if at else 0  # pyright: ignore[reportPrivateUsage]
+            roles["waits" if reader not in (0, threading.get_ident()) else "reads"] += 1
+
+        with ThreadPoolExecutor(2) as pool:
+            waiting = pool.submit(wait)
+            try:
+                pool.submit(each_line, swarm, call).result()
+            finally:
+                over.set()
+            waiting.result()
+    node.stop()
+    assert node.defects == []
+    assert roles["waits"] > 0
+
+
+def again(swarm: RunSwarm, call: Callable[[RunSwarm, str], None], name: str) -> None:
+    """The same call, until it works: errors until then say that the connection is lost."""
+    until = time.monotonic() + 60
+    for attempt in itertools.count():
+        try:
+            call(swarm, f"{name}/{attempt}")
+            return
+        except SwarmClosedError:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        except LocalProtocolError as error:
+            if "still undecided" not in error.message or time.monotonic() > until:
+                raise  # else it was sent, and is decided soon
+            time.sleep(0.01)
+
+
+def each_line(swarm: RunSwarm, call: Callable[[RunSwarm, str], None]) -> None:
+    """A call with an exception before its first line, one before its second, and so on."""
+    line = 0
+    while True:
+        line += 1
+        ended = not interrupted_at(lambda: call(swarm, f"cut {line}"), line)  # noqa: B023
+        gc.collect()  # the trace function holds the frames that it has seen, and they their values
+        again(swarm, call, f"again {line}")
+        settled(swarm, f"after {line}", float(100 + line % 89))
+        if ended:
+            break
+    assert line > 20
 
 
 def test_a_close_that_an_exception_ended_is_finished_by_the_next(
