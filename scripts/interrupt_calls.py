@@ -258,6 +258,7 @@ class Script:
             try:
                 if self.swarm._closed:  # pyright: ignore[reportPrivateUsage]
                     self.swarm = self.enter()
+                self.swarm.anchor().release()
                 name, value = self.fresh()
                 mine = torch.full((5,), value)
                 handle = api.all_reduce(self.swarm, mine, op_id=name, op="sum", deadline_s=20)

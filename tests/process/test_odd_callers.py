@@ -135,7 +135,7 @@ def test_odd_names_serve_and_controls_and_what_is_no_text_are_refused(
         )
         assert [len(outcome.contributors) for outcome in outcomes] == [3] * 3
     for wrong in ("\ud800", "", "x" * 65, b"bytes", 7, None):
-        words = "cannot be called" if isinstance(wrong, str) else "op_id is a str, not"
+        words = "op_id is of 1 to 64" if isinstance(wrong, str) else "op_id is a str, not"
         with pytest.raises(LocalProtocolError, match=words):
             all_reduce(swarms[0], torch.ones(3), op_id=wrong)  # type: ignore[arg-type]
     for wrong in ("\0", "a b\nc", "\u202e"):  # what a terminal would obey
