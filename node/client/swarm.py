@@ -95,7 +95,7 @@ def _resume(cid: bytes, fragment: int, id_: int) -> p.Resume:
 class _Leasing:
     """A thread that leases an anchor or gives it back: where it has ended, an exception did it."""
 
-    at: Attached
+    link: Link
     thread: threading.Thread
 
 
@@ -151,7 +151,7 @@ class RunSwarm(SeededWork):
         self._tickets: dict[int, Ticket] = {}  # the newest of each fragment
         self._buffers = Buffers()
         self._views = WeakSet[SlotView]()  # of this node or an earlier one
-        self._dropped = deque[tuple[Attached, p.Release]]()  # leases of views that are no more
+        self._dropped = deque[tuple[Link, p.Release]]()  # leases of views that are no more
         self._leasing: set[_Leasing] = set()  # who leases an anchor, or gives it back, just now
         self._members: tuple[PeerView, ...] = ()
         self._metrics: dict[str, float] = {}
@@ -315,7 +315,7 @@ class RunSwarm(SeededWork):
         """Raises as `anchor` does."""
         at = self._ready(fragment)
         self._check_leases(at)
-        leasing = _Leasing(at, threading.current_thread())
+        leasing = _Leasing(at.link, threading.current_thread())
         self._leasing.add(leasing)
         try:
             leased = self._ask(at, lambda id_: p.Lease(id_, fragment), p.Leased)
@@ -324,11 +324,13 @@ class RunSwarm(SeededWork):
             raise
         self._round = max(self._round, leased.round)
 
+        link = at.link  # alone: what it leased from may be closed before the view is dropped
+
         def give_back() -> None:
-            ending = _Leasing(at, threading.current_thread())
+            ending = _Leasing(link, threading.current_thread())
             self._leasing.add(ending)
             if dropped.detach() is not None:  # once
-                at.link.post(p.Release(leased.slot, fragment), may_drop=False)
+                link.post(p.Release(leased.slot, fragment), may_drop=False)
             self._leasing.discard(ending)
 
         slot = AnchorSlot(
@@ -336,7 +338,7 @@ class RunSwarm(SeededWork):
         )
         view = SlotView(at.memory, slot, give_back, fragment)
         # A collection may come anywhere, under any lock: what it finds waits for the next lease.
-        dropped = finalize(view, self._dropped.append, (at, p.Release(leased.slot, fragment)))
+        dropped = finalize(view, self._dropped.append, (at.link, p.Release(leased.slot, fragment)))
         dropped.atexit = False
         self._views.add(view)
         self._leasing.discard(leasing)
@@ -349,13 +351,13 @@ class RunSwarm(SeededWork):
         """
         while self._dropped:
             its, release = self._dropped[0]
-            its.link.post(release, may_drop=False)
+            its.post(release, may_drop=False)
             self._dropped.popleft()
         me = threading.current_thread()
         for leasing in list(self._leasing):
             if leasing.thread is me or not leasing.thread.is_alive():
                 self._leasing.discard(leasing)
-                if leasing.at is at:
+                if leasing.link is at.link:
                     raise self._lose(at, closed("an exception ended a lease of an anchor"))
 
     def _ask(self, at: Attached, make: Callable[[int], p.Request], kind: type[A]) -> A:
