@@ -44,20 +44,50 @@ class Member(msgspec.Struct, frozen=True, array_like=True, order=True):
     incarnation: Count
 
 
+Loss = Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)]
+
+
+class Evaluated(msgspec.Struct, frozen=True, array_like=True):
+    """What a member's script found when it evaluated the model on held-out data (`RunSettings`,
+    ``evaluate``), beside the ``loss`` of its inner steps.
+
+    ``anchor``: right after it had adopted a round's result; ``own``: just before, on the same data;
+    ``before``: after the adoption that it evaluated before this one.
+    """
+
+    loss: Loss | None
+    anchor: Loss
+    own: Loss
+    before: Loss | None = None
+
+
 class Reading(msgspec.Struct, frozen=True, array_like=True):
     """What a member says of its contribution beside the vector: its own word, which the entry
     records. None: it does not say.
 
-    ``loss``: the mean loss of the inner steps in it; ``norm``: that of the vector, without running
+    ``told``: the mean loss of the inner steps in it, and what an evaluation found where there was
+    one (`loss`, `evaluated`); ``norm``: that of the vector, without running
     statistics, or, of the mean of a masked sum, the bound on the next vectors', or, where a rule
     goes by it, how far contributions lay from the results of rounds before; ``lag``: how many inner
     steps its rounds last took to be decided, or, where members make turns of their own, how many
     seconds one takes it.
     """
 
-    loss: Annotated[float, msgspec.Meta(ge=-1e30, le=1e30)] | None = None
+    # Both in one field, so that who says nothing of evaluations has the bytes, and entries have the
+    # hashes, that they had before there were any.
+    told: Loss | Evaluated | None = None
     norm: Annotated[float, msgspec.Meta(ge=0, le=1e30)] | None = None
     lag: Annotated[float, msgspec.Meta(ge=0, le=1e30)] | None = None
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the inner steps."""
+        return self.told.loss if isinstance(self.told, Evaluated) else self.told
+
+    @property
+    def evaluated(self) -> Evaluated | None:
+        """What an evaluation found."""
+        return self.told if isinstance(self.told, Evaluated) else None
 
 
 NO_READING = Reading()

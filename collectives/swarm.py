@@ -36,7 +36,7 @@ from .codec_names import (
 )
 from .errors import ConfigError
 from .foreign import PLAIN, WORDS
-from .group import Config, Count, Member, TopologyKind
+from .group import Config, Count, Evaluated, Member, TopologyKind
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
 from .layout import MAX_FRAGMENTS, BufferClass, Layout
@@ -130,6 +130,9 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Of nesterov and momentum: outer steps over which lr and momentum grow from 1 and 0, those of
     # the plain mean.
     warmup: int = 0
+    # With a governor that goes by evaluations: after so many readings in a row that speak against
+    # averaging it takes the plain mean. 0: it does not go by them.
+    watch: int = 0
 
 
 PLAIN_MEAN = OuterSettings("sgd", 1.0)
@@ -237,6 +240,20 @@ class SampleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often members evaluate the model on held-out data before and after they adopt a round's
+    result, where their scripts say how (`optim.script.evaluation`).
+
+    ``every``: rounds from one evaluation to the next, at least; ``share``: of the script's time
+    that evaluations take, at most; ``rounds``: how many readings in a row speak against averaging
+    before a verdict says so, and a governor takes the plain mean.
+    """
+
+    every: int = 1
+    share: float = 0.01
+    rounds: int = 3
+
+
 class AdapterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How adapters are trained (`optim.model.adapters`). ``mode``: which of the two factors of a
     LoRA train in a round. ``base``: what members compare of parameters that are frozen.
@@ -330,6 +347,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     adapters: AdapterSettings = AdapterSettings()
     # Shell pattern of names of buffers -> their class; the longest that matches decides.
     buffers: dict[str, BufferClass] = {}
+    evaluate: EvaluateSettings | None = None  # None: members do not evaluate
 
     def __post_init__(self) -> None:
         """Raises ConfigError for an impossible length of rounds or an unknown codec."""
@@ -637,7 +655,7 @@ class Swarm(Protocol):
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> Pending[Outcome]:
         """Freeze a contribution and offer it to the open round.
@@ -647,7 +665,8 @@ class Swarm(Protocol):
         that this member was not drawn for) in the mean; it may keep the tensor, which stays as
         written until the next contribution. With ``base``, the round of the anchor it was made on,
         it is refused (committed, not counted, with the reason) when that anchor is no longer the
-        newest. ``loss``: the mean loss of the inner steps in it, for a run with a governor;
+        newest. ``loss``: the mean loss of the inner steps in it, for a run with a governor, or with
+        it what an evaluation found;
         ``lag``: how many inner steps rounds take here, for one that is planned again, or seconds a
         step takes, for one with `Groups`. At most one contribution is frozen at a time: a second
         call while one is undecided raises LocalProtocolError.
@@ -772,7 +791,7 @@ class FragmentSwarm(Swarm, Protocol):
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> Pending[Outcome]:
         """`contribute` for one fragment: ``write`` fills a tensor of its length. One contribution

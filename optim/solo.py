@@ -29,7 +29,7 @@ from ..collectives.errors import (
     OutOfDateError,
     SwarmClosedError,
 )
-from ..collectives.group import Member
+from ..collectives.group import Evaluated, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
@@ -318,7 +318,7 @@ class SoloSwarm:
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> SettledPending[Outcome]:
         """The round is decided when this returns; when ``write`` raises nothing has happened."""

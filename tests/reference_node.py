@@ -231,6 +231,9 @@ class ReferenceSession:
     def members(self) -> Sequence[PeerView]:
         return [PeerView(PEER, len(self.run.log), True, "self")]
 
+    def averaging(self) -> str:
+        return ""
+
     def spent(self) -> Spent | None:
         return self.run.spent
 

@@ -22,7 +22,7 @@ from atoll.collectives.errors import (
     NotEnoughPeersError,
     SwarmClosedError,
 )
-from atoll.collectives.group import Member, Reading
+from atoll.collectives.group import Evaluated, Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
 from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally
@@ -167,7 +167,7 @@ class TableSwarm:
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> Offer:
         with self.table.changed:

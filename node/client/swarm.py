@@ -45,6 +45,7 @@ from ...collectives.errors import (
     SwarmClosedError,
     VersionMismatchError,
 )
+from ...collectives.group import Evaluated
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.plain import DEVICES, flat_of, placed
@@ -123,6 +124,7 @@ class RunSwarm(SeededWork):
     """
 
     spent: Spent | None = None
+    averaging = ""
 
     def __init__(
         self,
@@ -375,7 +377,7 @@ class RunSwarm(SeededWork):
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> Ticket:
         """Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises
@@ -398,7 +400,7 @@ class RunSwarm(SeededWork):
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> Ticket:
         """Waits and raises as `contribute` does."""
@@ -595,6 +597,7 @@ class RunSwarm(SeededWork):
             try:
                 answer = self._ask(self._at, p.Members, p.MemberList)
                 self._members, self.spent = answer.members, answer.spent
+                self.averaging = answer.averaging
             except SwarmClosedError:
                 pass  # lost just now
         return self._members

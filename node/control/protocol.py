@@ -525,11 +525,14 @@ class Leased(msgspec.Struct, frozen=True, tag="leased"):
 
 
 class MemberList(msgspec.Struct, frozen=True, tag="members"):
-    """The current configuration's members; with noise, also what this one has ``spent``."""
+    """The current configuration's members; with noise, also what this one has ``spent``.
+    ``averaging``: what their evaluations have against averaging.
+    """
 
     id: Id
     members: tuple[PeerView, ...]
     spent: Spent | None = None
+    averaging: str = ""
 
 
 class Starting(msgspec.Struct, frozen=True, tag="starting"):

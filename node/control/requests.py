@@ -326,7 +326,10 @@ class ConnectionRequests:
 
     async def _members(self, request: p.Members) -> None:
         script = self._attached()
-        self._post(p.MemberList(request.id, tuple(script.members()), script.spent()), ())
+        found = p.MemberList(
+            request.id, tuple(script.members()), script.spent(), script.averaging()
+        )
+        self._post(found, ())
 
     async def _tallies(self, request: p.Tallies) -> None:
         self._post(p.TallyList(request.id, tuple(self._attached().tallies(request.first))), ())

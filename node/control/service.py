@@ -135,6 +135,10 @@ class ScriptSession(Protocol):
         """The members of the current configuration."""
         ...
 
+    def averaging(self) -> str:
+        """What members' evaluations have against averaging, in words; "" where nothing."""
+        ...
+
     def spent(self) -> Spent | None:
         """What this member has spent of its privacy; None in a run without noise."""
         ...

@@ -18,6 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
+from ...optim.outer.worth import BEHIND, Worth, WorthWatch
+from ...optim.outer.worth import MUCH_WORSE_BY as WORTH_MUCH_WORSE_BY
+from ...optim.outer.worth import WORSE_BY as WORTH_WORSE_BY
+from ...optim.outer.worth import WORSE_OF as WORTH_WORSE_OF
 from .duty import ABSENT_S, OF_DUTY, READINGS, RETURN_S, Duty, DutyChange
 from .duty import SLOWER as STEPS_SLOWER
 from .same_order import RUNNING
@@ -293,6 +297,25 @@ It is withdrawn once they are trained again.
     parameter.requires_grad_(True)       trains them again
     atoll new RUN.toml --from DIR        a run in which they are frozen from the start""",
     ),
+    "V21": VerdictPage(
+        "averaging-worthless",
+        "averaging does not help",
+        f"""\
+Members evaluate the model on held-out data just before and just after they adopt a round's model
+([evaluate]), and the log holds what they find. The model of a round was worse than their own
+weights by more than {BEHIND:.0%} in as many readings in a row as the manifest says, or worse than
+both these and the model before by {WORTH_WORSE_BY:.0%} twice in {WORTH_WORSE_OF} readings, or once
+by {WORTH_MUCH_WORSE_BY:.0%}: medians, less half of the range over members. The usual causes: outer
+momentum in a run that started cold, an outer lr that is too high, rounds that are too long. With
+[train.outer] governor = true the outer step takes the plain mean from then on, at all members from
+the same entry, which the verdict names; under [quorum] lying it does not. It is withdrawn after as
+many readings in a row without fault.
+
+    [train.outer] preset = "plain-mean"  in a new manifest: no outer momentum; or warmup = 20
+    [train] sync_every                   a smaller one
+    [train.outer] governor = true        takes the plain mean by itself
+    atoll new RUN.toml --from DIR        goes on from what atoll export RUN DIR wrote""",
+    ),
 }
 NOT_COUNTED: Mapping[str, str] = {
     "uncounted_replaced": "the model holds other tensors than those that its optimizer steps",
@@ -423,6 +446,7 @@ class Verdicts:
         self._decided_at = 0.0
         self._waits = ""
         self._trains = False  # nobody has contributed to the open round yet
+        self._worth = WorthWatch()
         self._duty = Duty()
 
     def take(self, event: Mapping[str, Any]) -> list[VerdictChange]:
@@ -542,6 +566,8 @@ class Verdicts:
         elif self._rounds.calm:
             self._withdraw("V01", "", at)
         self._losses(event.get("losses") or {}, at)
+        if worth := event.get("worth"):
+            self._evaluated(int(event.get("fragment", 0)), worth, event, at)
         reach = event.get("reach")
         if reach and reach["members"] > 2 and reach["reachable"] <= reach["needed"]:
             self._edge += 1
@@ -702,6 +728,18 @@ class Verdicts:
             )
         elif not any(self._worse):
             self._withdraw("V10", "", at)
+
+    def _evaluated(
+        self, fragment: int, told: Mapping[str, Any], event: Mapping[str, Any], at: float
+    ) -> None:
+        """What members found by evaluations (`optim.outer.worth`)."""
+        worth = Worth(**{name: told[name] for name in Worth._fields})
+        plain = int(event.get("plain_since", 0))
+        if standing := self._worth.take(fragment, worth, int(told["rounds"]), plain):
+            settings = f" ({self._averaging})" if self._averaging and not plain else ""
+            self._raise("V21", "", at, standing + settings)
+        else:
+            self._withdraw("V21", "", at)
 
     def _path(self, peer: str, path: str, at: float) -> None:
         if path and path != "relay":

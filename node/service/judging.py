@@ -43,6 +43,12 @@ class RunVerdicts:
         standing = sorted(self._verdicts.standing.values(), key=lambda verdict: verdict.since)
         return [{**verdict._asdict(), "title": PAGES[verdict.code].title} for verdict in standing]
 
+    @property
+    def against_averaging(self) -> str:
+        """What members' evaluations have against it (V21); "" where nothing."""
+        verdict = self._verdicts.standing.get(("V21", ""))
+        return verdict.said if verdict is not None else ""
+
     def _tell(self, changes: Sequence[VerdictChange]) -> list[VerdictChange]:
         for raised, verdict, _ in changes:
             kind = KINDS[not raised]

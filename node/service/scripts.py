@@ -191,6 +191,9 @@ class AttachedScript:
             if row["member"]
         ]
 
+    def averaging(self) -> str:
+        return self.run.judge.against_averaging
+
     def spent(self) -> Spent | None:
         return spent(self.run)
 

@@ -26,6 +26,7 @@ def committed(event: RoundCommitted, at: float, traffic: tuple[int, int]) -> dic
         **({"weights": weights} if (weights := weights_of(event.contributors)) else {}),
         "parts": parts_of(event.contributors, event.parts),
         **({"losses": dict(event.losses)} if event.losses else {}),
+        **worth_of(event),
         "members": list(event.config),
         "lost": list(event.lost),
         **({"left": list(event.left)} if event.left else {}),
@@ -35,6 +36,16 @@ def committed(event: RoundCommitted, at: float, traffic: tuple[int, int]) -> dic
         "bytes_sent": traffic[0],
         "bytes_received": traffic[1],
     }
+
+
+def worth_of(event: RoundCommitted) -> dict[str, Any]:
+    """What members' evaluations found, and since when the governor takes the plain mean;
+    empty in runs without.
+    """
+    found = dict[str, Any]()
+    if event.worth is not None:
+        found["worth"] = {**event.worth._asdict(), "rounds": event.against}
+    return found | ({"plain_since": event.plain_since} if event.plain_since else {})
 
 
 def timed(

@@ -17,6 +17,7 @@ from ...collectives.group import Admitted, Part, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Share
 from ...collectives.telemetry import ReductionTimed
+from ...optim.outer.worth import Worth
 
 WaitState = Literal[
     "training",
@@ -55,8 +56,10 @@ class RoundCommitted:
 
     ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or
     not. ``parts``: who added up what. ``losses``: what contributors say of theirs, in a run that
-    records it. ``left``: who is no member any more, as it had announced to this one; ``lost``: who
-    is none, and had announced nothing.
+    records it; ``worth``: what they found by evaluations (`optim.outer.worth`), ``against``: how
+    many readings in a row have to speak against averaging, and ``plain_since``: the entry from
+    which on the governor takes the plain mean, 0 for none. ``left``: who is no member any more, as
+    it had announced to this one; ``lost``: who is none, and had announced nothing.
     """
 
     round: int
@@ -71,6 +74,9 @@ class RoundCommitted:
     elapsed_s: float
     parts: tuple[Part, ...] = ()
     losses: tuple[tuple[PeerId, float], ...] = ()
+    worth: Worth | None = None
+    plain_since: int = 0
+    against: int = 0  # how many readings in a row have to speak against averaging
 
 
 @dataclass(frozen=True, slots=True)

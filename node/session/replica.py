@@ -93,9 +93,15 @@ class ModelReplica:
                 result
             )
             reported = [(c.weight, c.reading) for c in entry.contributors]
-            self._step.run(self.anchor, means, self.momentum, self.slots.tensor(target), reported)
+            out = self.slots.tensor(target)
+            self._step.run(self.anchor, means, self.momentum, out, reported, entry.round)
         self._slot = target
         self.applied = entry.round
+
+    @property
+    def plain_since(self) -> int:
+        """The entry from which on the governor takes the plain mean; 0: it does not."""
+        return self._step.plain_since(self.momentum, self.layout.numel)
 
     def publish(self, round_: int) -> None:
         """Make the newest applied generation current for scripts. Idempotent."""

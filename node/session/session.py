@@ -46,6 +46,7 @@ from ...collectives.round import (
 from ...collectives.round.log import RECENT
 from ...collectives.swarm import MOST_REPLAYED, RunSettings, Tally
 from ...optim.outer.readings import median_lag
+from ...optim.outer.worth import Worth, worth_of
 from ..run.membership import Membership
 from ..run.membership import MembershipTiming as MembershipTiming
 from . import events as ev
@@ -965,6 +966,9 @@ class Session:
                 elapsed,
                 entry.parts,
                 losses,
+                self._worth(entry),
+                self.replica.plain_since if self.replica is not None else 0,
+                self.settings.evaluate.rounds if self.settings.evaluate is not None else 0,
             )
         )
         self.prior.decided(entry)
@@ -972,6 +976,12 @@ class Session:
         self.retaining.decided(entry)
         self.distances.decided(entry)
         self.recertifying.decided(certified)
+
+    def _worth(self, entry: Entry) -> Worth | None:
+        """What the contributors found by evaluations, in a run whose members are to evaluate."""
+        if self.settings.evaluate is None:
+            return None
+        return worth_of([each.reading for each in entry.contributors], self.settings.lying)
 
     def opened(self, now: float) -> None:
         """A round opened: accept its parts, watch its configuration, offer what waits."""

@@ -17,6 +17,7 @@ from ...collectives.api import Handle, all_reduce
 from ...collectives.codecs.codec import Grid
 from ...collectives.codecs.vanished import vanished_share
 from ...collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
+from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
@@ -34,6 +35,7 @@ from ...collectives.swarm import (
 )
 from ...optim.data.shard import Shard
 from ...optim.outer import effective_outer, reading_of
+from ...optim.outer.worth import WorthWatch
 from ...optim.solo import AnchorLease
 from ..run.same_order import SameOrder, said_by
 from ..session import events as ev
@@ -121,6 +123,7 @@ class LocalMember:
         self.reports: list[dict[str, float]] = []
         self._refused = Warned("swarm.report()")
         self.same_order = SameOrder()
+        self._worth = WorthWatch()
         self._place, self._rng, self._shelf = place, rng, shelf
         self._process: NodeProcess | None = None
         self._actor: Actor | None = None
@@ -154,6 +157,9 @@ class LocalMember:
             (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
         )
         cid, pending = self._pending.get(fragment, (None, None))
+        asked = self.settings.evaluate
+        if isinstance(event, ev.RoundCommitted) and event.worth is not None and asked is not None:
+            self._worth.take(fragment, event.worth, asked.rounds, event.plain_since)
         match event:
             case ev.RoundCommitted() if pending is not None and event.cid == cid:
                 del self._pending[fragment]
@@ -277,7 +283,7 @@ class LocalMember:
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> LocalPending:
         if self.fragments > 1:
@@ -301,6 +307,11 @@ class LocalMember:
     def paused(self) -> str:
         """Never."""
         return ""
+
+    @property
+    def averaging(self) -> str:
+        """What members' evaluations have against averaging, in words; "" where nothing."""
+        return self._worth.standing
 
     # ---- FragmentSwarm
     @property
@@ -328,7 +339,7 @@ class LocalMember:
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> LocalPending:
         node, session = self._node(), self._session(fragment)

@@ -6,8 +6,9 @@ Files, lowest first:
     presets   outer values that are known to work, and their sources
     rules     one class an optimizer: Nesterov, momentum, SGD, Adam, Yogi, Adagrad, CO2
     readings  what contributors say of their norms and losses, and what follows from it
+    worth     what evaluations say of averaging
     governor  a jump of the update's norm or of the loss: momentum restarts, the rate is halved for
-              some rounds
+              some rounds; the plain mean where averaging is not worth it
     state     where state vectors lie, and momenta in bf16
     step      OuterStep: a rule over a whole round, statistics averaged
 

@@ -1,8 +1,9 @@
 """The governor: when the update's norm or the loss jumps, momentum restarts and the rate is halved
-for some rounds.
+for some rounds. Where members evaluate, and averaging is not worth it (`worth`), it takes the plain
+mean from that round on.
 
 A function of the log alone, so that all members act alike: it sees the norm of each committed mean
-and the median of the losses that its contributors told, and keeps what it remembers in the state
+and what its contributors told of losses and evaluations, and keeps what it remembers in the state
 vector beside the momentum, which is transferred, checked and stored with it.
 """
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...collectives.telemetry import Event
+from . import worth
 
 WINDOW = 15  # values remembered
 LEAST = 5  # before so many were seen nothing is a jump
@@ -29,6 +31,22 @@ CALM_ROUNDS = 8
 NUMBERS = 2 * (1 + WINDOW) + 2
 
 Kind = Literal["norm", "loss"]
+
+
+WATCHING = 1 + worth.NUMBERS
+"""Numbers of a governor that goes by evaluations, after those: the log entry from which on the
+plain mean is taken, 0 for none, and what `worth.judge` remembers.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cured(Event):
+    """From log entry ``entry`` on the outer step takes the plain mean, since averaging was not
+    worth it: ``finding`` is what evaluations say, in words.
+    """
+
+    entry: int
+    finding: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +86,24 @@ def judge(numbers: Tensor, norm: float, loss: float | None = None) -> tuple[floa
         )
     )
     return factor, jumps[0] if jumps else None
+
+
+def watch(
+    numbers: Tensor, found: worth.Worth | None, rounds: int, entry: int, *, plain: bool
+) -> Cured | None:
+    """What to do in log entry ``entry``, whose contributors found this before it.
+
+    ``numbers``: float32 (WATCHING,), updated; the first is the entry from which on the plain mean
+    is taken. ``plain``: the outer step is that already, and there is nothing to do.
+    """
+    since, *state = numbers.tolist()
+    if found is None or since or plain:
+        return None
+    finding = worth.judge(state, found, rounds)
+    if finding:
+        since = float(entry)
+    numbers.copy_(torch.tensor([since, *state], dtype=torch.float32, device="cpu"))
+    return Cured(entry, worth.said(found, finding)) if finding else None
 
 
 def _see(what: Kind, window: list[float], value: float) -> Governed | None:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from typing import cast
 
+import msgspec
 import torch
 from torch import Tensor
 
-from ...collectives.group import Reading
+from ...collectives.group import Evaluated, Reading
 from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings
 
@@ -28,11 +30,11 @@ def reading_of(
     vector: Tensor,
     layout: Layout,
     outer: OuterSettings,
-    loss: float | None,
+    loss: float | Evaluated | None,
     lag: float | None = None,
 ) -> Reading:
     """What the run wants to know of a contribution, float32 (numel,): of what its outer step does
-    not ask for, nothing.
+    not ask for, nothing. What an evaluation found is for members, too.
     """
     norm = None
     if outer.stretch:
@@ -42,7 +44,12 @@ def reading_of(
             if spec.role == "parameter" and spec.numel
         ]
         norm = _sayable(math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in pieces)))
-    return Reading(_sayable(loss) if outer.governor else None, norm, _sayable(lag))
+    found = loss if isinstance(loss, Evaluated) else None
+    mean = found.loss if found is not None else cast("float | None", loss)
+    told = _sayable(mean) if outer.governor else None
+    return Reading(
+        told if found is None else msgspec.structs.replace(found, loss=told), norm, _sayable(lag)
+    )
 
 
 def _sayable(value: float | None) -> float | None:

@@ -19,7 +19,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.layout import Layout, Role
 from ...collectives.swarm import MOST_WARMUP, PLAIN_MEAN, OuterSettings, RunSettings
 from ...collectives.telemetry import emit
-from . import governor
+from . import governor, worth
 from .readings import Reported, median_loss, stretch, total
 from .rules import RULES, Rule, as_float32, norm
 from .state import BLOCK_ELEMENTS, StateVectors
@@ -27,6 +27,7 @@ from .state import BLOCK_ELEMENTS, StateVectors
 logger = logging.getLogger("atoll")
 
 DTYPES = ("fp32", "bf16")
+PLAIN = (PLAIN_MEAN.kind, PLAIN_MEAN.lr)
 WARMING = ("nesterov", "momentum")
 """Rules whose lr and momentum may warm up: without momentum they are the plain mean."""
 
@@ -111,6 +112,15 @@ class OuterStep:
         return self._rule.vectors > 0 or self.whole
 
     @property
+    def watches(self) -> bool:
+        """Whether the governor goes by evaluations."""
+        return self.settings.governor and self.settings.watch > 0
+
+    def plain_since(self, state: Tensor, numel: int) -> int:
+        """The log entry from which on the plain mean is taken, as the state says; 0: it is not."""
+        return int(state[self._vectors(numel).length + governor.NUMBERS]) if self.watches else 0
+
+    @property
     def whole(self) -> bool:
         """Whether a step needs all of the mean at once (`apply`), and ranges do not do."""
         return self._rule.whole or self._measures
@@ -124,6 +134,7 @@ class OuterStep:
     def state_numel(self, numel: int) -> int:
         """Length of the state of an anchor of ``numel`` elements."""
         tail = governor.NUMBERS if self.settings.governor else 0
+        tail += governor.WATCHING if self.watches else 0
         tail += self._rule.numbers * max(1, len(self._tensors)) + (self.settings.warmup > 0)
         return self._vectors(numel).length + tail
 
@@ -141,9 +152,11 @@ class OuterStep:
         state: Tensor,
         anchor_out: Tensor,
         reported: Reported = (),
+        entry: int = 1,
     ) -> None:
         """The step of a round whose mean comes in pieces: (first element, float32 values), which
-        cover the vector in order. ``reported``: what its contributors say."""
+        cover the vector in order. ``reported``: what its contributors say; ``entry``: its number in
+        the log."""
         if (
             not self.whole and anchor_in.numel() > BLOCK_ELEMENTS
         ):  # of a short one the pieces are so small that calls outweigh arithmetic
@@ -156,7 +169,7 @@ class OuterStep:
         mean = torch.empty(anchor_in.numel(), dtype=torch.float32, device="cpu")
         for start, part in means:
             mean[start : start + part.numel()].copy_(part)
-        self.apply(anchor_in, mean, state, anchor_out, reported)
+        self.apply(anchor_in, mean, state, anchor_out, reported, entry)
 
     @torch.no_grad()
     def apply(
@@ -166,6 +179,7 @@ class OuterStep:
         state: Tensor | None,
         anchor_out: Tensor,
         reported: Reported = (),
+        entry: int = 1,
     ) -> None:
         """One step on whole vectors, all float32, contiguous, on the CPU; see `apply_range` and
         `run`. A ``mean`` to be stretched is scaled in place."""
@@ -176,7 +190,10 @@ class OuterStep:
         assert state is not None
         (rule, lr), tail = self._present(state), self._vectors(numel).length
         length = self._norm(mean) if self._measures else 0.0
-        if self.settings.stretch and (factor := as_float32(stretch(reported, length))) != 1.0:
+        plain = self.watches and self._watched(state, numel, reported, entry)
+        if plain:
+            rule, lr = RULES[PLAIN_MEAN.kind](PLAIN_MEAN), PLAIN_MEAN.lr
+        elif self.settings.stretch and (factor := as_float32(stretch(reported, length))) != 1.0:
             length *= factor
             self._scale(mean, factor)
         if self.settings.governor:
@@ -185,8 +202,7 @@ class OuterStep:
             )
             lr, tail = as_float32(factor * lr), tail + governor.NUMBERS
             if event is not None:
-                momenta = StateVectors(numel, self._rule.momenta, self._halves)
-                state[: momenta.length].zero_()
+                self._restart(state, numel)
                 logger.warning(
                     (
                         "the %s jumped to %.4g, usual is %.4g: the outer momentum restarts, its lr "
@@ -198,6 +214,7 @@ class OuterStep:
                     governor.CALM_ROUNDS,
                 )
                 emit(event)
+            tail += governor.WATCHING if self.watches else 0
         longest = self.settings.clip_norm
         if longest is not None and length > longest:
             self._scale(mean, as_float32(longest / length))
@@ -207,6 +224,27 @@ class OuterStep:
             )
         self._apply(anchor_in, mean, state, anchor_out, (0, numel), rule, lr, total(reported))
         return self._count(state)
+
+    def _restart(self, state: Tensor, numel: int) -> None:
+        momenta = StateVectors(numel, self._rule.momenta, self._halves)
+        state[: momenta.length].zero_()
+
+    def _watched(self, state: Tensor, numel: int, reported: Reported, entry: int) -> bool:
+        """Whether the step is the plain mean, after a look at what members evaluated."""
+        settings, start = self.settings, self._vectors(numel).length + governor.NUMBERS
+        numbers = state[start : start + governor.WATCHING]
+        plain = (settings.kind, settings.lr, settings.stretch) == (*PLAIN, False)
+        found = worth.worth_of([reading for _, reading in reported])
+        cured = governor.watch(numbers, found, settings.watch, entry, plain=plain)
+        if cured is not None:
+            self._restart(state, numel)
+            logger.warning(
+                "%s; the outer step takes the plain mean from entry %d on",
+                cured.finding,
+                cured.entry,
+            )
+            emit(cured)
+        return bool(numbers[0])
 
     def apply_range(
         self,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ...collectives.codecs.vanished import vanished_share
 from ...collectives.errors import ConfigError, LocalProtocolError
+from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.swarm import (
@@ -178,7 +179,7 @@ class RankSwarm:
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> RankPending:
         """``write`` fills the vector of this rank's slices, ``samples`` are those of all ranks."""

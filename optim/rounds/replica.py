@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ...collectives.errors import ConfigError, SwarmClosedError
+from ...collectives.group import Evaluated
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
 from ..model.accuracy import EVERY, measured_grid, realised_errors
@@ -88,7 +89,7 @@ class ReplicaSwarm(Protocol):
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> Pending[Outcome]: ...
 
@@ -137,7 +138,8 @@ class Replica:
         # what a round of contributions like the one measured last loses, by its name in reports
         self.realised: dict[str, float] = {}
         self.still = 0  # contributions in a row that were zero, though steps were made for them
-        self.loss: float | None = None  # mean of the inner steps that are contributed next
+        # mean of the inner steps that are contributed next, and what an evaluation found
+        self.loss: float | Evaluated | None = None
         self.lag: float | None = None  # how many inner steps rounds take here
         self.members = 1
         self.own: Tensor | None = None  # eager: the momentum of one's own contributions

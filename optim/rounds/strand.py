@@ -11,6 +11,7 @@ from typing import cast
 
 from torch import Tensor
 
+from ...collectives.group import Evaluated
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, Swarm
 from ..model.flat import FlatVector
@@ -42,7 +43,7 @@ class FragmentLog:
         samples: int,
         write: Callable[[Tensor], None],
         base: int | None = None,
-        loss: float | None = None,
+        loss: float | Evaluated | None = None,
         lag: float | None = None,
     ) -> Pending[Outcome]:
         return self._swarm.contribute_fragment(
@@ -100,6 +101,8 @@ class Strand:
         self._offered = Since(counter)  # inner steps since a contribution is under way
         self._lag = Lag() if replica.settings.share is not None else None
         self._waited_s = 0.0  # since the last boundary
+        # of the adoption that was evaluated last, until a contribution says it
+        self.evaluated: Evaluated | None = None
         settings = replica.settings
         if settings.sync_every is not None:
             self.since.restore(Counted(round(ahead * settings.sync_every), 0, 0))
@@ -166,9 +169,14 @@ class Strand:
         return self.replica.base.samples + round(self.unsent / share)
 
     def collect(self, loss: float | None = None) -> None:
-        """The round's samples are the replica's to contribute; ``loss`` is what it says of them."""
+        """The round's samples are the replica's to contribute; ``loss`` is what it says of them,
+        with what was evaluated since the last round.
+        """
         counted = self.since.settle()
-        self.replica.loss = loss
+        found, self.evaluated = self.evaluated, None
+        self.replica.loss = (
+            loss if found is None else Evaluated(loss, found.anchor, found.own, found.before)
+        )
         self.replica.collect(counted.samples)
         if self._lag is not None:
             self._lag.trained(counted.steps, self.schedule.elapsed_s - self._waited_s)

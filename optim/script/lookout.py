@@ -40,6 +40,7 @@ class Lookout:
         self.peers = 0
         self.metrics: dict[str, float] = {}
         self.privacy: dict[str, Any] | None = None  # what this member has spent of it
+        self.averaging = ""  # what members' evaluations have against averaging
         self._sums: dict[str, tuple[Any, int]] = {}
         self._moved: dict[str, float] = {}  # of the newest change of the weights by others
         settings = swarm.settings
@@ -175,6 +176,7 @@ class Lookout:
         """
         members = self.count()
         self.privacy = msgspec.to_builtins(getattr(self.swarm, "spent", None))  # a node tells it
+        self._tell_averaging(str(getattr(self.swarm, "averaging", "")))
         readings = self._adoptions.reading() if self._adoptions is not None else {}
         self.swarm.report({**report, **self._moved, **self.metrics, **readings})
         there = reached(members, self.swarm.settings.lying)
@@ -185,6 +187,14 @@ class Lookout:
             self._warned_alone = True
             logger.info("training alone; peers may join at any time")
             emit(TrainingAlone(self.swarm.run_id, node_lost=False))
+
+    def _tell_averaging(self, standing: str) -> None:
+        """Say once what speaks against averaging, and once that it is over."""
+        before, self.averaging = self.averaging, standing
+        if standing and not before:
+            logger.warning("averaging does not help this run (V21): %s", standing)
+        elif before and not standing:
+            logger.info("averaging helps this run again")
 
     def _tell_quorum(self, there: Reach, undecided: bool) -> None:
         """Say once that the open round cannot be decided, when one was waited for in vain; and once

@@ -91,7 +91,7 @@ def test_a_reading_holds_what_the_run_asks_for_and_nothing_that_is_no_number() -
     )  # statistics are not stretched, nor measured
     assert reading_of(
         vector, layout, OuterSettings("nesterov", 0.7, governor=True), 1.5
-    ) == Reading(loss=1.5)
+    ) == Reading(1.5)
     for nonsense in (math.nan, math.inf, -math.inf, None):
         assert (
             reading_of(vector, layout, OuterSettings("nesterov", 0.7, governor=True), nonsense)
@@ -134,7 +134,7 @@ def test_a_reading_that_is_none_is_refused_by_name(bad: list[object]) -> None:
 
 def losses(*values: float | None) -> list[tuple[int, Reading]]:
     """What contributors say in a round."""
-    return [(1, Reading(loss=value)) for value in values]
+    return [(1, Reading(value)) for value in values]
 
 
 def test_the_median_of_losses_does_not_follow_one_liar() -> None:

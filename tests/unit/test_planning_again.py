@@ -89,7 +89,7 @@ def test_a_member_measures_medians_and_one_liar_of_five_moves_nothing() -> None:
     honest = [Reading(lag=value) for value in (3.0, 4.0, 4.5, 5.0)]
     assert median_lag([*honest, Reading(lag=1e30)]) == 4.5
     assert median_lag([*honest, Reading(lag=0.0)]) == 4.0
-    assert median_lag([*honest, Reading(loss=1.0)]) == 4.25
+    assert median_lag([*honest, Reading(1.0)]) == 4.25
     assert median_lag([Reading(), Reading(norm=1.0)]) == 0.0
 
 

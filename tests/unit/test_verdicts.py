@@ -380,6 +380,55 @@ def test_averaging_that_is_well_again_is_withdrawn() -> None:
     assert changes == [(1, True), (6, False)]
 
 
+def evaluated(verdicts: Verdicts, at: float, behind: float, **told: Any) -> list[VerdictChange]:
+    """A round whose members found this."""
+    worth = {"anchor": 3.0, "own": 2.0, "behind": behind, "worse": None, "members": 3, "rounds": 3}
+    return verdicts.take(
+        {
+            "at": at,
+            "event": "round.committed",
+            "contributors": {"a": 1},
+            "elapsed_s": 1.0,
+            "worth": worth,
+            **told,
+        }
+    )
+
+
+def test_averaging_that_is_not_worth_it_is_named_with_the_cure_and_withdrawn() -> None:
+    verdicts = Verdicts()
+    attached = {"event": "script.attached", "averaging": "outer nesterov lr 0.9 momentum 0.9"}
+    verdicts.take({"at": 0.5, **attached})
+    found = [evaluated(verdicts, float(at), 0.02) for at in (1, 2)]
+    assert found == [[], []]
+    ((raised, verdict, at),) = evaluated(verdicts, 3.0, 0.02)
+    assert (raised, verdict.code, verdict.subject, at) == (True, "V21", "", 3.0)
+    assert verdict.said == (
+        "a round's model is worse than the members' own weights before it: 3 and 2 on held-out "
+        "data; what helps: outer momentum in a run that started cold: [train.outer] preset = "
+        '"plain-mean", or warmup; rounds that are too long: a smaller [train] sync_every '
+        "(outer nesterov lr 0.9 momentum 0.9)"
+    )
+    later = [evaluated(verdicts, float(at), -0.1) for at in (4, 5, 6)]
+    assert [[change.raised for change in each] for each in later] == [[], [], [False]]
+
+
+def test_the_verdict_names_the_entry_from_which_a_governor_cures() -> None:
+    verdicts = Verdicts()
+    changes = [evaluated(verdicts, float(at), 0.02, plain_since=7) for at in (1, 2, 3)]
+    assert changes[2][0].verdict.said.endswith("takes the plain mean from entry 7 on")
+
+
+@pytest.mark.parametrize(
+    "worth",
+    [{}, [], "x", {"behind": "x"}, {"anchor": 1, "own": 1, "behind": None, "worse": 0}, 7],
+)
+def test_odd_readings_in_an_event_are_passed_over(worth: object) -> None:
+    verdicts = Verdicts()
+    for at in range(1, 9):
+        assert evaluated(verdicts, float(at), 0.0, worth=worth) == []
+
+
 def test_a_key_that_is_one_nodes_again_is_no_verdict_after_two_rounds() -> None:
     verdicts, run = Verdicts(), Run(7)
     took = [verdicts.take(each) for each in run.round()]
@@ -393,7 +442,7 @@ def test_a_key_that_is_one_nodes_again_is_no_verdict_after_two_rounds() -> None:
 
 
 def test_every_verdict_has_a_page_that_no_error_has() -> None:
-    assert list(PAGES) == [f"V{n:02}" for n in range(1, 21)]
+    assert list(PAGES) == [f"V{n:02}" for n in range(1, 22)]
     assert not PAGES.keys() & ERRORS.keys()
     assert not {page.slug for page in PAGES.values()} & {page.slug for page in ERRORS.values()}
     for page in PAGES.values():
