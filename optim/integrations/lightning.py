@@ -15,6 +15,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
+from ..script.evaluation import Evaluate
 from ..script.schedules import compare_schedule
 from .loaders import CountedLoader, batch_size, reorder, reseed, sharded
 
@@ -63,13 +64,15 @@ class AtollLightningCallback(Callback):
         on_adopted: OnAdopted | None = None,
         strict: bool = False,
         include: Any = None,
+        evaluate: Evaluate | None = None,
     ) -> None:
         """As for `attach`, which is called when training begins and raises there (under torchrun:
-        None in all ranks but the first). With BackboneFinetuning ``include=["backbone.*"]``.
+        None in all ranks but the first); ``evaluate`` is given the module. With
+        BackboneFinetuning ``include=["backbone.*"]``.
         """
         self.attachment: Attachment | None = None
         self._swarm, self._samples, self._on_round, self._strict = swarm, samples, on_round, strict
-        self._on_adopted, self._include = on_adopted, include
+        self._on_adopted, self._include, self._evaluate = on_adopted, include, evaluate
         self._shard, self._counts = shard, counts
         self._arranged: Any = None  # Lightning's loader, as it was arranged last
         self._own_loader: Any = None  # the script's, in place of which a shard is read
@@ -117,6 +120,7 @@ class AtollLightningCallback(Callback):
             on_adopted=self._on_adopted,
             strict=self._strict,
             include=self._include,
+            evaluate=self._evaluate,
         )
         self._arranged = self._own_loader = None
         self._arrange(trainer)

@@ -16,6 +16,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.swarm import Outcome, Swarm
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
+from ..script.evaluation import Evaluate
 from ..script.schedules import compare_schedule
 from .loaders import CountedLoader, reorder, reseed, sharded
 
@@ -62,13 +63,16 @@ class AtollCallback(TrainerCallback):
         on_adopted: OnAdopted | None = None,
         strict: bool = False,
         include: Any = None,
+        evaluate: Evaluate | None = None,
     ) -> None:
         """As for `attach`, which is called when training begins and raises there (under torchrun:
-        None in all ranks but the first).
+        None in all ranks but the first). Trainer's own evaluation is left to Trainer: it is of a
+        whole data set, and calls back; ``evaluate`` is given the model for a few batches.
         """
         self.attachment: Attachment | None = None
         self._swarm, self._on_round, self._strict = swarm, on_round, strict
         self._on_adopted, self._shard, self._include = on_adopted, shard, include
+        self._evaluate = evaluate
         self._loader: CountedLoader | None = None
         self._samples = 0  # of the step under way
 
@@ -85,6 +89,7 @@ class AtollCallback(TrainerCallback):
             on_adopted=self._on_adopted,
             strict=self._strict,
             include=self._include,
+            evaluate=self._evaluate,
             tokenizer=kwargs.get("processing_class"),
         )
         self._samples = 0

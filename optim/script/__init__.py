@@ -3,6 +3,7 @@
 checks              what attach refuses, and why
 adoption            what adopting an anchor does to the losses that a script logs
 lookout             who is there, and what the node is shown of training
+evaluation          the held-out loss around an adoption, without disturbing training
 saving              a model as its own state_dict(), or PEFT, saves it
 keeping             what of it is left in the run's folder for exports
 buffer_watch        buffers that differ between members, or are learnt by one

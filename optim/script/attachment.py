@@ -61,6 +61,7 @@ from .checks import (
     outermost,
 )
 from .consent import Consent, OnAdopted
+from .evaluation import Evaluate, Evaluations
 from .keeping import ModelKeeper
 from .lookout import Lookout, reached
 from .resume import PendingLoad, save
@@ -95,6 +96,7 @@ def attach(
     on_adopted: OnAdopted | None = None,
     strict: bool = False,
     tokenizer: Any = None,
+    evaluate: Evaluate | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Attachment:
     """Make ``model`` and its ``optimizer`` a member of ``swarm``'s run; returns the `Attachment`.
@@ -113,6 +115,12 @@ def attach(
     the manifest has authority. ``on_round`` hears every Outcome. ``tokenizer`` (or processor: what
     has ``save_pretrained``) goes into the folder that `atoll export` writes. ``clock`` is for
     tests.
+
+    ``evaluate`` is given the model and returns its loss on a few held-out batches, the same ones in
+    each call (a number, the smaller the better). In a run with ``[evaluate]`` it is called now and
+    then before and after a round's model is adopted, without gradients, in evaluation mode and with
+    random numbers of its own, for 1 % of the time: so a run in which averaging harms is named. An
+    exception in it is told once, and ends evaluations only.
 
     An optimizer that remembers where the parameters were (slow or averaged weights, masters in
     float32) would take an adopted anchor back. What it keeps is found and moved along, or named
@@ -148,6 +156,12 @@ def attach(
         check_method(swarm.settings)
     for each in inner:
         check_optimizer(model, each)
+    if evaluate is not None and not callable(evaluate):
+        raise ConfigError(
+            f"evaluate is a {type(evaluate).__name__}, which cannot be called",
+            key="evaluate",
+            hint="evaluate=lambda model: loss_fn(model(held_out_x), held_out_y)",
+        )
     if batch_size is not None and (batch_size := sample_count(batch_size)) < 1:
         raise ConfigError(f"batch_size = {batch_size} is not a positive number", key="batch_size")
     for thing, key in (
@@ -173,6 +187,7 @@ def attach(
         on_round=on_round,
         strict=strict,
         tokenizer=tokenizer,
+        evaluate=evaluate,
         clock=clock,
     )
 
@@ -236,6 +251,10 @@ class Attachment:
     saved. After `detach` the model is a plain one again.
     """
 
+    _evaluating = ""  # what the model is lent to, where it is
+    _last: WaitedOutcome | None = None
+    _retry_at = 0.0  # before, the run is not entered again
+
     def __init__(
         self,
         model: nn.Module,
@@ -250,6 +269,7 @@ class Attachment:
         on_round: Callable[[Outcome], None] | None,
         strict: bool,
         tokenizer: Any,
+        evaluate: Evaluate | None,
         clock: Callable[[], float],
     ) -> None:
         """Use `attach`, which checks the arguments first."""
@@ -279,15 +299,14 @@ class Attachment:
             self._flat = self._ranks.place(model, self._flat)
         self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop)
         self._lookout = Lookout(swarm)
+        self._evaluations = Evaluations(model, evaluate, swarm, clock)
         self._times = StepTimes(clock, lambda: next((t.device for t in self._flat.tensors), None))
         self._totals, self._uncollected = Totals(), Since(self._counter)
         self._declared: int | None = None  # samples told for the step under way
-        self._last: WaitedOutcome | None = None
-        self._node_lost = self._evaluating = self._detached = self._warned = False
+        self._node_lost = self._detached = self._warned = False
         self._counts = {id(each) for each in counts}  # whose steps make up one
         self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
         self._stateless = set[int]()
-        self._retry_at = 0.0
         # Told once: that the script changes weights itself; that rounds lose more than is wished.
         self._told_habit = self._told_moved = self._told_error = False
         self._resuming: PendingLoad | None = None
@@ -310,7 +329,8 @@ class Attachment:
         self._rest()
 
     def _hook(self, optimizers: Sequence[Optimizer]) -> None:
-        """See their steps."""
+        """Training begins: see the optimizers' steps."""
+        self._evaluations.begin(self.round)
         # A compiled function around optimizer.step() must break its graph here.
         before, after = (
             cast("Any", torch.compiler.disable(hook))
@@ -503,17 +523,22 @@ class Attachment:
                     strand.replica.give_up()
                 return None
         turns: list[WaitedOutcome] = []
+        noted: list[Strand] = []  # whose they are
         failure: AtollError | None = None
+        own = self._evaluated_own(strands)
         replicas = [strand.replica for strand in self._strands]
         with self._weights.writing(ends=not only_settle), self._consent.adopting(replicas):
             try:
                 for strand, turn in self._boundary(strands, only_settle):
                     turns.append(turn)
+                    noted.append(strand)
                     self._note(strand, turn)
             except AtollError as error:
                 failure = error
                 self._failed(error)
             self._lookout.adopted([turn.outcome for turn in turns])
+            if own is not None:
+                self._evaluate_adopted(own, list(zip(noted, turns, strict=True)))
             self._uncounted.wrote()
             if turns and not only_settle and self._ranks is None:
                 self._uncounted.contributed(min(strand.replica.still for strand in self._strands))
@@ -537,6 +562,42 @@ class Attachment:
             for turn in turns:
                 self._on_round(turn.outcome)
         return self._outcome(turns, failure)
+
+    def _evaluated_own(self, strands: Sequence[Strand]) -> float | None:
+        """The held-out loss before something is adopted; None where that is not looked at."""
+        moved = any(strand.replica.moved for strand in strands)
+        if not self._evaluations.on or self._node_lost or moved:
+            return None
+        waits = not self.swarm.settings.trains_on
+        if not any(waits or strand.replica.frozen is not None for strand in strands):
+            return None
+        try:
+            live = [member.peer for member in self.swarm.members() if member.live]
+        except AtollError:
+            return None  # whoever needs the node next notices that it is lost
+        if not self._evaluations.due(self.swarm.run_id, self.swarm.peer, live, self.round + 1):
+            return None
+        with self._evaluation():
+            return self._evaluations.own()
+
+    def _evaluate_adopted(self, own: float, turns: Sequence[tuple[Strand, WaitedOutcome]]) -> None:
+        """The held-out loss after it, for the next contributions to what has adopted."""
+        decided = [strand for strand, turn in turns if turn.outcome.counted]
+        if not decided:
+            return  # what follows is no round's model: it has work in it that was not counted
+        with self._evaluation():
+            found = self._evaluations.adopted(own)
+        for strand in decided:
+            strand.evaluated = found
+
+    @contextmanager
+    def _evaluation(self) -> Generator[None]:
+        """Within: the script's function is called, and may not step."""
+        self._evaluating = "evaluate"
+        try:
+            yield
+        finally:
+            self._evaluating = ""
 
     def _judge_weights(self) -> None:
         """Find out who changed the weights since the last boundary. What an event has left in them
@@ -590,9 +651,9 @@ class Attachment:
         """Of the with block, and with what a load has left to do."""
         if self._evaluating:
             raise ConfigError(
-                f"{call} inside evaluate_anchor()",
-                key="evaluate_anchor",
-                hint="Call it outside of the with block.",
+                f"{call} inside {self._evaluating}",
+                key=self._evaluating.removesuffix("()"),
+                hint="Call it outside: in it the model is looked at, and not trained.",
             )
         self._finish_resume()
 
@@ -711,6 +772,7 @@ class Attachment:
                     "samples": self._totals.samples_counted,
                     **({"dropped": dropped} if (dropped := self._totals.samples_dropped) else {}),
                     **self._realised_error(),
+                    **self._evaluations.newest,
                 },
                 undecided=undecided,
                 done=self._finished,
@@ -835,8 +897,12 @@ class Attachment:
 
     def describe(self) -> dict[str, Any]:
         """What `stats` cannot hold, as JSON takes it: the run's id, the newest outcome and who was
-        in it, the last round's means of `log` by name (NaN and infinity as text), and what of its
-        privacy this member has spent (the fields of `Spent`; None in a run without noise).
+        in it, the last round's means of `log` by name (NaN and infinity as text), what of its
+        privacy this member has spent (the fields of `Spent`; None in a run without noise). What
+        ``evaluate`` found last is in ``evaluation``: ``held_out`` after a round's model was
+        adopted, ``held_out_own`` just before, and ``averaging_gains``, by how much the first is
+        better, as a share of the larger. ``averaging`` says what the members' readings together
+        have against averaging, "" where nothing.
         """
         last = self._last.outcome if self._last else None
         return {
@@ -849,6 +915,8 @@ class Attachment:
                 for name, value in self._lookout.metrics.items()
             },
             "privacy": self._lookout.privacy,
+            "evaluation": dict(self._evaluations.newest),
+            "averaging": self._lookout.averaging,
         }
 
     def log(self, **metrics: Any) -> None:
@@ -877,13 +945,13 @@ class Attachment:
         source = self._strands[0].replica.own_model() if own else None
         self._flat.follow()
         view, leased = self._newest()
-        self._evaluating = True
+        self._evaluating = "evaluate_anchor()"
         self._parts.look()
         try:
             with showing(self._flat, source or view, self._replaced):
                 yield view
         finally:
-            self._evaluating = False
+            self._evaluating = ""
             self._parts.wrote()
             self._uncounted.wrote()
             if leased:

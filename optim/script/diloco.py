@@ -14,6 +14,7 @@ from ...collectives.swarm import Outcome, Swarm
 from .attachment import Attachment, attach
 from .checks import check_alone
 from .consent import OnAdopted
+from .evaluation import Evaluate
 
 ATTACHMENT = "atoll"  # its key in a state
 
@@ -42,6 +43,7 @@ class SwarmOptimizer(Optimizer):
         on_round: Callable[[Outcome], None] | None = None,
         on_adopted: OnAdopted | None = None,
         strict: bool = False,
+        evaluate: Evaluate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``params`` are the parameters of ``inner``, in the same groups or as one list; the rest
@@ -99,6 +101,7 @@ class SwarmOptimizer(Optimizer):
             on_round=on_round,
             on_adopted=on_adopted,
             strict=strict,
+            evaluate=evaluate,
             clock=clock,
         )
 
