@@ -77,6 +77,7 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
         "join": manifest.join.policy,
         "limits": msgspec.to_builtins(manifest.limits),
         "keep_contributions": manifest.audit.keep_contributions,
+        "evaluate": msgspec.to_builtins(manifest.evaluate),
     }
     if parameters is not None:
         value = (
@@ -226,6 +227,26 @@ def explain_rule(manifest: Manifest) -> list[str]:
     return sentences
 
 
+def explain_evaluate(manifest: Manifest) -> str:
+    """What [evaluate] means, or that nothing is evaluated and why, for people."""
+    table, lying = manifest.evaluate, manifest.quorum.lying
+    if table is None:
+        return "nobody evaluates: without [evaluate] a run is not told whether averaging helps"
+    every = "every round" if table.every == 1 else f"every {table.every} rounds"
+    share = f"{100 * table.share:.3g} %"
+    text = (
+        "members whose script says how (attach(evaluate=)) compare each round's model with their "
+        f"own weights before it on held-out data, {every} at most and for {share} of their time at "
+        f"most. {table.rounds} readings in a row against averaging: V21"
+    )
+    if manifest.settings().outer.watch:
+        return f"{text}, and the governor takes the plain mean, at all members from one entry"
+    if manifest.train.outer.governor and lying:
+        who = f"{lying} member{'s' if lying > 1 else ''}"
+        return f"{text}; the governor does not go by it, since {who} may lie"
+    return f"{text}; with [train.outer] governor = true the outer step then takes the plain mean"
+
+
 def describe_lines(manifest: Manifest, down: float | None = None) -> list[str]:
     """The same for people."""
     d = describe(manifest, down)
@@ -359,7 +380,7 @@ def _privacy_lines(manifest: Manifest) -> list[str]:
             if manifest.lanes.encrypt
             else f"{PLAIN_LANES} ([lanes] encrypt = false)"
         )
-        lines.append(
-            f"privacy  members see your averaged update, how much you trained, and {address}; {way}"
-        )
+        what = "your averaged update, how much you trained"
+        what += ", your losses on held-out data" if manifest.evaluate is not None else ""
+        lines.append(f"privacy  members see {what}, and {address}; {way}")
     return lines

@@ -14,7 +14,7 @@ from ...collectives.codec_names import CODECS
 from ...collectives.errors import ConfigError, StateError
 from ..home.durations import duration_s
 from ..home.output import bytes_text, current
-from .costs import describe, describe_lines, explain_rule
+from .costs import describe, describe_lines, explain_evaluate, explain_rule
 from .daemon import finished_words, running
 from .identity import identity_of
 from .invites import addresses_in_use, check_addresses, fresh_invite
@@ -130,6 +130,11 @@ codec = "int8_dither"              # CODECS
 #                                  # has spent stop_at_epsilon; needs [secure]
 # noise = 2.0                      # and  clip, delta, stop_at_epsilon, and  rounds  under [train]
 
+[evaluate]                         # members compare a round's model with their own weights on
+                                   # held-out data, and are told when averaging does not help
+# share = 0.01                     # of their time, at most; every = 1: rounds apart, at least
+# rounds = 3                       # readings in a row that speak against it (docs/presets.md)
+
 [checkpoint]
 every = 10                         # rounds
 """.replace("CODECS", _choices(CODECS))
@@ -141,8 +146,8 @@ every = 10                         # rounds
     "--explain",
     is_flag=True,
     help=(
-        "Say where the outer optimizer's values come from, what those of [robust] mean, and how "
-        "large [privacy] noise is, too."
+        "Say where the outer optimizer's values come from, what those of [robust] and [evaluate] "
+        "mean, and how large [privacy] noise is, too."
     ),
 )
 @click.option(
@@ -183,6 +188,8 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
                 for number, sentence in enumerate(rule)
             ]
             described["explained"]["rule"] = rule
+        evaluate = described["explained"]["evaluate"] = explain_evaluate(found)
+        lines.append(f"{'':7}  evaluations: {evaluate}")
         if (noise := noise_text(found, peers)) is not None:
             lines.append(f"noise    {noise}")
             described["explained"]["noise"] = noise

@@ -85,6 +85,9 @@ base = "values"                    # "shapes" where members hold the model in ot
 sync_every = 50                    # inner steps a round
 rounds = 100                       # where the run ends
 
+[evaluate]                         # with attach(…, evaluate=): members are told when averaging
+                                   # does not help (docs/presets.md)
+
 [exchange]
 codec = "int8_dither"
 

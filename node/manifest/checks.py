@@ -379,6 +379,35 @@ def check_buffers(manifest: Manifest, name: str) -> None:
         refuse([(wrong, key, why, own)], manifest, name, f'"same": {beside}')
 
 
+def check_evaluate(manifest: Manifest, name: str) -> None:
+    """Runs in which nobody may know a member's losses, or no round's model is adopted by all."""
+    if manifest.evaluate is None:
+        return
+    settings = manifest.settings()
+    private = "A member's losses are its own in such a run."
+    apart = "Members do not adopt one round's model together, so there is nothing to compare."
+    out = "Leave [evaluate] out."
+    refused: list[Refusal] = [
+        (manifest.privacy is not None, "$.privacy.noise", private, out),
+        (manifest.secure is not None, "$.secure.threshold", private, out),
+        (manifest.btard is not None, "$.btard.radius", "Peers give only what a seed says.", out),
+        (
+            settings.method == "gradient_averaging",
+            "$.train.method",
+            "Between two rounds members have no weights of their own.",
+            out,
+        ),
+        (settings.sample is not None, "$.federated.sample", apart, out),
+        (
+            settings.arrivals is not None,
+            "$.federated.method" if manifest.mode == "federated" else "$.exchange.arrivals",
+            apart,
+            out,
+        ),
+    ]
+    refuse(refused, manifest, name, "[evaluate]")
+
+
 def check_outliers(manifest: Manifest, name: str) -> None:
     """What members do not go with that leave their own outliers out."""
     if manifest.train.outliers is None:

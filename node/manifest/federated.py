@@ -400,7 +400,10 @@ def _open_lines(manifest: Manifest) -> list[str]:
         )
     lines = [
         what + "; an update can give away what it was trained on",
-        _metrics_line(SecureTable()),
+        _metrics_line(SecureTable())
+        if manifest.evaluate is None
+        else "everybody in the run sees the losses on your held-out data, where your script "
+        "evaluates ([evaluate]); other metrics are not told to anybody",
     ]
     if (arrivals := arrivals_of(manifest)) is not None:
         lines.append(

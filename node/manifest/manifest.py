@@ -19,7 +19,7 @@ from ...collectives.arrivals import (
 from ...collectives.codec_names import MASKED_CODEC
 from ...collectives.group import TopologyKind, least_members
 from ...collectives.identifiers import RunId
-from ...collectives.swarm import RunSettings, SampleSettings, SiteSettings
+from ...collectives.swarm import OuterSettings, RunSettings, SampleSettings, SiteSettings
 from .form import canonical
 from .gpt import gpt_config
 from .limits import LimitsTable
@@ -30,6 +30,7 @@ from .tables import (
     AuditTable,
     CheckpointTable,
     DataTable,
+    EvaluateTable,
     ExchangeTable,
     JoinTable,
     LanesTable,
@@ -78,6 +79,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     btard: BtardTable | None = None
     limits: LimitsTable = LimitsTable()
     adapters: AdaptersTable = AdaptersTable()
+    evaluate: EvaluateTable | None = None
 
     def encode(self) -> bytes:
         """Canonical bytes: see `form`. A received manifest may be encoded differently:
@@ -112,6 +114,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def settings(self) -> RunSettings:
         """What governs rounds and optimizers."""
+        rounds = rounds_of(self)
+        rounds["outer"] = self._watched(rounds["outer"])
         return RunSettings(
             method=self.train.method,
             sync_every=self.train.sync_every,
@@ -135,8 +139,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             limits=self.limits.settings(),
             adapters=self.adapters.settings(),
             buffers=self.model.buffers,
-            **rounds_of(self),
+            evaluate=self.evaluate.settings() if self.evaluate is not None else None,
+            **rounds,
         )
+
+    def _watched(self, outer: OuterSettings) -> OuterSettings:
+        """With a governor that goes by evaluations, if the run has both. Where some may lie they
+        advise only: members could tell what moves the outer step.
+        """
+        if self.evaluate is None or not outer.governor or self.quorum.lying:
+            return outer
+        return msgspec.structs.replace(outer, watch=self.evaluate.rounds)
 
 
 def run_id_of(data: bytes) -> RunId:

@@ -19,6 +19,7 @@ from .btard import check_btard
 from .checks import (
     check_adapters,
     check_buffers,
+    check_evaluate,
     check_exchange,
     check_fragments,
     check_members,
@@ -197,6 +198,7 @@ def _check(manifest: Manifest, name: str) -> None:
         ("E414", lambda: check_adapters(manifest, name)),
         ("E414", lambda: check_buffers(manifest, name)),
         ("E414", lambda: check_outliers(manifest, name)),
+        ("E414", lambda: check_evaluate(manifest, name)),
         ("E414", lambda: check_join(manifest, name)),
         ("E414", lambda: check_audit(manifest, name)),
         ("E414", lambda: check_robust(manifest, name)),

@@ -17,6 +17,7 @@ from ...collectives.swarm import (
     MOST_WARMUP,
     AdapterSettings,
     CoordinateRule,
+    EvaluateSettings,
     GramRule,
     OuterRule,
     OuterSettings,
@@ -329,6 +330,22 @@ class JoinTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     probation: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     per_hour: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0  # 0: no bound
+
+
+class EvaluateTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[evaluate]``: members whose script says how (``attach(evaluate=)``) evaluate the model on
+    held-out data, before and after they adopt a round's model: every so many rounds at most, in a
+    ``share`` of their time at most. After ``rounds`` readings in a row that speak against averaging
+    a verdict says so, and ``[train.outer] governor`` takes the plain mean.
+    """
+
+    every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    share: Annotated[float, msgspec.Meta(gt=0, le=0.5)] = 0.01
+    rounds: Annotated[int, msgspec.Meta(ge=2, le=100)] = 3
+
+    def settings(self) -> EvaluateSettings:
+        """As a script takes it."""
+        return EvaluateSettings(self.every, self.share, self.rounds)
 
 
 class AuditTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

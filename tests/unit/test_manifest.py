@@ -31,6 +31,7 @@ from atoll.collectives.errors import (
 from atoll.collectives.foreign import LINES, WORDS
 from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import (
+    EvaluateSettings,
     OuterSettings,
     PrivacySettings,
     RunSettings,
@@ -38,7 +39,7 @@ from atoll.collectives.swarm import (
     SiteSettings,
 )
 from atoll.node import manifest as m
-from atoll.node.cli.costs import describe, describe_lines, explain_rule
+from atoll.node.cli.costs import describe, describe_lines, explain_evaluate, explain_rule
 from atoll.node.cli.needs import STATE_VECTORS, host_bytes, host_peak_bytes, state_bytes
 from atoll.node.home.config import NodeConfig
 from atoll.node.home.paths import find_paths
@@ -313,6 +314,65 @@ def test_a_run_with_btard_says_how_many_liars_cannot_end_it() -> None:
 )
 def test_a_run_with_btard_that_cannot_be(text: str, key: str) -> None:
     refuses(text, key)
+
+
+EVALUATED = "evaluate = {}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("evaluate = { every = 0 }", "$.evaluate.every"),
+        ("evaluate = { share = 0.0 }", "$.evaluate.share"),
+        ("evaluate = { share = 0.6 }", "$.evaluate.share"),
+        ("evaluate = { rounds = 1 }", "$.evaluate.rounds"),
+        ("evaluate = { rounds = 101 }", "$.evaluate.rounds"),
+        ("evaluate = { samples = 64 }", "$.evaluate.samples"),
+        (
+            f"{EVALUATED}train = {{ method = 'gradient_averaging', outer = {{ lr = 0.1, momentum = 0.9 }} }}",
+            "$.train.method",
+        ),
+        (f"{EVALUATED}exchange = {{ arrivals = {{}} }}", "$.exchange.arrivals"),
+        (f"{EVALUATED}mode = 'federated'\nsecure = {{}}", "$.secure.threshold"),
+        (
+            f"{EVALUATED}mode = 'federated'\nsecure = {{}}\ntrain = {{ rounds = 5 }}\n"
+            "privacy = { noise = 5.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 12 }",
+            "$.privacy.noise",
+        ),
+        (f"{EVALUATED}mode = 'federated'\nfederated = {{ sample = 0.5 }}", "$.federated.sample"),
+        (
+            f"{EVALUATED}mode = 'federated'\nfederated = {{ method = 'fedbuff' }}",
+            "$.federated.method",
+        ),
+        (f"{EVALUATED}{SEEDS}", "$.btard.radius"),
+    ],
+)
+def test_evaluations_that_cannot_be(text: str, key: str) -> None:
+    refuses(text, key)
+
+
+def test_a_governor_goes_by_evaluations_where_the_run_has_both_and_nobody_may_lie() -> None:
+    def found(evaluate: str, governor: str = "true", lying: int = 0) -> m.Manifest:
+        return m.parse_manifest(
+            f'schema = 1\nname = "x"\nquorum = {{ lying = {lying} }}\n'
+            f"train = {{ outer = {{ lr = 0.9, momentum = 0.9, governor = {governor} }} }}\n{evaluate}"
+        )
+
+    asked = "evaluate = { every = 2, share = 0.02, rounds = 4 }"
+    watched = found(asked)
+    assert watched.settings().evaluate == EvaluateSettings(2, 0.02, 4)
+    assert watched.settings().outer.watch == 4
+    others = (found("", "true"), found(asked, "false"), found(asked, lying=1))
+    assert [each.settings().outer.watch for each in others] == [0, 0, 0]
+    assert m.parse_manifest(as_toml(watched)) == watched
+    assert m.decode_manifest(watched.encode()) == watched
+    assert found("evaluate = {}").settings().evaluate == EvaluateSettings()
+    said = [explain_evaluate(each) for each in (watched, *others)]
+    assert "every 2 rounds at most and for 2 % of their time" in said[0]
+    assert said[0].endswith("the governor takes the plain mean, at all members from one entry")
+    assert said[1].startswith("nobody evaluates")
+    assert said[2].endswith("governor = true the outer step then takes the plain mean")
+    assert said[3].endswith("the governor does not go by it, since 1 member may lie")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,7 @@ def combinations() -> dict[str, str]:
     for topology, method in product(TOPOLOGIES, ARRIVING):
         text = f'schema = 1\nname = "x"\nmode = "federated"\n[federated]\nmethod = "{method}"\ntopology = "{topology}"\n'
         found[f"{topology}, {method}"] = text
+    found["serverless, evaluated"] = 'schema = 1\nname = "x"\nmode = "federated"\n[evaluate]\n'
     return found
 
 
