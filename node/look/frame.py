@@ -82,6 +82,11 @@ def _head(found: Mapping[str, Any], width: int, paint: Paint) -> list[str]:
             last = f"loss {values[-1]:6.4g} "
             shown = _thinned(values, max(1, width - len(last)))
             lines.append(_cut(last, width - 1) + paint(sparkline(shown), fg="magenta"))
+    told = found["metrics"]
+    if told.get("held_out") is not None and told.get("held_out_own") is not None:
+        gains = f"averaging gains {told.get('averaging_gains') or 0.0:.1%}"
+        held = f"held out {told['held_out']:.4g}, own {told['held_out_own']:.4g}: {gains}"
+        lines.append(_cut(held, width))
     lines += [
         _cut(
             "mean " + "  ".join(f"{key} {value:.4g}" for key, value in found["mean"].items()), width

@@ -17,6 +17,7 @@ from .gpt import GPT
 EVALUATION_SEED = 9
 EVALUATION_BATCHES = 8
 EVALUATION_SIZE = 32
+WATCHED_SIZE = 64  # windows of an evaluation that is made around adoptions
 SMALLEST_SHARE = 0.01  # of the learning rate, at the end of the cosine
 
 
@@ -112,3 +113,12 @@ def evaluate(model: GPT, held_out: Tensor) -> float:
     )
     model.train(was_training)
     return total / EVALUATION_BATCHES
+
+
+@torch.no_grad()
+def evaluate_briefly(model: GPT, held_out: Tensor) -> float:
+    """The same in a quarter of the time, for `attach`'s ``evaluate``: whoever calls it sets
+    the model's mode.
+    """
+    generator = torch.Generator().manual_seed(EVALUATION_SEED)
+    return float(model.loss(*batch(held_out, model.config.context, WATCHED_SIZE, generator)))

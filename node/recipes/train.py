@@ -33,7 +33,7 @@ from ..home.paths import find_paths
 from ..manifest import Manifest, gpt_config, load_run
 from .data import BUILTIN, Corpus, load_corpus, peer_generator
 from .gpt import GPT, build
-from .loop import evaluate, make_optimizer, train_step
+from .loop import evaluate, evaluate_briefly, make_optimizer, train_step
 
 STEP_EVERY = 5  # steps between two ``step`` lines
 # below, more threads gain little; on a busy machine they wait for each other and lose a lot
@@ -86,7 +86,11 @@ class TrainingMember:
         self.model: GPT = build(manifest)
         self.optimizer = make_optimizer(self.model, self.inner)
         self.attachment: Attachment = attach(
-            self.model, self.optimizer, swarm, on_round=self._round
+            self.model,
+            self.optimizer,
+            swarm,
+            on_round=self._round,
+            evaluate=lambda model: evaluate_briefly(model, corpus.held_out),
         )
         self.generator = peer_generator(manifest.data.seed, swarm.peer)
         self.steps = 0

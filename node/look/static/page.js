@@ -52,6 +52,8 @@ function figures(doc) {
   ];
   if (q.samples !== null) rows.push(["Samples", count(q.samples), "of all members", "samples"]);
   if (q.disk_bytes) rows.push(["Disk", bytes(q.disk_bytes), q.memory_bytes ? `memory ${bytes(q.memory_bytes)}` : "of this run", "disk"]);
+  const held = doc.metrics.held_out, own = doc.metrics.held_out_own;
+  if (Number.isFinite(held) && Number.isFinite(own)) rows.push(["Held out", held.toPrecision(4), `own weights before it ${own.toPrecision(4)}`, "held-out"]);
   for (const [name, value] of Object.entries(doc.mean)) rows.push([name, value === null ? "–" : value.toPrecision(4), "mean of all sites", "mean"]);
   $("figures").replaceChildren(...rows.map(([what, value, more, key]) => { const box = el("div"), dd = el("dd", value); dd.dataset.key = key; if (more) dd.append(el("small", more)); box.append(el("dt", what), dd); return box; }));
 }
