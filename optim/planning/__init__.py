@@ -1,6 +1,7 @@
 """The planner: from step time, rates and round-trip times to the settings of a run. Pure functions,
 without torch.
 
+waiting      whom a round waits for, and how long
 conditions   what is known of the peers, checked
 estimate     how long a round of given settings takes, and what share of the time is training
 price        what settings cost in loss, from a table

@@ -5,11 +5,13 @@ construction.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...collectives.errors import ConfigError
 from ...collectives.group import MAX_MEMBERS
+from .waiting import Machines, Waits, waits
 
 MAX_PARAMETERS = 1 << 40
 LARGE = 100_000_000  # parameters
@@ -56,9 +58,10 @@ class Conditions:
     max_steps: int | None = None
     links: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     fastest_s: float = field(init=False, compare=False, repr=False)
-    slowest_s: float = field(init=False, compare=False, repr=False)
-    speed: float = field(init=False, compare=False, repr=False)
-    """Of peers that only train: the shortest and the longest step, and samples a second of all."""
+    """The shortest step."""
+    _machines: tuple[Machines, ...] = field(init=False, compare=False, repr=False)
+    _unequal: bool = field(init=False, compare=False, repr=False)
+    _alike: Waits = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         # In whatever order they were named.
@@ -96,10 +99,19 @@ class Conditions:
                     hint=f"The peers: {', '.join(sorted(names))}",
                 )
             _check("links", rate, 1, 1e15)
-        steps = [peer.step_s for peer in self.peers]
-        object.__setattr__(self, "fastest_s", min(steps))
-        object.__setattr__(self, "slowest_s", max(steps))
-        object.__setattr__(self, "speed", sum(peer.samples / peer.step_s for peer in self.peers))
+        object.__setattr__(self, "fastest_s", min(peer.step_s for peer in self.peers))
+        kinds = Counter((peer.step_s, peer.samples) for peer in self.peers)
+        machines = tuple(Machines(*kind, count) for kind, count in sorted(kinds.items()))
+        object.__setattr__(self, "_machines", machines)
+        # a plan asks thousands of times: of one kind there is one answer
+        object.__setattr__(self, "_unequal", len(machines) > 1)
+        object.__setattr__(self, "_alike", waits(machines, 1, 0.0))
+
+    def waits(self, steps: int, others_s: float) -> Waits:
+        """Whom rounds of so many steps wait for, where they take ``others_s`` beside them."""
+        if not self._unequal:
+            return self._alike
+        return waits(self._machines, steps, others_s)
 
     @property
     def longest(self) -> int:

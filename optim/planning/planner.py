@@ -136,9 +136,9 @@ def seconds_a_sample(conditions: Conditions, choice: Choice, one: RoundCost | No
     """Wall seconds of the whole group for what synchronous training learns from one sample. Results
     that must be there in time may take MARGIN times as long as estimated.
     """
-    share = estimate(conditions, choice, one=one, margin=MARGIN).share
+    found = estimate(conditions, choice, one=one, margin=MARGIN)
     cost = price(conditions.parameters, choice, len(conditions.peers))
-    return cost.samples / (share * conditions.speed)
+    return cost.samples / found.rate
 
 
 def judged_s(conditions: Conditions, choice: Choice, one: RoundCost | None = None) -> float:
