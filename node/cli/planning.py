@@ -20,7 +20,14 @@ from .reaching import find_peer
 
 if TYPE_CHECKING:
     from ...collectives.group import TopologyKind
-    from ...optim.planning import Conditions, Estimate, PeerConditions, Price, TrainingPlan
+    from ...optim.planning import (
+        Alternative,
+        Conditions,
+        Estimate,
+        PeerConditions,
+        Price,
+        TrainingPlan,
+    )
     from ..client.commands import NodeClient
     from ..manifest import Manifest
 
@@ -119,9 +126,15 @@ def plan_command(
     from ...collectives.codecs.accuracy import ladder
     from ...optim.planning import Choice, Conditions, estimate, plan, price
     from ..manifest import load_manifest
+    from ..manifest.tables import ModelTable
 
     terminal = current()
     run = load_manifest(manifest)
+    own = run.parameters
+    if parameters is not None and own not in (None, parameters):
+        # nothing of the manifest's model is to be mixed with a model of another size
+        other = ModelTable(entry="local:another", parameters=max(1, parameters))
+        run = msgspec.structs.replace(run, model=other)
     if step_ms is None:
         raise ConfigError(
             "how long does an inner step take?",
@@ -158,7 +171,7 @@ def plan_command(
         cost = price(conditions.parameters, choice, len(conditions.peers))
         present = {**_predicted(now), "price": _price(cost)}
         lines.append(
-            f"as {manifest.name} is: {now.share:.1%} training, {_bytes(now)} a round, "
+            f"as {manifest.name} is{_size_words(own, conditions.parameters)}: {now.share:.1%} training, {_bytes(now)} a round, "
             f"{cost.loss - 1:.1%} more loss"
         )
     terminal.data(
@@ -173,6 +186,13 @@ def plan_command(
     )
 
 
+def _size_words(own: int | None, planned: int) -> str:
+    """Where the plan is for a model of another size than the manifest's."""
+    if own in (None, planned):
+        return ""
+    return f", but for a model of {planned:,} parameters in place of its own {own:,}"
+
+
 def _needs(
     terminal: Terminal,
     run: Manifest,
@@ -183,6 +203,7 @@ def _needs(
     """What the plan needs of a member's machine, for people and for JSON. The time of a join is
     that of the slowest of the group.
     """
+    from ...optim.planning.estimate import EFFICIENCY
     from .needs import (
         machine_document,
         machine_lines,
@@ -195,10 +216,16 @@ def _needs(
     needs = needs_of(_with(run, settings), conditions.parameters)
     assert needs is not None
     down, free = _slowest_join(conditions, decided.group), this_machine(terminal.paths.state_dir)
-    return (
-        [*needs_lines(needs, down), *machine_lines(needs, free)],
-        {"needs": needs_document(needs, down), **machine_document(needs, free)},
-    )
+    lines = needs_lines(needs, down)
+    document = needs_document(needs, down)
+    if len(decided.group) > 1 and needs.fetched:
+        costs_s = needs.join_s(down) / EFFICIENCY + decided.estimate.round.seconds
+        document["join_costs_s"] = round(costs_s, 3)
+        lines[-1] += f", and keeps the others from rounds for up to {span_text(costs_s)}"
+    return [*lines, *machine_lines(needs, free)], {
+        "needs": document,
+        **machine_document(needs, free),
+    }
 
 
 def _with(manifest: Manifest, settings: Mapping[str, Mapping[str, Any]]) -> Manifest:
@@ -405,6 +432,8 @@ def _lines(
         longest_s = max(peer.step_s for peer in conditions.peers)
         lines.append(f"  samples  {shared} in a step, which takes {span_text(longest_s)}")
     lines += (f"  {line}" for line in needed)
+    if decided.rejected:
+        lines += ["", *(f"  {line}" for line in _rejected(decided.rejected))]
     if explain or not decided.reached:
         lines += ["", *(f"  {sentence}" for sentence in decided.why)]
     elif len(decided.group) < len(conditions.peers):
@@ -412,6 +441,18 @@ def _lines(
     lines.append("")
     for table, values in settings.items():
         lines += [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
+    return lines
+
+
+def _rejected(rows: Sequence[Alternative]) -> list[str]:
+    """What else there is: how long it would take, what of it is training, and why."""
+    width = max(len("INSTEAD"), *(len(row.what) for row in rows))
+    lines = [f"{'INSTEAD':{width}}  {'TO THE LOSS':>13}  TRAINING  WHY"]
+    for row in rows:
+        longer = row.long - 1
+        time = f"{longer:.0%} longer" if longer < 10 else f"{row.long:.0f} times"
+        time = time if longer >= 0 else f"{-longer:.0%} sooner"
+        lines.append(f"{row.what:{width}}  {time:>13}  {row.share:8.1%}  {row.why}")
     return lines
 
 
@@ -468,6 +509,7 @@ def _document(conditions: Conditions, decided: TrainingPlan) -> dict[str, Any]:
         "group": list(decided.group),
         "steps": decided.steps(conditions),
         "why": list(decided.why),
+        "rejected": [asdict(row) for row in decided.rejected],
         "parameters": conditions.parameters,
         "rtt_s": conditions.rtt_s,
         "share": conditions.share,

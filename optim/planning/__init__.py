@@ -14,10 +14,11 @@ from .again import Lag, RoundSteps, again
 from .balance import Machine, balance
 from .conditions import Conditions, PeerConditions
 from .estimate import Choice, Estimate, estimate
-from .planner import TrainingPlan, plan, seconds_a_sample
+from .planner import Alternative, TrainingPlan, plan, seconds_a_sample
 from .price import Price, price
 
 __all__ = [
+    "Alternative",
     "Choice",
     "Conditions",
     "Estimate",

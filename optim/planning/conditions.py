@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ...collectives.errors import ConfigError
 from ...collectives.group import MAX_MEMBERS
-from .waiting import Machines, Waits, waits
+from .waiting import Machines, Rounds
 
 MAX_PARAMETERS = 1 << 40
 LARGE = 100_000_000  # parameters
@@ -59,9 +59,8 @@ class Conditions:
     links: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     fastest_s: float = field(init=False, compare=False, repr=False)
     """The shortest step."""
-    _machines: tuple[Machines, ...] = field(init=False, compare=False, repr=False)
-    _unequal: bool = field(init=False, compare=False, repr=False)
-    _alike: Waits = field(init=False, compare=False, repr=False)
+    rounds: Rounds = field(init=False, compare=False, repr=False)
+    """Whom they wait for."""
 
     def __post_init__(self) -> None:
         # In whatever order they were named.
@@ -101,17 +100,8 @@ class Conditions:
             _check("links", rate, 1, 1e15)
         object.__setattr__(self, "fastest_s", min(peer.step_s for peer in self.peers))
         kinds = Counter((peer.step_s, peer.samples) for peer in self.peers)
-        machines = tuple(Machines(*kind, count) for kind, count in sorted(kinds.items()))
-        object.__setattr__(self, "_machines", machines)
-        # a plan asks thousands of times: of one kind there is one answer
-        object.__setattr__(self, "_unequal", len(machines) > 1)
-        object.__setattr__(self, "_alike", waits(machines, 1, 0.0))
-
-    def waits(self, steps: int, others_s: float) -> Waits:
-        """Whom rounds of so many steps wait for, where they take ``others_s`` beside them."""
-        if not self._unequal:
-            return self._alike
-        return waits(self._machines, steps, others_s)
+        rounds = Rounds([Machines(*kind, count) for kind, count in kinds.items()])
+        object.__setattr__(self, "rounds", rounds)
 
     @property
     def longest(self) -> int:

@@ -131,7 +131,7 @@ def estimate(
         passes_s * conditions.parameters + ASK_S * choice.fragments,
     )
     if len(conditions.peers) == 1:
-        alone = conditions.waits(choice.sync_every, 0.0)
+        alone = conditions.rounds.waits(choice.sync_every, 0.0, may_stand_aside=False)
         return Estimate(compute_s, one, 0.0, script_s, choice.fragments, alone)
     before_s = 0.0  # seconds of training until the result is due
     if choice.overlap != "none":
@@ -140,7 +140,10 @@ def estimate(
     else:
         margin_s = one.seconds
     others_s = script_s + choice.fragments * max(0.0, margin_s - before_s)
-    waits = conditions.waits(choice.sync_every, others_s)
+    # who stands aside finds that out for each fragment anew, and late: it is counted on for none
+    waits = conditions.rounds.waits(
+        choice.sync_every, others_s, may_stand_aside=choice.fragments == 1
+    )
     waiting_s = choice.fragments * max(0.0, waits.apart_s + margin_s - before_s)
     return Estimate(compute_s, one, waiting_s, script_s, choice.fragments, waits)
 

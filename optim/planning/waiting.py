@@ -64,21 +64,35 @@ class Waits:
         return rate
 
 
-def waits(machines: Sequence[Machines], steps: int, others_s: float) -> Waits:
-    """Whom rounds of so many steps of the fastest machine wait for. ``others_s``: what a round takes
-    beside them.
-    """
-    fastest_s = min(each.step_s for each in machines)
-    round_s = steps * fastest_s + others_s
-    all_samples = steps * fastest_s * sum(e.count * e.samples / e.step_s for e in machines)
-    aside, slowest_s, speed = list[Machines](), 0.0, 0.0
-    for each in machines:
-        if each.step_s > TWICE * round_s / steps and costs_more(
-            each.step_s / round_s, all_samples / each.samples
-        ):
-            aside.append(each)
-        else:
-            slowest_s = max(slowest_s, each.step_s)
-            speed += each.count * each.samples / each.step_s
-    apart_s = LATE_SHARE * slowest_s if slowest_s > fastest_s else 0.0
-    return Waits(min(apart_s, grace_s(round_s)), speed, tuple(aside))
+class Rounds:
+    """Of one group of machines, whom rounds wait for. A plan asks thousands of times."""
+
+    def __init__(self, machines: Sequence[Machines]) -> None:
+        self._machines = sorted(machines, key=lambda each: each.step_s)
+        self._fastest_s, self._slowest_s = (
+            self._machines[0].step_s,
+            self._machines[-1].step_s,
+        )
+        self._speed = sum(each.count * each.samples / each.step_s for each in machines)
+
+    def waits(self, steps: int, others_s: float, *, may_stand_aside: bool) -> Waits:
+        """Of rounds of so many steps of the fastest machine, which take ``others_s`` beside them.
+        ``may_stand_aside``: whether anybody may.
+        """
+        round_s = steps * self._fastest_s + others_s
+        slowest_s, speed, aside = self._slowest_s, self._speed, ()
+        least_s = TWICE * round_s / steps  # of a step of who stands aside
+        if may_stand_aside and slowest_s > least_s:
+            samples = steps * self._fastest_s * speed
+            aside = tuple(
+                each
+                for each in self._machines
+                if each.step_s > least_s
+                and costs_more(each.step_s / round_s, samples / each.samples)
+            )
+            if aside:
+                waited = [each for each in self._machines if each not in aside]
+                slowest_s = waited[-1].step_s
+                speed = sum(each.count * each.samples / each.step_s for each in waited)
+        apart_s = LATE_SHARE * slowest_s if slowest_s > self._fastest_s else 0.0
+        return Waits(min(apart_s, grace_s(round_s)), speed, aside)
