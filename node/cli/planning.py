@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...collectives.group import TopologyKind
     from ...optim.planning import (
         Alternative,
+        Choice,
         Conditions,
         Estimate,
         PeerConditions,
@@ -123,18 +124,12 @@ def plan_command(
 
     Nothing is changed: paste what it prints into RUN.toml. RATE: 20Mbit/s, 2.5MB/s.
     """
-    from ...collectives.codecs.accuracy import ladder
-    from ...optim.planning import Choice, Conditions, estimate, plan, price
+    from ...optim.planning import Conditions, estimate, plan, price
     from ..manifest import load_manifest
-    from ..manifest.tables import ModelTable
 
     terminal = current()
     run = load_manifest(manifest)
-    own = run.parameters
-    if parameters is not None and own not in (None, parameters):
-        # nothing of the manifest's model is to be mixed with a model of another size
-        other = ModelTable(entry="local:another", parameters=max(1, parameters))
-        run = msgspec.structs.replace(run, model=other)
+    own, run = run.parameters, _of_size(run, parameters)
     if step_ms is None:
         raise ConfigError(
             "how long does an inner step take?",
@@ -155,12 +150,8 @@ def plan_command(
         found, samples = _balanced(found, most, batch)
     conditions = Conditions(_size(run, parameters), tuple(found), rtt_s, share, max_steps)
     decided = plan(conditions)
-    now = choice = None
-    if run.train.sync_every is not None:
-        train, exchange = run.train, run.exchange
-        codec = exchange.codec if exchange.error is None else ladder(exchange.error).fine
-        choice = Choice(run.train.sync_every, codec, train.overlap, train.delay, exchange.fragments)
-        now = estimate(conditions, choice)
+    choice = _present(run)
+    now = None if choice is None else estimate(conditions, choice)
     settings = decided.settings()
     if run.train.method == "diloco":
         settings["train.outer"] = {"preset": AUTO}
@@ -171,7 +162,8 @@ def plan_command(
         cost = price(conditions.parameters, choice, len(conditions.peers))
         present = {**_predicted(now), "price": _price(cost)}
         lines.append(
-            f"as {manifest.name} is{_size_words(own, conditions.parameters)}: {now.share:.1%} training, {_bytes(now)} a round, "
+            f"as {manifest.name} is{_size_words(own, conditions.parameters)}: "
+            f"{now.share:.1%} training, {_bytes(now)} a round, "
             f"{cost.loss - 1:.1%} more loss"
         )
     terminal.data(
@@ -184,6 +176,30 @@ def plan_command(
             "present": present,
         },
     )
+
+
+def _of_size(run: Manifest, parameters: int | None) -> Manifest:
+    """The manifest for a model of so many parameters: nothing of a model of another size is left
+    in it.
+    """
+    from ..manifest.tables import ModelTable
+
+    if parameters is None or run.parameters in (None, parameters):
+        return run
+    other = ModelTable(entry="local:another", parameters=max(1, parameters))
+    return msgspec.structs.replace(run, model=other)
+
+
+def _present(run: Manifest) -> Choice | None:
+    """The manifest's own settings; None where its rounds are not of so many steps."""
+    from ...collectives.codecs.accuracy import ladder
+    from ...optim.planning import Choice
+
+    train, exchange = run.train, run.exchange
+    if train.sync_every is None:
+        return None
+    codec = exchange.codec if exchange.error is None else ladder(exchange.error).fine
+    return Choice(train.sync_every, codec, train.overlap, train.delay, exchange.fragments)
 
 
 def _size_words(own: int | None, planned: int) -> str:

@@ -4,6 +4,7 @@ round.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -75,7 +76,7 @@ class ContributionQueue:
             return False
         return machine.open.first_ready_at is None
 
-    def first(self, now: float) -> Given | None:
+    def first(self, now: float = math.inf) -> Given | None:
         """The first one, which stays; None where there is none. One that comes too late is refused;
         one of a member that takes no part in the round waits until that is over, one that is held
         until another member ends the round."""

@@ -484,8 +484,8 @@ class Session:
         or to the next one.
 
         With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused)
-        once that anchor is no longer current. ``hold_s``: as of `Swarm.contribute`. Of no samples it waits for the end of a round that
-        this member was not drawn for.
+        once that anchor is no longer current. ``hold_s``: as of `Swarm.contribute`. Of no samples
+        it waits for the end of a round that this member was not drawn for.
         """
         self._now = now
         self.admission.may_contribute()

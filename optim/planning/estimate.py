@@ -24,7 +24,7 @@ from ...collectives.codec_names import DEFAULT_CODEC, chunk_elements, most_bytes
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
-from .waiting import Waits
+from .waiting import RoundWaits
 
 # of the line that payload gets: frames' heads take 4.4 %, records and the rest the others
 # (measured, `scripts/bench/bench_link.py`)
@@ -80,7 +80,7 @@ class Estimate:
     waiting_s: float
     script_s: float
     fragments: int
-    waits: Waits
+    waits: RoundWaits
 
     @property
     def share(self) -> float:

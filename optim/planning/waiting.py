@@ -41,7 +41,7 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
+class RoundWaits:
     """Of rounds of so many steps. ``apart_s``: by how much the last one that is waited for comes
     after the first, on the mean; ``speed``: samples a second of those that are waited for, while
     they train; ``aside``: who is not.
@@ -75,7 +75,7 @@ class Rounds:
         )
         self._speed = sum(each.count * each.samples / each.step_s for each in machines)
 
-    def waits(self, steps: int, others_s: float, *, may_stand_aside: bool) -> Waits:
+    def waits(self, steps: int, others_s: float, *, may_stand_aside: bool) -> RoundWaits:
         """Of rounds of so many steps of the fastest machine, which take ``others_s`` beside them.
         ``may_stand_aside``: whether anybody may.
         """
@@ -95,4 +95,4 @@ class Rounds:
                 slowest_s = waited[-1].step_s
                 speed = sum(each.count * each.samples / each.step_s for each in waited)
         apart_s = LATE_SHARE * slowest_s if slowest_s > self._fastest_s else 0.0
-        return Waits(min(apart_s, grace_s(round_s)), speed, aside)
+        return RoundWaits(min(apart_s, grace_s(round_s)), speed, aside)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Whether what `atoll plan` chooses is there as soon as anything else that was tried, and whether the
-time that it predicts is the time that nodes take: fleets drawn at random, played in virtual time
-by `atoll simulate`'s code, without training.
+"""Whether what `atoll plan` chooses is there as soon as anything else that was tried, and whether
+the time that it predicts is the time that nodes take: fleets drawn at random, played in virtual
+time by `atoll simulate`'s code, without training.
 
 A fleet has 2 to 4 machines with steps of 0.1 to 3 s, links of 5 to 1,000 Mbit/s each way, and a
 model of 1 to 100 million parameters. Beside the plan --settings others are played: groups, codecs,
@@ -9,14 +9,14 @@ lengths of rounds, waiting or late results, all drawn. Times to a loss are the s
 by the planner's table of prices over the samples a second that were counted, so the table is common
 to all and only time is tested. One machine alone trains all of the time.
 
-    scripts/bench/bench_plan.py --fleets 30 --out plan.jsonl     resumes: fleets in the file are kept
-    scripts/bench/bench_plan.py --seed 7 --fleets 1              one fleet by itself
+    scripts/bench/bench_plan.py --fleets 30 --out plan.jsonl   resumes: the file's fleets are kept
+    scripts/bench/bench_plan.py --seed 7 --fleets 1            one fleet by itself
 
 worst               of all fleets: the plan's time over the best of alone, groups and settings
 above               fleets in which that is above WITHIN
 above_alone         the plan's time over that of the fastest machine alone, the worst
-share_within        part of the plays in which the predicted share of training of the fastest machine
-                    is within 0.05 of what was played; share_off: the largest difference
+share_within        part of the plays in which the predicted share of training of the fastest
+                    machine is within 0.05 of what was played; share_off: the largest difference
 """
 
 from __future__ import annotations

@@ -8,11 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from house import ROOT
 from seeds import SELDOM
 
-pytestmark = [pytest.mark.slow, *SELDOM]
+pytestmark = [*SELDOM]
 
 
 def printed(out: Path) -> dict[str, Any]:
