@@ -73,10 +73,11 @@ def outermost(optimizer: object) -> Any:
 
 def _kept(optimizer: object) -> Any:
     """The optimizer that a wrapper keeps, None where that is not clear."""
-    inside = getattr(optimizer, "optimizer", None)
-    if isinstance(inside, Optimizer) or hasattr(inside, "optimizer"):
-        return inside
-    if not _steps(optimizer):
+    for name in ("optimizer", "opt"):  # as trainers' and fastai's name the one that they pass on to
+        inside = getattr(optimizer, name, None)
+        if isinstance(inside, Optimizer) or hasattr(inside, name):
+            return inside
+    if not isinstance(optimizer, Optimizer):  # what it does around the inner step, nobody knows
         return None
     held = {
         id(each): each for each in _attributes(optimizer).values() if isinstance(each, Optimizer)

@@ -498,13 +498,20 @@ def test_where_another_node_of_the_house_has_our_port_another_is_asked_for(
         )
         await stream.aclose()
 
+    async def other(stream: trio.SocketStream) -> None:
+        await stream.receive_some(8192)
+        await stream.send_all(b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\n<root/>")
+        await stream.aclose()
+
     async def main() -> None:
         async with trio.open_nursery() as nursery:
             (listener,) = await nursery.start(partial(trio.serve_tcp, router, 0, host="127.0.0.1"))
-            port = listener.socket.getsockname()[1]
+            (device,) = await nursery.start(partial(trio.serve_tcp, other, 0, host="127.0.0.1"))
+            port, radio = (each.socket.getsockname()[1] for each in (listener, device))
 
-            async def found(own: str) -> str:
-                return f"http://127.0.0.1:{port}/desc.xml"
+            async def found(own: str) -> list[str]:
+                # the first that answers the search only says that it is a router
+                return [f"http://127.0.0.1:{at}/desc.xml" for at in (radio, port)]
 
             monkeypatch.setattr(portmap, "_discover", found)
             monkeypatch.setattr(portmap.PortMapper, "_by_natpmp", refuses)
