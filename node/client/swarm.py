@@ -185,8 +185,8 @@ class RunSwarm(SeededWork):
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView | WholeView:
         """The first time it waits for the run's state as long as that takes, for another node where
         this one goes away, and for the members that the run is to begin with; Ctrl-C may interrupt
-        it. Raises ModelMismatchError, and what
-        `join` raises. Later it is `anchor`: SwarmClosedError at once while there is no node.
+        it. Raises ModelMismatchError, and what `join` raises. Later it is `anchor`:
+        SwarmClosedError at once while there is no node.
         """
         self._check_open()
         if self._layout is not None:
