@@ -170,6 +170,7 @@ class Session:
         self.distances = Distances(settings.reducer)
         self._unrecorded: Entry | None = None  # applied, but the disk was full
         self._checkpointing, self._checkpoint_again_at = False, -1e9
+        self._first_applied: int | None = None  # the entry that the state here was of at first
         self.left = self.doubled = False
         self.began_at = now
         self.script: Layout | None = None  # layout of the attached script, if any
@@ -804,7 +805,7 @@ class Session:
         """A fetched state and its entries are in place: the next round opens."""
         machine = self.machine
         assert machine is not None
-        self.replica = replica
+        self.replica, self._first_applied = replica, None
         self.actions.clear()
         self.opened(now)
         self.resume(now, machine)
@@ -886,7 +887,12 @@ class Session:
         machine, replica = self.machine, self.replica
         if machine is None or replica is None or machine.open.applying or self.installing.busy:
             return
-        due = self.ports.storage.checkpointed() + 2 * min(self.checkpoint_every, MOST_REPLAYED)
+        if (
+            self._first_applied is None
+        ):  # a state that was fetched, or restored: not yet due to be written
+            self._first_applied = replica.applied
+        written = max(self.ports.storage.checkpointed(), self._first_applied)
+        due = written + 2 * min(self.checkpoint_every, MOST_REPLAYED)
         waited = not self._checkpointing and now >= self._checkpoint_again_at
         if replica.applied > due and waited:
             self._checkpoint(machine.journal.entries[replica.applied], late=True)
