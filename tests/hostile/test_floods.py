@@ -44,12 +44,7 @@ MEMBERS = [
     "turn+records",
 ]
 AND_THEN = "and then"
-REFUSED = {  # what is refused of whom, by a flood that shows it
-    ADMITTED[0]: "ask_state",
-    ADMITTED[3]: SHUT_OUT,
-    MEMBERS[4]: "operation",
-    MEMBERS[3]: SHUT_OUT,
-}
+REFUSED = {"observer": {"ask_state", SHUT_OUT}, "member": {"operation", SHUT_OUT}}
 
 Scene = tuple[Swarm, Cost, tuple[int, int], list[str]]
 """The swarm, its rounds without misbehaviour, what the victim took then, and the floods since."""
@@ -90,9 +85,10 @@ def bear(scene: Scene, kind: str) -> None:
     swarm, quiet, (memory, room), played = scene
     if kind == AND_THEN:
         assert swarm.back(memory + MEMORY // 2, room + DISK) <= 30.0
-        assert swarm.refused().keys() >= {REFUSED[each] for each in played if each in REFUSED}
+        if set(played) == set(MEMBERS if swarm.member else ADMITTED):  # of a day's share some are
+            assert swarm.refused().keys() >= REFUSED["member" if swarm.member else "observer"]
         return
-    played.append(kind)  # of those that take days in turn not all are
+    played.append(kind)
     slowly = swarm.member and kind in NOT_READING
     cost = swarm.suffer(kind, NOT_READING[kind] if slowly else SECONDS)
     if not cost.rounds:  # on a busy machine a short flood may lie between two rounds
