@@ -887,9 +887,7 @@ class Session:
         machine, replica = self.machine, self.replica
         if machine is None or replica is None or machine.open.applying or self.installing.busy:
             return
-        if (
-            self._first_applied is None
-        ):  # a state that was fetched, or restored: not yet due to be written
+        if self._first_applied is None:  # of a state that was fetched, no checkpoint was due yet
             self._first_applied = replica.applied
         written = max(self.ports.storage.checkpointed(), self._first_applied)
         due = written + 2 * min(self.checkpoint_every, MOST_REPLAYED)

@@ -135,8 +135,8 @@ class PortMapper:
                         break
                     if found is not None and inner is None:
                         inner = found
-                    elif found is not None:
-                        await self._unmap(found)
+                    elif found is not None and inner is not None and found.address != inner.address:
+                        await self._unmap(found)  # the same one, asked in another way, is kept
         if inner is not None:
             self._outside = host_and_port(inner.address)[1]
         return inner
