@@ -4,8 +4,9 @@ for (ATOLL_SEEDS=50). Of the slow ones .ci/run plays each day's share (the mark 
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -47,3 +48,9 @@ def trials(count: int, daily: int) -> range:
     if not day:
         return range(count)
     return range(int(day) * daily, int(day) * daily + daily)
+
+
+def one_in(days: int) -> Iterator[int]:
+    """1, 2, 3 and so on, of which .ci/run plays one in so many, others each day."""
+    day = os.environ.get("ATOLL_DAY", "")
+    return itertools.count(1 + int(day) % days, days) if day else itertools.count(1)

@@ -360,10 +360,14 @@ async def _follow_parent(link: ParentLink, parent_pid: int, node: Node) -> None:
 async def _signals(
     node: Node, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
-    with trio.open_signal_receiver(*end_signals()) as received:
+    asked = end_signals()
+    if signal.SIGHUP in asked:
+        # A terminal that closes may say so twice: by its shell, and by the system. The second one
+        # may come when the receiver is closed already and the node removes its files.
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
+    with trio.open_signal_receiver(*asked) as received:
         task_status.started()
         async for number in received:
-            # a terminal that closes may say so twice: by its shell, and by the system
             if node.ending.is_set() and number != signal.SIGHUP:
                 node.end_now = True
                 os._exit(130)  # the second one: now

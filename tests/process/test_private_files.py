@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,10 @@ def open_umask() -> Iterator[None]:
 
 def open_to_others(home: Path) -> dict[str, str]:
     """By path: the modes of what others have rights to."""
-    found = [home, *home.rglob("*")]
-    modes = {path: path.lstat().st_mode for path in found}
+    modes: dict[Path, int] = {}
+    for path in (home, *home.rglob("*")):
+        with suppress(FileNotFoundError):  # a node that runs renames and removes files meanwhile
+            modes[path] = path.lstat().st_mode
     return {
         str(path.relative_to(home)): oct(stat.S_IMODE(mode))
         for path, mode in modes.items()

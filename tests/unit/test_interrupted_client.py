@@ -25,6 +25,7 @@ from typing import Any
 import pytest
 import torch
 from reference_node import INVITE, Node, ReferenceService
+from seeds import one_in
 
 from atoll.collectives.api import all_gather, all_reduce, enter
 from atoll.collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
@@ -326,16 +327,14 @@ def again(swarm: RunSwarm, call: Callable[[RunSwarm, str], None], name: str) -> 
 
 def each_line(swarm: RunSwarm, call: Callable[[RunSwarm, str], None]) -> None:
     """A call with an exception before its first line, one before its second, and so on."""
-    line = 0
-    while True:
-        line += 1
+    for line in one_in(9):
         ended = not interrupted_at(lambda: call(swarm, f"cut {line}"), line)  # noqa: B023
         gc.collect()  # the trace function holds the frames that it has seen, and they their values
         again(swarm, call, f"again {line}")
         settled(swarm, f"after {line}", float(100 + line % 89))
         if ended:
-            break
-    assert line > 20
+            assert line > 20
+            return
 
 
 def test_a_close_that_an_exception_ended_is_finished_by_the_next(
