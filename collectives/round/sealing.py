@@ -72,10 +72,11 @@ class Sealing:
         return {peer for peer in self._nodes() if peer not in self.answers}
 
     def _nodes(self) -> set[PeerId]:
-        """Every known node outside the removed, this one included."""
-        me = self.view.me.peer
-        # An earlier life of this node may be among them.
-        without = {member.peer for member in self.record.removed} - {me}
+        """Every known node outside the removed, this one included, and whoever lives on after a
+        life that was removed.
+        """
+        me, ended = self.view.me.peer, self.view.ended
+        without = {member.peer for member in self.record.removed if not ended(member)} - {me}
         return {
             peer
             for peer in (*self.view.others, me, *self.view.actions.nodes())
@@ -143,7 +144,8 @@ class Sealing:
         view = self.view
         if not (self.leading and self.active) or body.removed != self.record.removed:
             return
-        if who not in view.config and any(member.peer == who.peer for member in view.config):
+        earlier = [member for member in view.config if member.peer == who.peer and member != who]
+        if any(member not in self.record.removed for member in earlier):
             return  # it lost what it voted for: the organiser must remove the life that did
         if not view.actions.verify(
             who.peer, self._payload(view.round, view.base, body), body.signature

@@ -157,29 +157,37 @@ class Recertifying:
         )
 
     def tick(self, now: float) -> None:
-        """Tell that this member goes on as a new one. The organiser's gives its own earlier life up
-        by itself, where that was one of two: nobody else can know that it never votes again, and
-        everybody who may have heard its votes lives and is asked."""
+        """Tell that this member goes on as a new one. The organiser's gives up by itself the lives
+        that are over, where the others are too few without them and nobody is silent: whoever voted
+        as one of them lives on as another member, and says itself that it never votes as that one
+        again. So after old copies of homes, or disks that lost more than they had confirmed.
+        """
         session, machine = self.session, self.session.machine
         assert machine is not None
         if machine.take_renewed():
             session.ports.emit(ev.Renewed(machine.me.incarnation))
-        earlier = [who for who in machine.config if who.peer == session.me and who != machine.me]
-        others = [who for who in machine.config if who.peer != session.me]
         if (
             session.me != session.organiser
-            or not earlier
-            or not others
             or session.settings.lying
             or machine.stateless
             or now - session.began_at < ALONE_S
             or machine.open.decided is not None
             or machine.sealing.leading
-            or machine.quorum(others)
         ):
             return
-        if all(self.there(now, who) for who in others):
-            self.ask(now, earlier)
+        gone = [who for who in machine.config if who != machine.me and not self.there(now, who)]
+        if not gone or machine.quorum([who for who in machine.config if who not in gone]):
+            return
+        if all(self._lives_on(now, who) for who in gone):
+            self.ask(now, gone)
+
+    def _lives_on(self, now: float, who: Member) -> bool:
+        """Whether the peer of this life is there as a later one."""
+        session, machine = self.session, self.session.machine
+        assert machine is not None
+        if who.peer == session.me:
+            return who != machine.me
+        return machine.ended(who) and session.membership.live(now, who.peer)
 
     def ask(self, now: float, removed: Collection[Member]) -> None:
         """The organiser's word, for this log."""

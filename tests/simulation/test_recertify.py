@@ -4,6 +4,8 @@ test_rounds.
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import permutations
 from typing import Any
 
 import msgspec
@@ -11,6 +13,7 @@ import pytest
 from kits.rounds.member import Disk
 from kits.rounds.plant import Plant
 from kits.rounds.seal_plants import SEAL_PLANTS
+from kits.rounds.storage import Backup
 from kits.rounds.swarm import SeedResult
 from quiet_stage import QuietStage
 from seeds import daily
@@ -140,6 +143,50 @@ def test_old_copies_of_all_homes_cost_no_round_that_is_on_a_disk() -> None:
     assert {
         (who.peer, who.incarnation) for who in stage.swarm.checker.entries[-1].entry.next_config
     } == {(peer, 1) for peer in everybody}
+
+
+@pytest.mark.parametrize("made", daily(2, ((made,) for made in permutations((0.0, 1.0, 2.0)))))
+def test_homes_of_all_from_copies_of_different_ages_go_on_from_the_newest(
+    made: tuple[float, ...],
+) -> None:
+    """Nobody has to say so: whoever comes from an older copy says itself that it never votes as the
+    member that it was, and nobody is silent.
+    """
+    stage, everybody = Stage(2), (ORGANISER, P1, P2)
+    checker, members = stage.swarm.checker, stage.swarm.members
+    copies = dict[PeerId, Backup]()
+    newest = list[int]()
+
+    def copy(peer: PeerId) -> None:
+        copies[peer] = present(members[peer].disks[0].storage.backup())
+
+    def out() -> None:
+        newest.append(max(copy.entries for copy in copies.values()))
+        assert len(checker.entries) > newest[0] + 1  # some rounds are on no disk any more
+        assert len({copy.entries for copy in copies.values()}) == len(everybody)
+        checker.retired.update(
+            Member(peer, 0) for peer in everybody if copies[peer].entries < newest[0]
+        )
+        for peer in everybody:
+            stage.swarm.kill(members[peer])
+            members[peer].disks[0].restore(copies[peer])
+            members[peer].disks[0].units.destroyed.update(
+                unit for unit, round_ in checker.used.items() if round_ >= newest[0]
+            )
+        checker.forget(newest[0], votes=newest[0])
+        for peer in everybody:
+            stage.swarm.restart(peer)
+
+    stage.strike(
+        *((at, partial(copy, peer)) for at, peer in zip(made, everybody, strict=True)), (5, out)
+    )
+    assert stage.run().problem == ""
+    [entry] = stage.recertified()
+    assert entry.entry.round == newest[0]
+    assert set(entry.removed) == checker.retired
+    assert {(who.peer, who.incarnation) for who in checker.entries[-1].entry.next_config} == {
+        (peer, int(Member(peer, 0) in checker.retired)) for peer in everybody
+    }
 
 
 def test_a_run_in_fragments_is_recertified_in_all_of_them() -> None:
@@ -414,6 +461,11 @@ def refused_as_proof(stage: Stage, patch: pytest.MonkeyPatch) -> int:
                     ORGANISER,
                 )
     return pairs
+
+
+def present(copy: Backup | None) -> Backup:
+    assert copy is not None
+    return copy
 
 
 def verified(peer: PeerId, payload: bytes, signature: bytes) -> bool:

@@ -284,13 +284,19 @@ class Checker:
                 ),
             )
         self.revoked += 1
+        self.forget(round_, votes=round_ + 1)
+
+    def forget(self, round_: int, *, votes: int) -> None:
+        """What was decided from ``round_`` on, and the votes from round ``votes`` on, are on no
+        disk any more.
+        """
         gone = {member.peer for member in self.retired}
         for kept in (self.entries, self.results, self.anchors, self._momenta):
             del kept[round_:]
         self.used = {unit: at for unit, at in self.used.items() if at < round_}
         self._given_up = {cid for cid in self._given_up if self.frozen[cid].peer not in gone}
-        self._ballots = {key: digest for key, digest in self._ballots.items() if key[0] <= round_}
-        self._voters = {key: who for key, who in self._voters.items() if key[0] <= round_}
+        self._ballots = {key: digest for key, digest in self._ballots.items() if key[0] < votes}
+        self._voters = {key: who for key, who in self._voters.items() if key[0] < votes}
         self._appliers = {at: who for at, who in self._appliers.items() if at < round_}
 
     # ---- predicates
