@@ -374,9 +374,17 @@ let the node fetch it.""",
         "the run has two histories",
         74,
         """\
-The organiser's node had lost the run's state and founded the run again while no other member
-could be asked. Both histories have the same run id and the organiser's signature, and they
-never meet: members of each ignore those of the other. Nothing of either is lost.
+Two logs of the run are certified, and each has rounds that the other has not. Members of each
+ignore those of the other, and both go on. The message says which is the first entry that
+differs, its name in either log, and how far each has come. It comes of
+
+* a run that was founded twice: the organiser's node had lost the run's state and founded it
+  again while no other member could be asked;
+* a home that was put back from an old copy in which few enough were members to decide without
+  the others, who were away; or homes that were copied to other machines and went on there;
+* a member that `atoll recertify` had given up for lost, and that decided on elsewhere.
+
+Nothing of either is lost:
 
     atoll export RUN DIR        on a member of each: keep both models
 

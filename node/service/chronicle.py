@@ -14,7 +14,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.layout import MAX_FRAGMENTS
 from ..session import documents
 from ..session import events as ev
-from .troubles import doubled_here, founded_twice, removed_here
+from .troubles import doubled_here, other_histories, removed_here
 from .waiting import document_of, explained
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class Chronicle:
                     fault=event.fault,
                 )
             case ev.AnotherHistory():
-                if (twice := founded_twice(run.foreign)) is not None:
+                if (twice := other_histories(run.foreign, run.splits)) is not None:
                     run.troubles.tell(twice)
             case ev.Doubled():
                 run.troubles.tell(doubled_here())

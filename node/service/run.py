@@ -220,6 +220,12 @@ class RunService:
         """Peers that are on another history of this run."""
         return self.session.membership.foreign if self.session is not None else set()
 
+    @property
+    def splits(self) -> dict[PeerId, ev.HistorySplit]:
+        """Where the logs of those part from ours that begin as ours."""
+        sessions = self.whole.sessions if self.whole is not None else []
+        return {peer: split for each in sessions for peer, split in each.histories.splits.items()}
+
     def take_proof(self, evidence: bytes) -> None:
         """This node has found evidence against a peer."""
         self.banning.take_proof(self.node.identity.peer, evidence)

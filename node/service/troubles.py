@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import trio
@@ -22,6 +22,7 @@ from ...collectives.errors import (
 )
 from ...collectives.identifiers import PeerId
 from ..home.refusals import refused
+from ..session.events import HistorySplit
 
 log = logging.getLogger("atoll")
 HISTORY = 8
@@ -78,20 +79,33 @@ class Troubles:
         return list(self._past)
 
 
-def founded_twice(foreign: Collection[PeerId]) -> StateError | None:
-    """These peers are on another history of a run: a trouble for as long as it is so."""
+def other_histories(
+    foreign: Collection[PeerId], splits: Mapping[PeerId, HistorySplit]
+) -> StateError | None:
+    """These peers are on another history of a run: a trouble for as long as it is so. ``splits``:
+    where the logs of those part that begin as ours.
+    """
     if not foreign:
         return None
     who = (
         f"{', '.join(peer[-8:] for peer in sorted(foreign))} {'is' if len(foreign) == 1 else 'are'}"
     )
+    found = next((splits[peer] for peer in sorted(foreign) if peer in splits), None)
+    what = "it was founded twice"
+    why = "The organiser's node had lost the run's state and founded it again."
+    if found is not None:
+        what = (
+            f"entry {found.round} is {found.mine.hex()[:12]} here and {found.theirs.hex()[:12]} "
+            f"there (newest: {found.my_newest} here, {found.their_newest} there)"
+        )
+        why = (
+            "A home was put back from an old copy, or copied, and decided again what it did not "
+            "know to be decided; or a member that `atoll recertify` gave up voted on."
+        )
     return StateError(
-        f"{who} on another history of this run; it was founded twice",
+        f"{who} on another history of this run; {what}",
         code="E305",
-        why=(
-            "The organiser's node had lost the run's state and founded it again. The two never "
-            "meet: each trains without the other."
-        ),
+        why=f"{why} The two never meet: each trains without the other.",
         hint=(
             "Choose one. On every machine of the other: atoll down, move the run's folder "
             "away, atoll up, join again."

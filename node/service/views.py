@@ -19,7 +19,7 @@ from ..run.quorum import quorum_of
 from ..secure.bound import bound_at
 from ..secure.rounds import SecureRounds
 from .chronicle import SEEKING
-from .troubles import described, founded_twice
+from .troubles import described, other_histories
 from .waiting import document_of, explained
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ def status_of(run: RunService) -> dict[str, Any]:
     fetching = session is not None and session.phase == "fetching"
     last = next((row for row in reversed(run.chronicle.rounds) if row["contributors"]), None)
     unsaved = next((files.unsaved for files in run.files.values() if files.unsaved), None)
-    trouble = run.error or run.troubles.current or unsaved or founded_twice(run.foreign)
+    trouble = (
+        run.error or run.troubles.current or unsaved or other_histories(run.foreign, run.splits)
+    )
     return {
         "run_id": run.run_id,
         "name": run.manifest.name if run.manifest else "",

@@ -33,7 +33,8 @@ waiting         what a member waits for, and when it says so
 equivocation    who votes for two values of one ballot: the proof
 budgets         what one peer may ask of this node
 admission       who may contribute, and who may become a member
-peer_selection  whom to ask; who is on another history of the run
+peer_selection  whom to ask
+histories       who is on another history of the run, and where it parts from ours
 beginning       the genesis; a state brought to the end of the log; whose model it is
 tallies         what the log says of the data, for scripts
 session         Session: all of it tied together

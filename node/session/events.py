@@ -218,12 +218,26 @@ class Equivocated:
 
 
 @dataclass(frozen=True, slots=True)
+class HistorySplit:
+    """Where two certified logs of one run part: the first entry that differs, its hash in ours and
+    in theirs, and the newest entry of each as far as they were known when it was found.
+    """
+
+    round: int
+    mine: bytes
+    theirs: bytes
+    my_newest: int
+    their_newest: int
+
+
+@dataclass(frozen=True, slots=True)
 class AnotherHistory:
-    """A peer's log begins with another genesis that the organiser signed: the run was founded
-    twice. Told once a peer.
+    """A peer's log is another certified one. It begins with another genesis that the organiser
+    signed, so the run was founded twice, or parts from ours at ``split``. Told once a peer.
     """
 
     peer: PeerId
+    split: HistorySplit | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,4 @@
-"""Whom a session asks: for the log while there is none, for admission, and whether they are on this
-history of the run at all.
-
-Only the organiser can found a run. One that lost its state and founds it again makes a second
-history that no vote joins with the first: so it asks whoever is not in its configuration for the
-first entry. A genesis that it signed itself and that is not this one is the proof; each side then
-tells its own, and neither counts on the other any more.
-"""
+"""Whom a session asks: for the log while there is none, and for admission."""
 
 from __future__ import annotations
 
@@ -15,14 +8,12 @@ from typing import TYPE_CHECKING
 from ...collectives import messages as m
 from ...collectives.group import Config
 from ...collectives.identifiers import PeerId
-from ...collectives.round import RoundMachine, check_genesis
-from . import events as ev
+from ...collectives.round import RoundMachine
 from .admission import Admission
 
 if TYPE_CHECKING:
     from .session import Session
 
-COMPARE_S = 5.0  # a stranger that has not said how its log begins is asked again after this long
 ASKED_AT_ONCE = 3
 CONVENERS_ASKED = 3
 """To let this member into a large configuration: of the first ballots, and of the next rounds."""
@@ -43,8 +34,6 @@ class PeerSelection:
         self._counted = dict[PeerId, int]()  # its members' incarnations
         self._logless: set[PeerId] = set()  # they ask for the beginning of the log
         self._lacking: dict[PeerId, int] = {}  # they ask for a state after this entry or later
-        self._same: set[PeerId] = set()  # known to be on this history
-        self._compared: dict[PeerId, float] = {}  # strangers: when they were asked last
 
     def targets(self, now: float) -> list[PeerId]:
         """Peers worth asking, the likeliest first."""
@@ -89,8 +78,8 @@ class PeerSelection:
 
     def knock(self, now: float, targets: Callable[[], Sequence[PeerId]]) -> None:
         """Ask for the log while there is none, or nobody is heard of those who would have the rest
-        of it; for admission while this member is not in the configuration; strangers for their
-        history. ``targets``: see `targets`, which is asked where that is needed."""
+        of it; for admission while this member is not in the configuration. ``targets``: see
+        `targets`, which is asked where that is needed."""
         session = self.session
         machine = session.machine
         if session.left:
@@ -113,8 +102,6 @@ class PeerSelection:
         ):
             for peer in self._doorkeepers(machine):
                 session.actions.tell(peer, machine.round, m.Join())
-        if session.me == session.organiser:
-            self._compare(now, targets())
 
     def _doorkeepers(self, machine: RoundMachine) -> list[PeerId]:
         """Who is asked to let this member in: all of a small configuration. Of a large one those
@@ -190,7 +177,12 @@ class PeerSelection:
 
     # ---- who has what
     def note(self, peer: PeerId, envelope: m.Envelope) -> None:
-        """What a message of the main log tells of what its sender lacks."""
+        """What a message of the main log tells of its sender: as which life it speaks, and what it
+        lacks.
+        """
+        if self.session.in_config(peer):
+            self._lives[peer] = max(envelope.incarnation, self._lives.get(peer, 0))
+            self._speaking[peer] = envelope.incarnation
         match envelope.body:
             case m.Fetch() if envelope.round == 0 and len(self._logless) < MOST_NOTED:
                 self._logless.add(peer)
@@ -216,63 +208,3 @@ class PeerSelection:
         inside = [record.peer for record in session.membership.records() if record.round > 0]
         found = dict.fromkeys([session.organiser, *inside, *self.targets(now)])
         return [peer for peer in found if peer != session.me and peer not in self._logless]
-
-    # ---- histories
-    def _compare(self, now: float, targets: Sequence[PeerId]) -> None:
-        strangers = [
-            peer for peer in targets if peer not in self._same and not self.session.in_config(peer)
-        ]
-        self._compared = {
-            peer: at
-            for peer in strangers
-            if now - (at := self._compared.get(peer, -1e9)) < COMPARE_S
-        }
-        for peer in [peer for peer in strangers if peer not in self._compared][:ASKED_AT_ONCE]:
-            self._compared[peer] = now
-            self.session.actions.tell(peer, 0, m.Fetch())
-
-    def ignores(self, peer: PeerId, envelope: m.Envelope) -> bool:
-        """Whether a message of the main log comes from another history, or proves that its sender
-        is on one. Raises RemoteProtocolError.
-        """
-        session, body = self.session, envelope.body
-        machine, foreign = session.machine, session.membership.foreign
-        if machine is None:
-            return False
-        if session.in_config(peer):
-            self._lives[peer] = max(envelope.incarnation, self._lives.get(peer, 0))
-            self._speaking[peer] = envelope.incarnation
-        if isinstance(body, m.Catch) and body.entries and body.entries[0].entry.round == 0:
-            theirs, genesis = body.entries[0], machine.journal.entries[0]
-            if theirs.entry.hash() == genesis.entry.hash():
-                foreign.discard(peer)
-                self._same.add(peer)
-            elif peer not in foreign:
-                check_genesis(
-                    theirs,
-                    run=session.run,
-                    organiser=session.organiser,
-                    verify=session.ports.verify,
-                    peer=peer,
-                )
-                foreign.add(peer)
-                self._tell(peer)
-                session.ports.emit(ev.AnotherHistory(peer))
-        elif peer in foreign and isinstance(body, m.Fetch):
-            if envelope.round:
-                self._tell(peer)
-            else:  # it may have nothing by now, and come to us
-                foreign.discard(peer)
-        return peer in foreign
-
-    def _tell(self, peer: PeerId) -> None:
-        """How our history begins."""
-        machine = self.session.machine
-        assert machine is not None
-        self.session.actions.tell(
-            peer,
-            0,
-            m.Catch(
-                (machine.journal.entries[0],), machine.round, self.session.actions.results_from()
-            ),
-        )

@@ -56,6 +56,7 @@ from .beginning import check_model, make_genesis, replay
 from .budgets import PeerUsage
 from .contribution_queue import ContributionQueue
 from .distances import Distances
+from .histories import Histories
 from .installing import Installing
 from .naming import is_operation, shape_of
 from .operations import Operations
@@ -183,6 +184,7 @@ class Session:
         self._asked_at = self._ticked_at = -1e9
         self._now = now
         self.installing = Installing(self)
+        self.histories = Histories(self)
         self.recertifying = Recertifying(self, self.others)
         self.waits = Waits(self, self.others, self.recertifying, now)
         if (settings.secure or settings.btard) is not None and (pre_round is None or log):
@@ -630,7 +632,7 @@ class Session:
             return  # another process may vote under this key: this one takes no part
         if envelope.log != self.log:
             self.operations.on_message(now, peer, envelope)
-        elif self.others.ignores(peer, envelope) or self.admission.bars(now, peer, envelope):
+        elif self.histories.ignores(peer, envelope) or self.admission.bars(now, peer, envelope):
             pass
         elif isinstance(body, m.AskState):
             self.serving.on_ask_state(now, peer, body)
@@ -740,6 +742,8 @@ class Session:
             if knocks:
                 self._asked_at = now
                 self.others.knock(now, lambda: targets or self.others.targets(now))
+                if self.machine and not self.left:
+                    self.histories.compare(now, lambda: targets or self.others.targets(now))
         self._drain(now)
 
     def _stand_aside(self, now: float) -> None:

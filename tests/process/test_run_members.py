@@ -8,19 +8,20 @@ import os
 import platform
 import queue
 import random
+import re
 import shutil
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import trio
-from bad_input_kit import LAYOUT, NUMEL, Run, atoll, ended, new_run, odd, one_round, soon
+from bad_input_kit import LAYOUT, NUMEL, Member, Run, atoll, ended, new_run, odd, one_round, soon
 
 from atoll.collectives import messages as m
 from atoll.collectives.engine import EngineThread
@@ -471,6 +472,54 @@ def test_a_run_that_was_founded_twice_says_so_at_both_nodes(tmp_path: Path) -> N
             assert member.log().count(told) == 1
         one_round(a)  # alone it was before, and is now
         assert a.state()["trouble"]["code"] == "E305"
+
+
+@contextmanager
+def killed(*members: Member) -> Iterator[None]:
+    """Their nodes die at the end, and do not leave."""
+    try:
+        yield
+    finally:
+        for member in members:
+            os.kill(member.pid, signal.SIGKILL)
+            member.swarm.close()
+
+
+@pytest.mark.slow
+def test_an_old_copy_of_a_home_that_decides_alone_is_named_at_both_nodes(tmp_path: Path) -> None:
+    """The copy is from before anybody else was let in, and nobody else is there when it starts. Its
+    owner gives its history up as the message says.
+    """
+    run = new_run(tmp_path)
+    paths = find_paths(run.home)
+    with ended(a := run.organiser()):
+        one_round(a)
+    shutil.copytree(paths.state_dir, tmp_path / "copy")
+    a, b, c = run.organiser(), run.member("b"), run.member("c")
+    with killed(a, b, c):
+        one_round(a, b, c)
+        one_round(a, b, c)
+    shutil.rmtree(paths.state_dir)
+    shutil.copytree(tmp_path / "copy", paths.state_dir)
+    with killed(a := run.organiser()):
+        one_round(a)
+        with killed(b := run.member("b"), c := run.member("c")):
+            for member in (a, b, c):
+                soon(lambda m=member: "E305" in m.codes(), "all have heard of it")
+            mine, theirs = (
+                re.findall(
+                    r"entry (\d+) is (\w+) here and (\w+) there",
+                    member.state()["trouble"]["message"],
+                )
+                for member in (a, b)
+            )
+            assert mine == [(at, here, there) for at, there, here in theirs] != []
+            one_round(b, c)  # two of three are a quorum
+    shutil.rmtree(paths.state_dir / "runs")
+    save_run(paths, run.signed)
+    with ended(b := run.member("b")), ended(c := run.member("c")), ended(a := run.organiser()):
+        one_round(a, b, c)
+        assert a.state()["trouble"] is None
 
 
 @pytest.mark.slow

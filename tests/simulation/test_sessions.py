@@ -136,6 +136,78 @@ def test_a_run_that_was_founded_twice_says_so_on_both_sides_and_each_goes_its_wa
     table.end()
 
 
+def test_a_copy_that_decides_alone_makes_a_second_history_that_both_sides_name() -> None:
+    """Its configuration was itself alone, so nobody else is asked; the others are two of three, and
+    go on, too.
+    """
+    table = Table(3)
+    first, second, third = table.peers
+    table.found()
+    together(table, [first], "alone")
+    copy = first.storage.copy()
+    for peer in (second, third):
+        peer.start().attach()
+    table.until(lambda: second.inside and third.inside)
+    together(table, table.peers, "all")
+    for peer in table.peers:
+        peer.kill()
+    first.storage = copy
+    first.start().attach()
+    table.until(lambda: first.inside)
+    together(table, [first], "again")
+    parted = first.session.completed
+    for peer in (second, third):
+        peer.start().attach()
+    table.until(lambda: len(first.session.histories.splits) == 2)
+    table.until(lambda: all(peer.session.histories.splits for peer in (second, third)))
+    for peer in (second, third):
+        [split] = peer.session.histories.splits.values()
+        mine = first.session.histories.splits[peer.name]
+        assert (split.mine, split.theirs) == (mine.theirs, mine.mine)
+        assert split.round == mine.round
+        assert first.machine.journal.entries[split.round].entry.hash() == split.theirs
+        before = first.machine.journal.entries[split.round - 1].entry
+        assert peer.machine.journal.entries[split.round - 1].entry == before
+    together(table, [second, third], "theirs")
+    together(table, [first], "mine")
+    assert first.session.completed == parted + 1
+    for peer in table.peers:
+        assert not [event for event in peer.heard if isinstance(event, ev.PeerMisbehaved)]
+    first.kill()
+    first.storage = MemoryStorage(table.place.settings.outer, 8)  # its owner gives that one up
+    first.start().attach()
+    table.until(lambda: first.inside and "p0" in second.session.config_peers())
+    assert not second.session.membership.foreign
+    assert not second.session.histories.splits
+    together(table, table.peers, "one again")
+    table.end()
+
+
+def test_homes_that_were_copied_and_went_on_as_two_swarms_name_each_other() -> None:
+    """Two of three each time, with the same number of entries: nobody is ahead of anybody."""
+    table = Table(3)
+    members = first, second, third = table.peers
+    table.found()
+    for peer in members[1:]:
+        peer.start().attach()
+    table.until(lambda: all(peer.inside for peer in members))
+    together(table, members, "all")
+    copies = [peer.storage.copy() for peer in members]
+    third.kill()
+    together(table, [first, second], "these")
+    for peer in (first, second):
+        peer.kill()
+    second.storage, third.storage = copies[1], copies[2]
+    for peer in (second, third):
+        peer.start().attach()
+    together(table, [second, third], "those")
+    assert second.machine.round == len(first.storage.journal().entries)
+    first.start().attach()
+    table.until(lambda: bool(first.session.histories.splits))
+    table.until(lambda: all("p0" in peer.session.histories.splits for peer in (second, third)))
+    table.end()
+
+
 def test_an_organiser_that_lost_its_disk_gives_its_earlier_life_up_and_goes_on() -> None:
     """It is not counted on before. It has the state again from one that kept it, and nobody else
     can know that its earlier life never votes again.

@@ -28,7 +28,7 @@ class Run:
         self.node = SimpleNamespace(publish=self.told.append, identity=SimpleNamespace(peer=ME))
         self.troubles = Troubles(self.run_id, self.told.append)
         self.whole: Any = None
-        self.foreign = {OTHER}
+        self.foreign, self.splits = {OTHER}, dict[PeerId, ev.HistorySplit]()
         self.failed, self.proofs = list[BaseException](), list[bytes]()
         self.reach = {"there": 2, "needed": 2}
 
@@ -111,10 +111,16 @@ def test_a_round_is_kept_with_its_state_root_and_ends_a_trouble() -> None:
         chronicle.note(0, ev.AnotherHistory(OTHER))
         assert run.troubles.current is not None
         assert run.troubles.current.code == "E305"
+        assert "founded twice" in run.troubles.current.message
+        run.splits[OTHER] = ev.HistorySplit(7, b"\1" * 32, b"\2" * 32, 9, 20)
+        chronicle.note(0, ev.AnotherHistory(OTHER, run.splits[OTHER]))
+        assert run.troubles.current.message.endswith(
+            "entry 7 is 010101010101 here and 020202020202 there (newest: 9 here, 20 there)"
+        )
         chronicle.note(0, committed(1, (Part(ME, 0, 3), Part(OTHER, 3, 4)), Share(ME, 5)))
         assert run.troubles.current is None
         chronicle.note(0, committed(2))  # an entry that at most changes who is a member
-        assert [told["event"] for told in run.told[1:]] == ["round.committed", "entry.committed"]
+        assert [told["event"] for told in run.told[2:]] == ["round.committed", "entry.committed"]
         first = chronicle.rounds[0]
         assert (first["contributors"], first["parts"], first["bytes_sent"]) == (
             {ME: 5},
