@@ -111,7 +111,7 @@ carry the time: members refuse this machine's.
     ),
     "V06": VerdictPage(
         "disk-refuses",
-        "this machine's disk does not take what must be written",
+        "this machine's disk refuses what must be written, or has lost it",
         """\
 A journal, a vote or a checkpoint could not be written, or a file is damaged. Rounds go on where
 they can, without this machine's vote.
@@ -516,6 +516,9 @@ class Verdicts:
                 self._finished = event["state"] == "finished"
                 self._trains = event["state"] == "training"
                 self._waits = f"waits for {event['what']}"
+                if event["state"] == "no quorum":
+                    self._edge = 0
+                    self._withdraw("V07", "", at)  # the loss has come, and stops the run
                 if event["state"] == "doubled":
                     self._trouble("V08", at, "another process has this node's key")
             case "peer.path":

@@ -63,7 +63,9 @@ def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]
             ),
             hint=(
                 "Start a node that has the state, or restore this node's folder of the run from a "
-                "backup; wait until `atoll status` shows a round."
+                "backup; wait until `atoll status` shows a round. If nobody has it any more, a new "
+                "run goes on from the newest checkpoint of any member: atoll export RUN DIR there, "
+                "then atoll new --from DIR --name NAME"
             ),
         )
     lives = [session.recertifying.lives(peers) for session in sessions]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 QUIET_ROUNDS = 3.0  # no commit for so many times as long as the last round took is silence
 ALL_SEEK_IT = "every member that would have it seeks it, too"
 RESTORED = (
-    "a member's folder is put back from a backup; if there is none, a new run begins from a model"
-    " that was exported"
+    "a member's folder is put back from a backup; if there is none, a new run begins from the"
+    " newest checkpoint: atoll export RUN DIR, then atoll new --from DIR --name NAME"
 )
 LARGE_LOOK_S = 1.0  # between two looks at a large run
 QUIET_S = 5.0  # and for at least so long

@@ -222,6 +222,19 @@ def test_each_cause_is_told_in_time_once_and_withdrawn(
     assert play(usual, 200) == []
 
 
+def test_a_run_that_has_no_quorum_is_not_said_to_be_one_loss_away_from_it() -> None:
+    run, verdicts = Run(7), Verdicts()
+    for _ in range(5):
+        for event in edge(run):
+            verdicts.take(event)
+    assert set(verdicts.standing) == {("V07", "")}
+    waits = run.event("run.waiting", state="no quorum", what="4 of 7 members", of=[])
+    assert [(change.raised, change.verdict.code) for change in verdicts.take(waits)] == [
+        (False, "V07")
+    ]
+    assert verdicts.standing == {}
+
+
 def test_the_slowest_member_is_named() -> None:
     run, verdicts = Run(1), Verdicts()
     for _ in range(100):
