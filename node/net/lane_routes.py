@@ -151,7 +151,9 @@ class LaneRoutes:
         return None
 
     def may_need_punching(self, theirs: tuple[str, ...]) -> bool:
-        """Whether neither of us has a public address."""
+        """Whether neither of us has a public address: then nobody waits for a dial to fail. (A
+        public one may be behind a firewall, which shows only by that.)
+        """
         return not has_public(theirs) and not has_public(self.addresses())
 
     async def drive(
@@ -174,6 +176,8 @@ class LaneRoutes:
             made = made or await attempt.punch()
             if made is None and (attempt.spot is None or has_public(self.addresses())):
                 made = await attempt.reverse()
+            if made is None and attempt.spot is None:
+                made = await attempt.punch_after_all()
             if made is None and relay:
                 made = await attempt.relay(self._run_of(talk.peer))
         finally:
@@ -258,6 +262,14 @@ class _Drive:
         if sock is None:
             self.tried.append("ours does not answer either")
         return Made(sock, path_of(sock)) if sock is not None else None
+
+    async def punch_after_all(self) -> Made | None:
+        """One of us has a public address, which does not answer: it is behind a firewall."""
+        observers = self._routes.helpers.observers(self._talk.peer)
+        self.spot = self._routes.spot() if observers else None
+        if self.spot is not None:
+            await self.spot.observe(observers)
+        return await self.punch()
 
     async def punch(self) -> Made | None:
         """Both dial half a round trip after our message: then the dials leave together."""
@@ -384,6 +396,8 @@ class Follower:
                 await self._talk.say(Dialled(self._made is not None))
             elif isinstance(message, Meet):
                 await self._observed.wait()
+                if self._spot is None:
+                    await self._look()
                 self._theirs = message.candidates
                 known = self._spot.candidates if self._spot is not None else ()
                 await self._talk.say(
@@ -438,16 +452,17 @@ class Follower:
     async def _observe(self) -> None:
         """Before we are asked: in the time that the driver's dial takes."""
         try:
-            observers = (
-                self._routes.helpers.observers(self._talk.peer)
-                if self._routes.may_need_punching(self._offered)
-                else []
-            )
-            self._spot = self._routes.spot() if observers else None
-            if self._spot is not None:
-                await self._spot.observe(observers)
+            if self._routes.may_need_punching(self._offered):
+                await self._look()
         finally:
             self._observed.set()
+
+    async def _look(self) -> None:
+        """Learn how a port of ours is seen."""
+        observers = self._routes.helpers.observers(self._talk.peer)
+        self._spot = self._routes.spot() if observers else None
+        if self._spot is not None:
+            await self._spot.observe(observers)
 
     async def _punch(self) -> Made | None:
         if self._spot is None or not self._theirs:

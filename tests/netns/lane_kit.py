@@ -95,7 +95,8 @@ class Pair:
     """A laboratory with two public hosts (peers 0 and 1) and peers behind routers of these kinds (2
     and 3); a context manager.
 
-    ``ends``: between which peers lanes are made, and which of them sends.
+    ``ends``: between which peers lanes are made, and which of them sends. ``lans``: of houses that
+    have public addresses behind a firewall.
     """
 
     def __init__(
@@ -107,13 +108,17 @@ class Pair:
         rtt_ms: float = 0.0,
         mbit: float | None = None,
         loss: float = 0.0,
+        lans: tuple[str, str] = ("", ""),
     ) -> None:
         self.lab = Lab(4, internet=True, rtt_ms=rtt_ms, mbit=mbit, loss=loss)
         self.peers: list[Peer] = []
         self.ends: tuple[int, int] = (2, 3)
         self._line: Line | None = None
         try:
-            self.homes = [Router(self.lab.hosts[2], a), Router(self.lab.hosts[3], b)]
+            self.homes = [
+                Router(host, kind, lan=lan, translates=not lan)
+                for host, kind, lan in zip(self.lab.hosts[2:], (a, b), lans, strict=True)
+            ]
             self._start(folder)
         except BaseException:
             self.close()

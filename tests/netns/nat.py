@@ -83,11 +83,11 @@ _SHIFT = """oifname "eth0" meta l4proto tcp snat to {wan} : tcp sport ^ {shift}
   oifname "eth0" meta l4proto udp snat to {wan} : udp sport ^ {shift}"""
 
 
-def rules(kind: Kind, wan: str) -> str:
+def rules(kind: Kind, wan: str, *, translates: bool = True) -> str:
     """What nft makes a router of this kind from. Who is not let in is dropped: answering at all
     spoils simultaneous opens.
     """
-    plain = 'oifname "eth0" masquerade'
+    plain = 'oifname "eth0" masquerade' if translates else ""
     post = {
         "port-shifting": f"{_SHIFT.format(wan=wan, shift=SHIFT)}\n  {plain}",
         "symmetric": f"{plain} fully-random",
@@ -129,11 +129,20 @@ class Router:
     """
 
     def __init__(
-        self, host: Host, kind: Kind, behind: int = 1, *, lan: str = "", isolated: bool = False
+        self,
+        host: Host,
+        kind: Kind,
+        behind: int = 1,
+        *,
+        lan: str = "",
+        isolated: bool = False,
+        translates: bool = True,
     ) -> None:
         """``lan``: the first three numbers of the house's addresses (default 192.168.N);
-        ``isolated``: its hosts do not see each other.
+        ``isolated``: its hosts do not see each other; without ``translates`` the house has these
+        addresses on the internet, too, and the router is a firewall.
         """
+        self.translates = translates
         self.host, self.kind = host, kind
         self.address = host.address
         self.lan = lan or f"192.168.{host.index + 1}"
@@ -153,7 +162,7 @@ class Router:
         self.kind = kind
         run(
             self.host.command(["nft", "-f", "-"]),
-            "flush ruleset\n" + rules(kind, self.host.address),
+            "flush ruleset\n" + rules(kind, self.host.address, translates=self.translates),
         )
 
     def open6(self, port: int) -> None:
@@ -203,6 +212,8 @@ class Router:
         if lab.internet:
             own.append(f"addr add {self.prefix6}::1/64 dev lan nodad")
             configure(lab.hub, [f"route add {self.prefix6}::/64 via {self.host.prefix6}::2"])
+        if not self.translates:
+            configure(lab.hub, [f"route add {self.lan}.0/24 via {self.address}"])
         configure(mine, own)
         for inner in self.hosts:
             lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from netns.lane_kit import Pair
@@ -46,6 +47,15 @@ def test_a_pair_of_routers_is_punched_through(pair: Pair, a: Kind, b: Kind) -> N
 def test_so_are_others(pair: Pair, a: Kind, b: Kind) -> None:
     pair.become(a, b)
     assert paths(pair, 2, 2) == ["punched"] * 4
+
+
+@pytest.mark.parametrize("lans", [("11.1.1", "11.1.2"), ("11.1.1", ""), ("", "11.1.2")])
+def test_public_addresses_behind_firewalls_are_punched_through(
+    tmp_path: Path, lans: tuple[str, str]
+) -> None:
+    """They look as if they could be dialled."""
+    with Pair(tmp_path, "port-restricted", "port-restricted", rtt_ms=20, lans=lans) as pair:
+        assert paths(pair, 1, 2) == ["punched"] * 2
 
 
 @pytest.mark.parametrize("b", ["symmetric", "port-restricted"])

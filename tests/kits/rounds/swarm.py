@@ -407,6 +407,11 @@ class SimSwarm:
             disk.copied or self.twins.mute(disk.peer) or disk.peer in self.liars
         ):
             raise Violation("old copies", f"{disk.peer} takes its own home for an old copy")
+        if isinstance(event, Renewed) and not self.twins.mute(disk.peer):
+            # it says itself that its earlier lives never vote again
+            disk.checker.retired.update(
+                Member(disk.peer, life) for life in range(event.incarnation)
+            )
         if isinstance(event, PeerMisbehaved | Equivocated):
             self._accused(disk.peer, event)
         if isinstance(event, PeerMisbehaved) and not self.liars & {event.peer, disk.peer}:
