@@ -221,6 +221,49 @@ def test_what_an_earlier_life_did_not_force_is_forced(
     assert disk.forced == ["00", "01", "00"]
 
 
+class Ordered(RealMedium):
+    """Says in which order it writes and forces."""
+
+    def __init__(self) -> None:
+        self.calls = list[tuple[str, str]]()
+
+    def write(self, file: int, data: bytes | memoryview, at: int) -> None:
+        super().write(file, data, at)
+        self.calls.append(("write", Path(os.readlink(f"/proc/self/fd/{file}")).name))
+
+    def sync(self, file: int) -> None:
+        super().sync(file)
+        self.calls.append(("sync", Path(os.readlink(f"/proc/self/fd/{file}")).name))
+
+    def sync_folder(self, folder: Path) -> None:
+        super().sync_folder(folder)
+        self.calls.append(("folder", folder.name))
+
+
+@pytest.mark.parametrize("received", [True, False])
+def test_a_result_is_on_the_medium_with_its_name_before_anybody_votes_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, received: bool
+) -> None:
+    """Nothing is written to it afterwards; the name of a file that is known there is not forced
+    again.
+    """
+    disk = Ordered()
+    monkeypatch.setattr(results, "REAL", disk)
+    files = ResultFiles(tmp_path / "results")
+    for round_ in (1, 2):
+        data = files.allocate(8) if received else memoryview(bytearray(8))
+        data[:] = round_.to_bytes(8, "big")
+        files.keep(f"r{round_}", round_, data, forced=True)
+        name = f"{round_ - 1:02d}"
+        of_it = [call for call, file in disk.calls if file == name]
+        assert of_it[-1] == "sync"
+        assert of_it.count("sync") == 1
+        assert disk.calls[-1] == ("folder", "results")
+        disk.calls.clear()
+    files.keep("r2", 2, data, forced=True)
+    assert disk.calls == []
+
+
 def test_a_buffer_in_use_is_not_given_away(tmp_path: Path) -> None:
     files = ResultFiles(tmp_path)
     mine = files.allocate(8)
