@@ -174,8 +174,9 @@ class Waits:
             if (how := self._others.other_life(peer, machine)) is not None:
                 what += f"; {peer} {how}"
         way_out = "the organiser runs atoll recertify RUN --without PEER"
-        if machine.lying:  # the organiser's word is no proof there
-            way_out = "atoll export RUN DIR, then atoll new RUN.toml --from DIR"
+        if machine.lying or self.session.organiser in gone:
+            # The organiser's word is no proof there, or nobody is left to give it.
+            way_out = "atoll export RUN DIR, then atoll new --from DIR --name NAME"
         ends = f"enough of them come back as they were; if they never will, {way_out}"
         return "no quorum", what, _names(gone), ends
 

@@ -208,6 +208,26 @@ def test_homes_that_were_copied_and_went_on_as_two_swarms_name_each_other() -> N
     table.end()
 
 
+def test_what_would_end_a_wait_is_offered_to_who_can_do_it() -> None:
+    """A dead organiser recertifies nothing."""
+    table = Table(3)
+    first, second, third = table.all_in()
+    second.kill()
+    third.kill()
+    table.wait(60.0)
+    assert "the organiser runs atoll recertify" in first.session.waits.look(table.world.now).ends
+    for peer in (second, third):
+        peer.start().attach()
+    table.until(lambda: second.inside and third.inside and first.inside)
+    for peer in (first, third):
+        peer.kill()
+    table.wait(60.0)
+    found = second.session.waits.look(table.world.now)
+    assert found.state == "no quorum"
+    assert found.ends.endswith("atoll export RUN DIR, then atoll new --from DIR --name NAME")
+    table.end()
+
+
 def test_an_organiser_that_lost_its_disk_gives_its_earlier_life_up_and_goes_on() -> None:
     """It is not counted on before. It has the state again from one that kept it, and nobody else
     can know that its earlier life never votes again.
