@@ -69,7 +69,7 @@ class ReductionMemory:
     def __init__(self) -> None:
         # The newest last.
         self._mapped: dict[int, tuple[tuple[VectorEncoding, bool], EncodedVector]] = {}
-        self._lock = threading.Lock()  # each thread of the script may call
+        self._lock = threading.RLock()  # any thread may call, and a signal handler within
 
     def contribution(
         self, number: int, fd: int | Descriptor, grid: VectorEncoding

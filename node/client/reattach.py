@@ -10,6 +10,7 @@ from ...collectives.errors import AtollError, ConfigError, NetworkError, SwarmCl
 from ...collectives.identifiers import RunId
 from ...collectives.layout import Layout, cut
 from ..control import protocol as p
+from ..control.beside import Beside
 from .beginning import beginning
 from .find import Dial, GiveUp
 from .link import NOT_RUNNING, Link
@@ -127,7 +128,7 @@ class Reattach:
         self._attempt = attempt
         self._failed = failed
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="atoll-reattach", daemon=True)
+        self._thread = Beside(self._run)
 
     def start(self) -> None:
         """Begin. Whoever makes it keeps it first: an exception leaves none that nobody can stop."""
@@ -136,13 +137,12 @@ class Reattach:
     @property
     def running(self) -> bool:
         """Whether it tries still."""
-        return self._thread.is_alive()
+        return self._thread.running
 
     def stop(self) -> None:
         """End it and wait for its end (it looks several times a second)."""
         self._stop.set()
-        if self.running:
-            self._thread.join()
+        self._thread.join()
 
     def _run(self) -> None:
         delay_s = FIRST_DELAY_S

@@ -32,7 +32,8 @@ from weakref import ReferenceType
 
 from ...collectives.errors import VersionMismatchError
 from ..control import protocol as p
-from ..control.shared_memory import FLOAT_BYTES, WritableFloats, beside
+from ..control.beside import beside
+from ..control.shared_memory import FLOAT_BYTES, WritableFloats
 from .link import Link, PendingAnswer
 
 if TYPE_CHECKING:

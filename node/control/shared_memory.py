@@ -35,6 +35,7 @@ from blake3 import blake3
 
 from ...collectives.errors import LocalProtocolError, OutOfDateError, StorageError
 from ..home.refusals import advice
+from .beside import beside
 from .descriptors import Descriptor, let_go, number_of
 
 if TYPE_CHECKING:
@@ -302,19 +303,6 @@ def _madvise() -> Callable[[int, int, int], int]:
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     return madvise
-
-
-def beside(work: Callable[[], None]) -> threading.Thread | None:
-    """Have ``work`` done by a thread of its own, which no process waits for at its end; by the
-    caller (None) where there is none to be had.
-    """
-    thread = threading.Thread(target=work, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no more threads, or the interpreter ends
-        work()
-        return None
-    return thread
 
 
 def lent(memory: mmap.mmap, start: int, stop: int) -> tuple[Tensor, ReferenceType[Any]]:

@@ -560,23 +560,25 @@ def test_close_while_the_node_is_sought(node: Node, swarm: RunSwarm) -> None:
     node.stop()
     with pytest.raises(SwarmClosedError):
         swarm.anchor()
+    seeking = swarm._reattach
+    assert seeking is not None
+    assert seeking.running
     swarm.close()
-    assert [
-        thread.name for thread in threading.enumerate() if thread.name == "atoll-reattach"
-    ] == []
+    assert not seeking.running
 
 
 def test_a_loss_seen_while_the_swarm_closes_leaves_no_thread(
     node: Node, swarm: RunSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen, go = threading.Event(), threading.Event()
+    seen, go, made = threading.Event(), threading.Event(), list[Reattach]()
 
     def slowly(
         attempt: Callable[[Callable[[], bool]], None], failed: Callable[[AtollError], None]
     ) -> Reattach:
         seen.set()
         assert go.wait(60)
-        return Reattach(attempt, failed)
+        made.append(Reattach(attempt, failed))
+        return made[-1]
 
     monkeypatch.setattr("atoll.node.client.swarm.Reattach", slowly)
     swarm.open(LAYOUT, fill(0.0)).release()
@@ -590,7 +592,7 @@ def test_a_loss_seen_while_the_swarm_closes_leaves_no_thread(
     go.set()
     other.join(60)
     closing.join(60)
-    assert "atoll-reattach" not in [thread.name for thread in threading.enumerate()]
+    assert [seeking.running for seeking in made] == [False]
 
 
 def test_the_node_says_why_it_ends(node: Node, swarm: RunSwarm) -> None:
