@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import gc
 import itertools
 import json
@@ -52,6 +53,7 @@ LONGEST_S = 6e-3  # until an interrupt, of a call
 LONGEST_JOIN_S = 0.1  # of joining and attaching
 JOINS = 40  # one turn of so many is one of joining
 PATIENCE_S = 60.0
+LONGEST_TURN_S = 600.0
 TURNS_TOLD = 250  # after so many turns descriptors are counted, without a swarm
 RUN = """
 schema = 1
@@ -288,9 +290,9 @@ def alarm(number: int, after_s: float) -> Generator[None]:
     if number == signal.SIGALRM:
         signal.setitimer(signal.ITIMER_REAL, after_s)
     timer = threading.Timer(after_s, os.kill, (os.getpid(), number))
-    if number != signal.SIGALRM:
-        timer.start()
     try:
+        if number != signal.SIGALRM:
+            timer.start()
         yield
     finally:
         while True:
@@ -399,6 +401,7 @@ def kept(path: Path | None) -> Played:
 def play(script: Script, interrupts: int, seed: int, played: Played, keep: Path | None) -> None:
     """Until so many interrupts came. A turn's draws follow from its number."""
     while played.came < interrupts:
+        faulthandler.dump_traceback_later(LONGEST_TURN_S, exit=True)  # rather than hang
         rng = random.Random(f"{seed}/{played.turns}")
         joins = rng.random() < 1 / JOINS
         name, call = ("joining", script.joining) if joins else rng.choice([*script.calls.items()])
