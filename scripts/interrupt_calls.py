@@ -116,6 +116,7 @@ class Script:
     def __init__(self, home: Path, seed: int) -> None:
         self.home, self.rng, self.numbers = home, random.Random(seed), itertools.count()
         self.swarm: RunSwarm = self.enter()
+        self.joined: RunSwarm | None = None
         self.tag = f"{os.getpid()} {time.time_ns()}"
         self.calls: dict[str, Callable[[], None]] = {
             name.removeprefix("_call_"): getattr(self, name)
@@ -243,8 +244,7 @@ class Script:
         """The swarm is closed, joined anew, attached to, trained with, and closed."""
         self.swarm.close()
         with join("cut", home=self.home, private=False, progress=lambda *_: None) as swarm:
-            model = torch.nn.Linear(4, 1, bias=False)
-            model.register_parameter("w", torch.nn.Parameter(torch.zeros(4)))
+            self.joined = swarm  # an exception in the end of the block leaves it to the script
             only = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.zeros(4))})
             optimizer = torch.optim.SGD(only.parameters(), lr=0.0)
             sync = attach(only, optimizer, swarm, batch_size=1)
@@ -256,6 +256,9 @@ class Script:
     def mend(self) -> None:
         """The script goes on after an interrupt: there is a swarm, and what is called is right."""
         until = time.monotonic() + PATIENCE_S
+        if self.joined is not None:
+            self.joined.close()
+            self.joined = None
         while True:
             try:
                 if self.swarm._closed:  # pyright: ignore[reportPrivateUsage]
@@ -271,7 +274,7 @@ class Script:
             except SwarmClosedError:
                 time.sleep(0.01)
             except AtollError as error:
-                if "another script" not in error.message and not error.retryable:
+                if "script is attached" not in error.message and not error.retryable:
                     raise
                 gc.collect()  # a swarm that nobody holds
                 time.sleep(0.01)

@@ -651,9 +651,9 @@ class RunSwarm(SeededWork):
         """
         if self._shut or self._owner != os.getpid():
             return
+        atexit.unregister(self._at_exit)  # first: who drops it after an exception is rid of it
         with self._lock:  # a loss that was seen before has its thread, one seen later starts none
             self._closed = True
-        atexit.unregister(self._at_exit)
         self._stop_reattach()
         if (at := self._at) is not None:
             self._flush_report(at)
