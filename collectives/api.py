@@ -58,6 +58,7 @@ from .plain import (
 )
 from .series import NumberedName, series_tag
 from .swarm import MAX_OP_ID, Call, Operating, Outcome, Swarm
+from .target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -292,7 +293,7 @@ def modular_sum(
     """
     import torch
 
-    flat = flat_of(tensor, torch.int64)
+    target = Target(tensor, torch.int64)
     if not 1 <= (bits := whole(bits, "bits")) <= 64:
         raise LocalProtocolError(f"modular_sum of {bits} bits; 1 to 64")
     width = next(width for width in WIDTHS if width >= bits)
@@ -300,14 +301,15 @@ def modular_sum(
     operating = operate(
         swarm,
         call_of(op_id, f"wrap{width}", deadline_s, everyone, tag=f"b{bits}"),
-        words_of(flat.to(narrow)),
+        words_of(target.flat.to(narrow)),
     )
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed":
-            flat.copy_(read_words(operating, 0, narrow, flat.shape))
+            target.check()
+            target.flat.copy_(read_words(operating, 0, narrow, target.flat.shape))
             if bits < 64:
-                flat.bitwise_and_((1 << bits) - 1)
+                target.flat.bitwise_and_((1 << bits) - 1)
         return outcome
 
     return Handle(operating, finish)
@@ -483,7 +485,7 @@ def copy_from(
 ) -> Handle[Outcome]:
     """A broadcast by several roots that hold the same bytes: each sends its part of them."""
     check_swarm(swarm)
-    flat, source = flat_of(tensor), swarm.peer in roots
+    target, source = Target(tensor), swarm.peer in roots
     named = ",".join(texts(roots, "a root is the id of a peer"))
     tag = tag_of(f"{kind_of(tensor)}<{named}")
     operating = operate(
@@ -494,7 +496,8 @@ def copy_from(
 
     def finish(outcome: Outcome) -> Outcome:
         if outcome.status == "committed" and not source:
-            flat.copy_(read_words(operating, 0, flat.dtype, flat.shape))
+            target.check()
+            target.flat.copy_(read_words(operating, 0, tensor.dtype, target.flat.shape))
         if (
             outcome.status == "open"
             and operating.members

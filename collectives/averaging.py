@@ -33,6 +33,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import ceil, log2, prod, sqrt
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,6 +56,7 @@ from .plain import (
 )
 from .series import NumberedName
 from .swarm import Call, Operating, Outcome, Status, Swarm
+from .target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -129,7 +131,7 @@ def average(
             "an average takes no numbered() name: it is several operations",
             hint="name it by swarm.next_number() or the run's round yourself",
         )
-    flat = flat_of(tensor, torch.float32, devices=DEVICES)
+    target = Target(tensor, torch.float32, devices=DEVICES)
     if (
         plan not in ("grid", "pairwise", "gossip")
         or (rounds is not None and plan == "grid")
@@ -161,8 +163,8 @@ def average(
         )
         for step, group in enumerate(groups)
     ]
-    vanished = lost_by(swarm, op_id, flat, codec)
-    return Averaging(swarm, flat, calls, plan, own, weight is None, vanished)
+    vanished = lost_by(swarm, op_id, target.flat, codec)
+    return Averaging(swarm, target, calls, plan, own, weight is None, vanished)
 
 
 def _lines(dims: int | Sequence[int] | None, members: int) -> list[str]:
@@ -205,18 +207,15 @@ class Averaging:
     def __init__(
         self,
         swarm: Swarm,
-        target: Tensor,
+        target: Target,
         calls: Sequence[Call],
         plan: str,
         weight: int,
         plain: bool,
         vanished: float = 0.0,
     ) -> None:
-        self._swarm, self._target, self._value = (
-            swarm,
-            target,
-            flat_of(target.clone(), devices=DEVICES),
-        )
+        self._swarm, self._target = swarm, target
+        self._value = flat_of(target.flat.clone(), devices=DEVICES)
         self._calls, self._plan, self._weight, self._plain = calls, plan, weight, plain
         self._vanished = vanished  # in the first step; the others are of what came of it
         self._steps: list[Outcome] = []
@@ -237,7 +236,8 @@ class Averaging:
                     self._take(operating, operating.wait(0.0))
                 except AtollError:
                     return True  # which `wait` raises
-            self._conclude()
+            with suppress(AtollError):  # which `wait` raises
+                self._conclude()
             return True
 
     def wait(self, timeout_s: float | None = None) -> Averaged:
@@ -261,10 +261,11 @@ class Averaging:
         committed = not self._cancelled and any(
             outcome.status == "committed" for outcome in self._steps
         )
-        if committed and self._value is not self._target:
+        if committed and self._value is not self._target.flat:
+            self._target.check()
             with plainly():
-                self._target.copy_(self._value)
-            self._value = self._target
+                self._target.flat.copy_(self._value)
+            self._value = self._target.flat
         self._dropped = False
         return self._result("committed" if committed else "open")
 

@@ -18,7 +18,6 @@ from .plain import (
     CPU,
     DEVICES,
     check_plain,
-    flat_of,
     kind_of,
     plainly,
     read_words,
@@ -28,6 +27,7 @@ from .plain import (
     words_of,
 )
 from .swarm import CoordinateRule, GramRule, Operating, Reduction
+from .target import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,12 +103,12 @@ def given_of(given: Tensor | Mapping[str, Tensor], op: str) -> Given:
             f"one reduction of {' and '.join(sorted(types))}",
             hint="call it once for floats of 16 and 32 bits, once for float64, once for integers",
         )
-    wide, parts = types.pop(), [flat_of(tensor, devices=DEVICES) for tensor in tensors]
-    if len(parts) == 1 and parts[0].dtype == torch.float32:
-        flat = parts[0]
-        return Given(flat, op, kind, lambda operating: operating.copy_into(flat))
-    with plainly():
-        flat = torch.cat([part.to(getattr(torch, wide)) for part in parts])
+    wide, parts = types.pop(), [Target(tensor, devices=DEVICES) for tensor in tensors]
+    if len(parts) == 1 and parts[0].flat.dtype == torch.float32:
+        flat = parts[0].flat
+    else:
+        with plainly():
+            flat = torch.cat([part.flat.to(getattr(torch, wide)) for part in parts])
     if wide == "float32":
         vector, reducer = flat, op
     else:
@@ -117,12 +117,15 @@ def given_of(given: Tensor | Mapping[str, Tensor], op: str) -> Given:
             raise LocalProtocolError("the tensor holds NaN or infinity")
 
     def take(operating: Operating) -> None:
+        for part in parts:
+            part.check()
         if wide == "float32":
             operating.copy_into(flat)
             values = flat
         else:
             values = read_words(operating, 0, flat.dtype, flat.shape)
-        _put_back(values, parts, op)
+        if flat is not parts[0].flat:
+            _put_back(values, [part.flat for part in parts], op)
 
     return Given(vector, reducer, kind, take)
 

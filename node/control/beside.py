@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from _thread import start_new_thread
 from collections.abc import Callable
 from weakref import ref
@@ -10,7 +10,7 @@ from weakref import ref
 LOOK_S = 0.001
 
 
-class _Held:
+class _Frames:
     """Held by the frames of a thread: it ends with them, whatever ended them."""
 
 
@@ -24,11 +24,11 @@ class Beside:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        self._held: Callable[[], _Held | None] = lambda: None
+        self._held: Callable[[], _Frames | None] = lambda: None
 
     def start(self) -> None:
         """Begin. Raises RuntimeError where the system has no thread left."""
-        held = _Held()
+        held = _Frames()
         self._held = ref(held)
         start_new_thread(_run, (self._work, held))
 
@@ -40,10 +40,10 @@ class Beside:
     def join(self) -> None:
         """Wait for its end."""
         while self.running:
-            time.sleep(LOOK_S)
+            threading.Event().wait(LOOK_S)
 
 
-def _run(work: Callable[[], None], held: _Held) -> None:
+def _run(work: Callable[[], None], held: _Frames) -> None:
     work()
 
 
