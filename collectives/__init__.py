@@ -17,6 +17,7 @@ codec_names    the codecs, and what is known of them without torch
 arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          the Swarm seam: what a training script sees; no implementation
 plain          tensors whose values are their memory: flat, as bytes, as words
+target         where a result goes: a tensor of the caller, as it was when it was given
 awaiting       handles under asyncio and trio, and those that nobody waits for
 given          what a reduction is given, as the vector that travels
 api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states

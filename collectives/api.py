@@ -25,12 +25,13 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 from blake3 import blake3
 
 from .awaiting import awaited, warn_of_dropped
+from .codec_names import CODECS, unknown_codec
 from .errors import AtollError, LocalProtocolError, NotEnoughPeersError, RemoteProtocolError
 from .foreign import WORDS, quoted
 from .given import RULES, Reduction, Rule, check_reduction, given_of
@@ -207,6 +208,7 @@ def enter(swarm: Swarm, *, start_with: int = 1, timeout_s: float | None = None) 
     alone in it for a while, and what it calls then is decided by it alone. Raises
     NotEnoughPeersError after ``timeout_s`` seconds without them, and at once in a swarm of one.
     """
+    check_swarm(swarm)
     if whole(start_with, "start_with") < 1:
         raise LocalProtocolError(f"start_with={start_with}; at least 1")
     timeout_s = patience(timeout_s)
@@ -261,6 +263,10 @@ def all_reduce(
     check_swarm(swarm)
     check_reduction(op, weight, f)
     given = given_of(tensor, op)
+    if isinstance(before, str):
+        raise LocalProtocolError(
+            f"before={before!r} is one text, not a sequence of steps", hint=f"before=({before!r},)"
+        )
     if before and op not in RULES:
         raise LocalProtocolError(f"{op} with steps before it", why="They are for robust rules.")
     rule = "+".join([*map(str, before), f"{op}:{f}"]) if op in RULES else given.reducer
@@ -546,8 +552,12 @@ def check_state(
     """
     import torch
 
-    if not tensors:
-        raise LocalProtocolError("check_state takes at least one tensor")
+    said = cast("object", tensors)  # of a script that no checker has seen
+    if not isinstance(said, Mapping) or not tensors:
+        raise LocalProtocolError(
+            "check_state takes a mapping of names to tensors, at least one, such as "
+            "model.state_dict()"
+        )
     names = texts(tensors, "check_state takes tensors by name")
     digests = b"".join(blake3(bytes_of(tensors[name]).numpy().data).digest() for name in names)
     kind = tree_kind(tensors, "state:")
@@ -571,6 +581,11 @@ def repair_state(
     """
     import torch
 
+    said = cast("object", check)
+    if not isinstance(said, StateCheck):
+        raise LocalProtocolError(
+            f"repair_state takes what check_state(...).wait() returned, not a {type(said).__name__}"
+        )
     names = sorted({name for differing in check.differing.values() for name in differing})
     if not names:
         raise LocalProtocolError(
@@ -675,6 +690,9 @@ def call_of(
             f"deadline_s is {deadline_s:g}, at most {MOST_DEADLINE_S:g} and at least 0",
             why="Others wait for whoever has called, so a call ends at some time.",
         )
+    said = cast("object", codec)
+    if isinstance(said, str) and said not in (*EXACT, *CODECS):
+        raise unknown_codec(codec, place=f"operation {op_id!r}: ")
     try:
         str.encode(op_id)  # not every str can be
         if isinstance(op_id, NumberedName):

@@ -155,6 +155,13 @@ def whole(value: Any, name: str) -> int:
         raise LocalProtocolError(f"{name} is a whole number, not {value!r}") from None
 
 
+def buffer_length(numel: Any) -> int:
+    """Elements of a `Swarm.buffer`. Raises LocalProtocolError."""
+    if (found := whole(numel, "numel")) < 1:
+        raise LocalProtocolError(f"a buffer of {found} elements")
+    return found
+
+
 def seconds(value: Any, name: str) -> float:
     """A length of time: a number of seconds or a timedelta; infinity too. Raises
     LocalProtocolError.

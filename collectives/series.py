@@ -12,6 +12,7 @@ from typing import Protocol, cast, runtime_checkable
 from blake3 import blake3
 
 from .errors import LocalProtocolError
+from .plain import check_swarm
 from .swarm import MAX_TAG
 
 MAX_SERIES_NAME = 48
@@ -63,6 +64,7 @@ def numbered(swarm: Series, name: str) -> str:
         raise LocalProtocolError(
             f"a series is named by 1 to {MAX_SERIES_NAME} characters, not {name!r}"
         )
+    check_swarm(swarm)
     return NumberedName(name, swarm.next_number(name))
 
 

@@ -33,6 +33,7 @@ from ..collectives.group import Evaluated, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
+from ..collectives.plain import buffer_length
 from ..collectives.reduce import codec_fault, operation_codec
 from ..collectives.series import OWN_NAME
 from ..collectives.swarm import (
@@ -380,8 +381,8 @@ class SoloSwarm:
         return ""
 
     def buffer(self, numel: int) -> Tensor:
-        """An ordinary tensor."""
-        return torch.zeros(numel, dtype=torch.float32, device="cpu")
+        """An ordinary tensor. Raises LocalProtocolError as that of a run."""
+        return torch.zeros(buffer_length(numel), dtype=torch.float32, device="cpu")
 
     def vanished(self, flat: Tensor, codec: str) -> float:
         return vanished_share(flat, codec)

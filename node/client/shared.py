@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ...collectives.errors import LocalProtocolError, StorageError
-from ...collectives.plain import plainly, whole
+from ...collectives.plain import buffer_length, plainly
 from ...collectives.swarm import Call
 from ...security.rule_names import parse_reducer
 from ..control.descriptors import Descriptor, let_go, number_of
@@ -140,8 +140,7 @@ class Buffers:
         """A new one. Raises LocalProtocolError, StorageError."""
         import torch  # the caller has it
 
-        if (numel := whole(numel, "numel")) < 1:
-            raise LocalProtocolError(f"a buffer of {numel} elements")
+        numel = buffer_length(numel)
         with plainly():
             if not MOVABLE:
                 return torch.zeros(numel, dtype=torch.float32, device="cpu")

@@ -1,6 +1,7 @@
 """The control socket: how scripts and the command line talk to the node of this machine.
 
 * shared_memory  contribution and anchor, between node and script
+* beside       work of a script's process that a thread of its own does
 * descriptors  descriptors that are closed with their last reference
 * frames       bytes to messages, sans I/O
 * protocol     messages, and their frames; shared by both sides

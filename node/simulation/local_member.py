@@ -21,7 +21,7 @@ from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
-from ...collectives.plain import placed
+from ...collectives.plain import buffer_length, placed
 from ...collectives.series import OWN_NAME
 from ...collectives.swarm import (
     Call,
@@ -369,8 +369,8 @@ class LocalMember:
 
     # ---- Swarm
     def buffer(self, numel: int) -> Tensor:
-        """An ordinary tensor."""
-        return torch.zeros(numel, dtype=torch.float32, device="cpu")
+        """An ordinary tensor. Raises LocalProtocolError as that of a run."""
+        return torch.zeros(buffer_length(numel), dtype=torch.float32, device="cpu")
 
     def vanished(self, flat: Tensor, codec: str) -> float:
         return vanished_share(flat, codec)

@@ -448,7 +448,7 @@ def test_an_exception_set_in_a_thread_that_begins_another() -> None:
             with contextlib.suppress(Stop):
                 try:
                     while True:
-                        beside.Beside(threading.Event().is_set).start()
+                        beside.Beside(threading.Event().set).start()
                 finally:
                     ended.set()  # noqa: B023
 
