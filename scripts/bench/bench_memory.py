@@ -10,8 +10,10 @@ beyond what it had before it attached.
 bytes_per_param   script and node between rounds, once nothing is on its way back to the system:
                   the sum of shared, files and anonymous
 at_once           the same at the moment in which the last round was over
-peak              the most of them while rounds were under way, as looked at every 20 ms, or for a
-                  twentieth of the time where looking takes longer: a lower bound
+peak              the most of them while rounds were under way, as looked at every millisecond: what
+                  each process has of its own (RssAnon, RssFile), and each shared memory file once
+peak_bound        an upper bound: the sum of both processes' own high-water marks (VmHWM, reset by
+                  clear_refs before the rounds), less what both had of shared memory at the peak
 returned_s        how long memory was on its way back after the last round; null: the node still
                   held more than one generation of the anchor after RETURN_S
 shared            of it memory that script and node share: contribution and anchor generations;
@@ -53,7 +55,7 @@ PATIENCE_S = 550.0
 # parameter)
 SERVED_S = 12.0
 RETURN_S = 120.0
-LOOK_S = 0.02
+LOOK_S = 0.001
 KINDS: tuple[str, ...] = ("shared", "files", "anonymous")
 
 TEXT = """\
@@ -106,29 +108,51 @@ def shared_by(pid: int) -> int:
     return sum(found.values())
 
 
+def resident(pid: int) -> dict[str, int]:
+    """Bytes of a process by kind, as /proc/PID/status says: Anon, File, Shmem; and HWM, the most
+    resident memory since `forget_peak`."""
+    found = dict[str, int]()
+    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name.startswith("Rss") or name == "VmHWM":
+            found[name[3:] if name != "VmHWM" else "HWM"] = int(value.split()[0]) * 1024
+    return found
+
+
+def forget_peak(pid: int) -> None:
+    """Begin the high-water mark of a process anew."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5", encoding="ascii")
+
+
 class Peak(threading.Thread):
-    """The most memory of some processes, looked at every LOOK_S, or seldom enough not to keep
-    them, until `stop`.
+    """The most memory of a script and its node, looked at every LOOK_S until `stop`: reading what
+    the kernel counts anyway takes a fraction of a millisecond, where adding up pages took seconds.
     """
 
-    def __init__(self, pids: list[int]) -> None:
+    def __init__(self, script: int, node: int) -> None:
         super().__init__(daemon=True)
-        self._pids, self._over, self._most = pids, threading.Event(), 0
+        self._pids, self._node, self._over = (script, node), node, threading.Event()
+        self._most = self._shared = 0
+        for pid in self._pids:
+            forget_peak(pid)
         self.start()
 
     def run(self) -> None:
         """Look."""
-        took = 0.0
-        while not self._over.wait(max(LOOK_S, 19 * took)):
-            began = time.monotonic()
-            self._most = max(self._most, sum(map(pss, self._pids)))
-            took = time.monotonic() - began
+        while not self._over.wait(LOOK_S):
+            own = [resident(pid) for pid in self._pids]
+            shared = shared_by(self._node)
+            total = sum(each["Anon"] + each["File"] for each in own) + shared
+            if total > self._most:
+                self._most = total
+                self._shared = min(each["Shmem"] for each in own)
 
-    def stop(self) -> int:
-        """Bytes."""
+    def stop(self) -> tuple[int, int]:
+        """Bytes: the most that was seen, and what it was at most."""
         self._over.set()
         self.join()
-        return self._most
+        marks = sum(resident(pid)["HWM"] for pid in self._pids)
+        return self._most, max(self._most, marks - self._shared)
 
 
 def returned(peer: Peer, bound: int) -> float | None:
@@ -171,13 +195,13 @@ def measure(
         peer = swarm.all[0]
         script, node = peer.process.pid, peer.node_pid
         made = ask(swarm.all, "make", device=options.device, steps=STEPS)[0]["numel"]
-        own, own_pss = mapped(script, folder), pss(script)
+        own, own_pss, before = mapped(script, folder), pss(script), resident(script)
         ask(swarm.all, "attach")
         ask(swarm.all, "rounds", count=options.rounds, peers=2)
         time.sleep(SERVED_S)
-        peak = Peak([script, node])
+        peak = Peak(script, node)
         seen = ask(swarm.all, "rounds", count=options.rounds, peers=2)
-        most = peak.stop()
+        most, bound = peak.stop()
         at_once = pss(script) + pss(node)
         returned_s = returned(peer, FLOAT_BYTES * made + LEAST_BYTES)
         # gives back what was freed
@@ -194,7 +218,8 @@ def measure(
         "script": {kind: in_script[kind] - own[kind] for kind in KINDS},
         "node": in_node,
         "at_once": at_once - own_pss,
-        "peak": most - own_pss,
+        "peak": most - before["Anon"] - before["File"],
+        "peak_bound": bound - before["Anon"] - before["File"],
         "returned_s": returned_s,
         "pauses": pauses,
         "newcomer": {key: round(seconds, 2) for key, seconds in newcomer.items()},
@@ -212,7 +237,10 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         }
         for where in ("script", "node")
     }
-    beside = {name: round((large[name] - small[name]) / values, 2) for name in ("at_once", "peak")}
+    beside = {
+        name: round((large[name] - small[name]) / values, 2)
+        for name in ("at_once", "peak", "peak_bound")
+    }
     returned_s = large["returned_s"]
     total = {kind: round(each["script"][kind] + each["node"][kind], 2) for kind in KINDS}
     emit(
