@@ -16,7 +16,6 @@ from ...collectives.swarm import Outcome, Swarm
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
 from ..script.evaluation import Evaluate
-from ..script.schedules import compare_schedule
 from .loaders import CountedLoader, batch_size, reorder, reseed, sharded
 
 try:
@@ -127,8 +126,7 @@ class AtollLightningCallback(Callback):
         planned = trainer.estimated_stepping_batches
         # of several optimizers Lightning counts each one's steps
         if trainer.lr_scheduler_configs and len(optimizers) == 1 and planned < float("inf"):
-            compare_schedule(
-                self.attachment.swarm,
+            self.attachment.schedule_ends.compare(
                 int(planned) - trainer.global_step,
                 decays=True,
                 setting="lightning.Trainer(max_steps={})",

@@ -17,7 +17,6 @@ from ...collectives.swarm import Outcome, Swarm
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
 from ..script.evaluation import Evaluate
-from ..script.schedules import compare_schedule
 from .loaders import CountedLoader, reorder, reseed, sharded
 
 try:
@@ -94,8 +93,7 @@ class AtollCallback(TrainerCallback):
         )
         self._samples = 0
         self._arrange(args, kwargs.get("train_dataloader"))
-        compare_schedule(
-            self.attachment.swarm,
+        self.attachment.schedule_ends.compare(
             state.max_steps - state.global_step,
             decays=not str(getattr(args.lr_scheduler_type, "value", "")).startswith("constant"),
             setting="TrainingArguments(max_steps={})",

@@ -65,6 +65,7 @@ from .evaluation import Evaluate, Evaluations
 from .keeping import ModelKeeper
 from .lookout import Lookout, reached
 from .resume import PendingLoad, save
+from .schedules import ScheduleEnds
 from .state import Totals
 from .step_times import StepTimes
 from .training_parts import TrainingParts
@@ -275,6 +276,7 @@ class Attachment:
         """Use `attach`, which checks the arguments first."""
         self.swarm, self.ledger = swarm, SampleLedger(batch_size)
         self.first_batches = FirstBatches(swarm)
+        self.schedule_ends = ScheduleEnds(swarm, optimizers, outermost)
         self._strict, self._clock, self._on_round = strict, clock, on_round
         self._counter = StepCounter()
         self._budget = WaitBudget(swarm.settings.deadline_s)
@@ -547,6 +549,7 @@ class Attachment:
                     strand.begin()
                 self._adapters.turn(self.round)
                 self._look_around()
+                self.schedule_ends.look(self._totals.steps, self.round)
                 self._buffers.round_over(self.round, self._lookout.peers, last=self._finished)
                 self._keeper.refresh(
                     self.evaluate_anchor, self.round, self._clock, last=self._finished
@@ -1028,6 +1031,7 @@ class Attachment:
         """
         self._resuming = PendingLoad(self.swarm, self._strands, state_dict)
         self._totals = self._resuming.totals
+        self.schedule_ends.resumed()
         self.ledger.turns += 1
         self._uncollected.clear()
         self._declared = None

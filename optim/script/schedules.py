@@ -1,10 +1,25 @@
-"""How many inner steps a member makes until its run is over: the end of a learning-rate
-schedule.
+"""How many inner steps a member makes until its run is over, and whether the script's learning-rate
+schedules end there, too.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    OneCycleLR,
+    PolynomialLR,
+    SequentialLR,
+)
 
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import RunSettings, Swarm
@@ -15,6 +30,10 @@ BY_POSITION = (
     "Let the schedule follow the run: LambdaLR(optimizer, lambda step: max(0.01, 1 - "
     "sync.position / total_samples)), with sync of attach()"
 )
+SHORT_OF_END = "the learning-rate schedule (%s) will be at %.0f %% of its way when the run ends: %s"
+BEYOND_END = "the learning-rate schedule (%s) ends at %.0f %% of the run's steps, and %s: %s"
+FITS = 0.1  # rounds are lost and made again, members come late
+CYCLES = 3  # who goes up and down more often than that means to
 
 
 def steps_left(swarm: Swarm) -> int:
@@ -64,31 +83,149 @@ def steps_after(settings: RunSettings, done: int) -> int:
     return short + (left - short) * settings.sync_every
 
 
-def compare_schedule(swarm: Swarm, planned: int, *, decays: bool, setting: str) -> None:
-    """Warn where a trainer plans ``planned`` more steps and the run has another number of them.
-    ``decays``: its learning rate depends on how many they are. ``setting``: how it is told another
-    number, with ``{}`` for it.
+class PlannedEnd(NamedTuple):
+    """After how many of its own steps a schedule ends, the setting that says so, and what the rate
+    does from there on; "": it stays, as it may be meant to.
     """
-    if why_open(swarm.settings):
-        return
-    left = steps_left(swarm)
-    if planned == left or left == 0 or (planned > left and not decays):
-        return
-    to_type = setting.format("steps_left(swarm)")
-    if planned < left:
+
+    steps: int
+    setting: str
+    then: str
+
+
+def planned_end(schedule: object) -> PlannedEnd | None:
+    """Of a schedule that decays to an end which can be known, such as torch's cosine and those of
+    transformers; None for any other.
+    """
+    match schedule:
+        case OneCycleLR():
+            return PlannedEnd(schedule.total_steps, "total_steps", "torch raises an error then")
+        case CosineAnnealingLR():
+            return PlannedEnd(schedule.T_max, "T_max", "the rate goes up again from there")
+        case PolynomialLR():
+            return PlannedEnd(schedule.total_iters, "total_iters", "the rate is 0 from there")
+        case LinearLR() if schedule.end_factor < schedule.start_factor:
+            then = "" if schedule.end_factor else "the rate is 0 from there"
+            return PlannedEnd(schedule.total_iters, "total_iters", then)
+        case SequentialLR():
+            last = planned_end(schedule._schedulers[-1])
+            return last and last._replace(steps=schedule._milestones[-1] + last.steps)
+        case LambdaLR():
+            for each in schedule.lr_lambdas:
+                total = each.keywords.get("num_training_steps") if isinstance(each, partial) else 0
+                if isinstance(total, int) and total > 0:
+                    return PlannedEnd(total, "num_training_steps", "nothing is decayed from there")
+        case _:
+            pass
+    return None
+
+
+def schedules_of(optimizers: Sequence[Any]) -> list[LRScheduler]:
+    """The schedules of these optimizers, or of what wraps them, but for parts of a SequentialLR.
+    Nothing that an optimizer has leads to them, so all objects of the process are looked through.
+    """
+    groups = [group for each in optimizers for group in getattr(each, "param_groups", ())]
+    if not any("initial_lr" in group for group in groups):
+        return []  # who has a schedule has this
+    own, found = {id(each) for each in optimizers}, list[LRScheduler]()
+    for each in gc.get_objects():
+        if issubclass(type(each), LRScheduler):
+            at = getattr(each, "optimizer", None)
+            while at is not None and id(at) not in own:
+                at = getattr(at, "optimizer", None)
+            if at is not None:
+                found.append(each)
+    parts = {
+        id(part) for each in found if isinstance(each, SequentialLR) for part in each._schedulers
+    }
+    return [each for each in found if id(each) not in parts]
+
+
+class _Seen(NamedTuple):
+    """A schedule, and where it and the inner steps were when it was found."""
+
+    schedule: LRScheduler
+    at: int
+    steps: int
+
+
+class ScheduleEnds:
+    """Whether one attachment's schedules end with the run. Said once, of the first that does not."""
+
+    def __init__(self, swarm: Swarm, optimizers: Sequence[Optimizer], outermost: Sequence[Any]):
+        """``outermost``: what a script gave to `attach` for the ``optimizers``."""
+        self._swarm = swarm
+        self._optimizers = [*optimizers, *outermost]
+        self._seen: list[_Seen] | None = None
+        self._known = not optimizers or bool(why_open(swarm.settings))
+
+    def compare(self, planned: int, *, decays: bool, setting: str) -> None:
+        """Warn where a trainer plans ``planned`` more steps and the run has another number of them.
+        ``decays``: its learning rate depends on how many they are. ``setting``: how it is told
+        another number, with ``{}`` for it.
+        """
+        if self._known:
+            return
+        self._known = True
+        left = steps_left(self._swarm)
+        if planned == left or left == 0 or (planned > left and not decays):
+            return
+        to_type = setting.format("steps_left(swarm)")
+        if planned < left:
+            logger.warning(
+                "training is to end after %d steps here, and the run has %d more: %s, with "
+                "steps_left of atoll.optim, trains to its end",
+                planned,
+                left,
+                to_type,
+            )
+            return
         logger.warning(
-            "training is to end after %d steps here, and the run has %d more: %s, with steps_left "
-            "of atoll.optim, trains to its end",
+            "the learning-rate schedule is made for %d steps, and the run ends after %d, at "
+            "%.0f %% of its way: %s, with steps_left of atoll.optim, is the run's own number",
             planned,
             left,
+            100 * left / planned,
             to_type,
         )
-        return
-    logger.warning(
-        "the learning-rate schedule is made for %d steps, and the run ends after %d, at %.0f %% of "
-        "its way: %s, with steps_left of atoll.optim, is the run's own number",
-        planned,
-        left,
-        100 * left / planned,
-        to_type,
-    )
+
+    def resumed(self) -> None:
+        """Steps and schedules were loaded."""
+        self._seen = None
+
+    def look(self, steps: int, done: int) -> None:
+        """A round begins, after so many inner steps of this attachment and committed rounds. A
+        plain loop steps its schedule each step, or each epoch; so where it ends follows from how
+        far it came in the steps that were seen, which is known to one of its steps.
+        """
+        if self._known:
+            return
+        if self._seen is None:
+            self._seen = [
+                _Seen(each, each.last_epoch, steps)
+                for each in schedules_of(self._optimizers)
+                if planned_end(each) is not None
+            ]
+            self._known = not self._seen
+            return
+        left = steps_after(self._swarm.settings, done)
+        for schedule, first, since in self._seen:
+            end, came = planned_end(schedule), schedule.last_epoch - first
+            if end is None or came < 1 or steps == since or not left:
+                continue
+            each_step = came == steps - since
+            least, most = (
+                schedule.last_epoch + left * (came + more) / (steps - since)
+                for more in ((0, 0) if each_step else (-1, 1))
+            )
+            likely = (least + most) / 2
+            name = f"{type(schedule).__name__}, {end.setting} {end.steps}"
+            wanted = "make it of steps_left(swarm) steps (of atoll.optim; before attach())"
+            if not each_step:
+                wanted = f"about {round(likely)} of its steps end with the run"
+            if most < end.steps * (1 - FITS):
+                self._known = True
+                logger.warning(SHORT_OF_END, name, 100 * likely / end.steps, wanted)
+            elif end.then and end.steps * (1 + FITS) < least < end.steps * CYCLES:
+                self._known = True
+                logger.warning(BEYOND_END, name, 100 * end.steps / likely, end.then, wanted)

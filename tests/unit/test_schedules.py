@@ -4,6 +4,7 @@ what they count.
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as schedulers
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings
@@ -82,6 +84,117 @@ def test_a_run_whose_steps_nobody_knows_says_so(more: dict[str, Any], why: str) 
     with pytest.raises(ConfigError, match=why) as told:
         steps_left(SoloSwarm(run(**more)))
     assert "sync.position" in told.value.hint
+
+
+def plain_loop(
+    make: Any, caplog: pytest.LogCaptureFixture, *, every: int = 1, **more: Any
+) -> list[str]:
+    """What is said of a schedule that ``make(optimizer)`` makes, stepped after ``every`` steps."""
+    swarm = SoloSwarm(run(**more))
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    sync = attach(model, optimizer, swarm, batch_size=1)
+    schedule = make(optimizer)
+    with caplog.at_level(logging.WARNING, logger="atoll"):
+        for step in range(1, 1 + 2 * H * (more.get("rounds") or ROUNDS)):
+            if sync.done:
+                break
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step % every == 0:
+                schedule.step()
+    found = [r.getMessage() for r in caplog.records if "schedule" in r.getMessage()]
+    caplog.clear()
+    return found
+
+
+def linear(steps: int) -> Any:
+    """As transformers' get_linear_schedule_with_warmup makes it."""
+
+    def left(step: int, *, num_training_steps: int) -> float:
+        return max(0.0, 1 - step / num_training_steps)
+
+    return lambda optimizer: schedulers.LambdaLR(
+        optimizer, functools.partial(left, num_training_steps=steps)
+    )
+
+
+def after_warmup(steps: int) -> Any:
+    def make(optimizer: torch.optim.Optimizer) -> Any:
+        parts = [
+            schedulers.LinearLR(optimizer, 0.1, 1.0, 3),
+            schedulers.CosineAnnealingLR(optimizer, steps - 3),
+        ]
+        return schedulers.SequentialLR(optimizer, parts, [3])
+
+    return make
+
+
+ENDING: dict[str, Any] = {
+    "cosine": lambda steps: lambda optimizer: schedulers.CosineAnnealingLR(optimizer, steps),
+    "one_cycle": lambda steps: (
+        lambda optimizer: schedulers.OneCycleLR(optimizer, 0.1, total_steps=steps)
+    ),
+    "polynomial": lambda steps: lambda optimizer: schedulers.PolynomialLR(optimizer, steps),
+    "decay": lambda steps: lambda optimizer: schedulers.LinearLR(optimizer, 1.0, 0.0, steps),
+    "transformers": linear,
+    "after_warmup": after_warmup,
+}
+
+
+@pytest.mark.parametrize("kind", ENDING)
+def test_a_plain_loops_schedule_that_does_not_end_with_the_run_is_named(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The number of steps is often that of all epochs, or of one machine alone."""
+    make = ENDING[kind]
+    assert plain_loop(make(H * ROUNDS), caplog) == []
+    (said,) = plain_loop(make(400), caplog)
+    assert "400) will be at 3 % of its way when the run ends" in said
+    assert "make it of steps_left(swarm) steps" in said
+    if kind != "one_cycle":  # torch says it, with an error
+        (said,) = plain_loop(make(20), caplog, rounds=14)
+        assert "20) ends at 49 % of the run's steps" in said
+        assert "make it of steps_left(swarm) steps" in said
+
+
+def test_a_schedule_of_epochs_is_judged_once_epochs_were_seen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Eight rounds of three steps are six epochs of four, of which one was seen."""
+    more: dict[str, Any] = {"every": 4, "rounds": 8}
+    assert plain_loop(ENDING["cosine"](6), caplog, **more) == []
+    (said,) = plain_loop(ENDING["cosine"](100), caplog, **more)
+    assert "100) will be at" in said
+    assert "about 7 of its steps end with the run" in said
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: schedulers.CosineAnnealingLR(o, 4),  # up and down many times
+        lambda o: schedulers.CosineAnnealingWarmRestarts(o, 400),
+        lambda o: schedulers.LinearLR(o, 0.1, 1.0, 400),  # a warm-up
+        lambda o: schedulers.LinearLR(o, 1.0, 0.1, 5),  # stays at a tenth
+        lambda o: schedulers.StepLR(o, 400),
+        lambda o: schedulers.ExponentialLR(o, 0.99),
+        lambda o: schedulers.LambdaLR(o, lambda step: 1 / (1 + step)),
+        lambda o: schedulers.ReduceLROnPlateau(o),
+    ],
+)
+def test_schedules_without_an_end_are_let_be(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    def stepped(optimizer: torch.optim.Optimizer) -> Any:
+        schedule = make(optimizer)
+        if isinstance(schedule, schedulers.ReduceLROnPlateau):
+            schedule.step = functools.partial(schedule.step, 1.0)  # type: ignore[method-assign]
+        return schedule
+
+    assert plain_loop(stepped, caplog, rounds=12) == []
+
+
+def test_of_a_run_without_an_end_no_schedule_is_judged(caplog: pytest.LogCaptureFixture) -> None:
+    assert plain_loop(ENDING["cosine"](400), caplog, rounds=None) == []
 
 
 class Deep(nn.Module):
