@@ -9,16 +9,16 @@ keeping             what of it is left in the run's folder for exports
 buffer_watch        buffers that differ between members, or are learnt by one
 training_parts      what is frozen or trained otherwise than at attach
 silence             training that is seen and not counted: the rules
-uncounted           sees it, and contributions of zero, and says so
 recurrence          whether changes of the weights are a habit of the script or an event
 weights             who changed the weights: a sample of them around each step
+uncounted           sees what `silence` rules on, and contributions of zero, and says so
 optimizer_state     tensors that an optimizer keeps beside the parameters
 probe               asks an optimizer's class, on toys, whether it remembers where parameters were
 consent             what it remembers: moved along with each adopted anchor, or named
 state               what a checkpoint of an attachment holds, as numbers and strings
 step_times          how long steps take, for the node's verdicts on this machine
 resume              saving strands and going on from them
-schedules           how many steps a run has left, for learning-rate schedules
+schedules           how many steps a run has left, and whether learning-rate schedules end with it
 attachment          attach(), the optimizer hook: a script's own loop becomes a member
 tuning              a site's own model, fine-tuned from the anchor
 diloco              DiLoCo as one torch.optim.Optimizer

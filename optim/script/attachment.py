@@ -323,7 +323,7 @@ class Attachment:
         self._hook(optimizers)
         attached[model] = attached[swarm] = weakref.ref(self)
         self._keeper.begin(self.evaluate_anchor, self.round)
-        self._uncounted = Uncounted(model, optimizers, clock, swarm.report)
+        self._uncounted = Uncounted(model, optimizers, self._weights, clock, swarm.report)
         self._look_around()
         if self._finished:
             self._uncounted.remove()
@@ -355,7 +355,6 @@ class Attachment:
             )
         self._declared = sample_count((self._declared or 0) + count)
         self._uncounted.look()
-        self._look_by_hand()
 
     def step(self) -> None:
         """Count one inner step by hand: after each, for an attachment without an optimizer."""
@@ -367,13 +366,8 @@ class Attachment:
             )
         self._finish_resume()
         self._show_gradients()
-        self._look_by_hand()
+        self._uncounted.stepped_by_hand()
         self._count(None)
-
-    def _look_by_hand(self) -> None:
-        """Of a script that steps by hand: whether it takes anchors back."""
-        if words := self._weights.by_hand():
-            logger.warning("%s", words)
 
     def _show_gradients(self) -> None:
         """Before a round's first step, where nobody has said what is read."""
@@ -933,7 +927,6 @@ class Attachment:
         for name, value in metrics.items():
             self._lookout.add(name, value)
         self._uncounted.look()
-        self._look_by_hand()
 
     @contextmanager
     def evaluate_anchor(self, *, own: bool = False) -> Generator[AnchorView]:

@@ -22,6 +22,7 @@ from torch.utils.hooks import unserializable_hook
 from ...collectives.errors import AtollError
 from ..model.flat import unwrap
 from .silence import Finding, Silence
+from .weights import WeightWatch
 
 logger = logging.getLogger("atoll")
 
@@ -92,6 +93,7 @@ class Uncounted:
         self,
         model: nn.Module,
         optimizers: Sequence[Optimizer],
+        weights: WeightWatch,
         clock: Callable[[], float],
         report: Callable[[dict[str, float]], None],
     ) -> None:
@@ -100,6 +102,7 @@ class Uncounted:
         """
         self._silence = Silence(by_hand=not optimizers)
         self._model, self._optimizers = weakref.ref(model), optimizers
+        self._weights = weights
         self._clock, self._report = clock, report
         self._leaves = [
             each for each in unwrap(model).parameters() if each.is_leaf and each.requires_grad
@@ -172,6 +175,7 @@ class Uncounted:
         were replaced have no hooks, and who sets weights by hand has perhaps no gradients; so
         whether the model still holds the attached ones, and as they were, is asked here, too.
         """
+        self.stepped_by_hand()
         if self._inside_step or not self._training():
             return
         if self._replaced():
@@ -185,6 +189,11 @@ class Uncounted:
         now = self._clock()
         self._found(self._silence.set_by_hand() if changed else self._silence.looked(now))
 
+    def stepped_by_hand(self) -> None:
+        """A script that steps by hand has perhaps made a step: whether it takes anchors back."""
+        if words := self._weights.by_hand():
+            logger.warning("%s", words)
+
     # ---- backwards
 
     def reached(self, index: int) -> None:
@@ -197,6 +206,7 @@ class Uncounted:
         if self._reached and index not in self._reached:
             self._reached.add(index)  # in the same backward as the last one
             return
+        self.stepped_by_hand()  # who calls sync() alone says nothing else of its steps
         self._reached_before, self._reached = self._reached, {index}
         # In evaluation mode gradients are asked for that no step is to follow.
         cleared = index in self._reached_before and parameter.grad is None and self._training()

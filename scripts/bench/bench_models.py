@@ -8,7 +8,9 @@ refused    by `attach`, before anything was trained
 wrong      by case: outputs that differ, lines that fail, refusals elsewhere or of other words
 absent     cases whose package is not installed: pip install timm transformers peft
 
---words FILE gets all that each case printed.
+    scripts/bench/bench_models.py --words words.txt
+
+keeps all that each case printed, refusals with their causes and hints.
 """
 
 from __future__ import annotations

@@ -265,8 +265,10 @@ def masters_in_the_state(swarm: LocalMember) -> Script:
     return script
 
 
-def masters_by_hand(swarm: LocalMember, *, moved: bool = True) -> Script:
-    """NVIDIA/apex#42, karpathy/llm.c#702: masters beside the model, each step copied into it."""
+def masters_by_hand(swarm: LocalMember, *, moved: bool = True, rounds: bool = False) -> Script:
+    """NVIDIA/apex#42, karpathy/llm.c#702: masters beside the model, each step copied into it.
+    ``rounds``: the script ends rounds itself, and tells nothing of its steps.
+    """
     script = Script(swarm, dtype=torch.bfloat16)
     parameters = list(script.model.parameters())
     masters = [p.detach().float().requires_grad_() for p in parameters]
@@ -278,7 +280,7 @@ def masters_by_hand(swarm: LocalMember, *, moved: bool = True) -> Script:
             master.add_(by[p])
 
     script.attach(None, on_adopted=adopted if moved else None)
-    for _ in script.going():
+    for number in script.going():
         script.model.zero_grad()
         script.loss().backward()
         with torch.no_grad():
@@ -287,7 +289,11 @@ def masters_by_hand(swarm: LocalMember, *, moved: bool = True) -> Script:
             optimizer.step()
             for p, master in zip(parameters, masters, strict=True):
                 p.copy_(master)
-        script.sync.step()
+        if not rounds:
+            script.sync.step()
+        elif number % H == H - 1:
+            script.sync.samples(H * BATCH)
+            script.sync.sync()
     return script
 
 
@@ -314,12 +320,13 @@ def by_hand_alone(swarm: LocalMember) -> Script:
     return script
 
 
-def test_who_takes_anchors_back_is_told_and_who_moves_them_is_not() -> None:
+@pytest.mark.parametrize("rounds", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_who_takes_anchors_back_is_told_and_who_moves_them_is_not(rounds: bool) -> None:
     anchor, far = way_of_the_run()
-    cured, stats, words = play(masters_by_hand)
+    cured, stats, words = play(lambda swarm: masters_by_hand(swarm, rounds=rounds))
     assert (words, stats["counted"]) == ([], ROUNDS)
     assert float((cured - anchor).norm()) < 0.1 * far
-    back, _, words = play(lambda swarm: masters_by_hand(swarm, moved=False))
+    back, _, words = play(lambda swarm: masters_by_hand(swarm, moved=False, rounds=rounds))
     assert float((back - anchor).norm()) > 0.2 * far
     (said,) = words
     assert "made by hand" in said
