@@ -93,11 +93,6 @@ class AtollCallback(TrainerCallback):
         )
         self._samples = 0
         self._arrange(args, kwargs.get("train_dataloader"))
-        self.attachment.schedule_ends.compare(
-            state.max_steps - state.global_step,
-            decays=not str(getattr(args.lr_scheduler_type, "value", "")).startswith("constant"),
-            setting="TrainingArguments(max_steps={})",
-        )
 
     def _arrange(self, args: TrainingArguments, loader: Any) -> None:
         """Take this member's samples, or its own order, and count batches where accelerate takes
@@ -154,8 +149,15 @@ class AtollCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Declare the step's samples."""
+        """Declare the step's samples. The first one has fitted into memory: of attempts that do not,
+        the schedule is not judged.
+        """
         assert self.attachment is not None
+        self.attachment.schedule_ends.compare(
+            state.max_steps - state.global_step,
+            decays=not str(getattr(args.lr_scheduler_type, "value", "")).startswith("constant"),
+            setting="TrainingArguments(max_steps={})",
+        )
         samples, self._samples = self._samples + self._take(args, state), 0
         self.attachment.samples(samples)
 

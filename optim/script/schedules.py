@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ BY_POSITION = (
 SHORT_OF_END = "the learning-rate schedule (%s) will be at %.0f %% of its way when the run ends: %s"
 BEYOND_END = "the learning-rate schedule (%s) ends at %.0f %% of the run's steps, and %s: %s"
 FITS = 0.1  # rounds are lost and made again, members come late
-CYCLES = 3  # who goes up and down more often than that means to
+CYCLES = 3  # a cosine that goes up and down more often than that means to
 
 
 def steps_left(swarm: Swarm) -> int:
@@ -85,12 +86,14 @@ def steps_after(settings: RunSettings, done: int) -> int:
 
 class PlannedEnd(NamedTuple):
     """After how many of its own steps a schedule ends, the setting that says so, and what the rate
-    does from there on; "": it stays, as it may be meant to.
+    does from there on; "": it stays, as it may be meant to. ``most``: of so many ends and more in a
+    run nothing is said.
     """
 
     steps: int
     setting: str
     then: str
+    most: float = math.inf
 
 
 def planned_end(schedule: object) -> PlannedEnd | None:
@@ -101,7 +104,8 @@ def planned_end(schedule: object) -> PlannedEnd | None:
         case OneCycleLR():
             return PlannedEnd(schedule.total_steps, "total_steps", "torch raises an error then")
         case CosineAnnealingLR():
-            return PlannedEnd(schedule.T_max, "T_max", "the rate goes up again from there")
+            then = "the rate goes up again from there"
+            return PlannedEnd(schedule.T_max, "T_max", then, CYCLES)
         case PolynomialLR():
             return PlannedEnd(schedule.total_iters, "total_iters", "the rate is 0 from there")
         case LinearLR() if schedule.end_factor < schedule.start_factor:
@@ -226,6 +230,6 @@ class ScheduleEnds:
             if most < end.steps * (1 - FITS):
                 self._known = True
                 logger.warning(SHORT_OF_END, name, 100 * likely / end.steps, wanted)
-            elif end.then and end.steps * (1 + FITS) < least < end.steps * CYCLES:
+            elif end.then and end.steps * (1 + FITS) < least < end.steps * end.most:
                 self._known = True
                 logger.warning(BEYOND_END, name, 100 * end.steps / likely, end.then, wanted)

@@ -10,7 +10,8 @@ ratio      loss of the swarm's last anchor over the loop's: 1 is wanted, to one 
 naive      the loop whose optimizer's positions are left where they were, over the loop
 machine    the swarm's over one machine's, after as many steps on its own data
 
-An arm that is not within one percent is fine where it was refused or warned about by name. A run
+An arm that is not within one percent is fine where it was refused or warned about by name, or where
+the loop's own loss is not finite (diverges by hand, too). A run
 may be interrupted and gone on with:
 
     scripts/bench/bench_optimizers.py --journal optimizers.jsonl
@@ -299,7 +300,15 @@ def arm(name: str, precision: Precision, overlap: Overlap) -> dict[str, Any]:
     row |= {"loss": loss, "ratio": loss / reference, "machine": loss / row["machine_loss"]}
     row |= {"counted": counted, "dropped": dropped, "said": said.words}
     same = math.isfinite(loss) and abs(row["ratio"] - 1) <= WITHIN
-    row["verdict"] = "same" if same else "warned" if said.words else "DIFFERS"
+    row["verdict"] = (
+        "same"
+        if same
+        else "diverges by hand, too"
+        if not math.isfinite(reference)
+        else "warned"
+        if said.words
+        else "DIFFERS"
+    )
     return {**row, "s": time.perf_counter() - began}
 
 
