@@ -14,10 +14,21 @@ import msgspec
 from blake3 import blake3
 
 from .group import Entry, Part, Plan
+from .identifiers import RunId
+
+BATCH_BYTES = 16  # of `batch_digest`
 
 
 def chunk_hash(data: bytes | bytearray | memoryview) -> bytes:
     return blake3(data).digest()
+
+
+def batch_digest(run: RunId, round_: int, content: bytes) -> bytes:
+    """What a member says of the first batch that it reads after ``round_`` committed rounds, whose
+    ``content`` is a hash: salted, so that it tells nothing to who has not the same batch.
+    """
+    salt = f"atoll/first-batch/{run}/{round_}/".encode()
+    return blake3(salt + content).digest(BATCH_BYTES)
 
 
 def merkle_root(hashes: Sequence[bytes]) -> bytes:

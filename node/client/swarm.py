@@ -158,6 +158,7 @@ class RunSwarm(SeededWork):
         self._members: tuple[PeerView, ...] = ()
         self._metrics: dict[str, float] = {}
         self._first_batch: tuple[int, bytes] | None = None
+        self._read = deque[bytes](maxlen=p.MOST_READ)
         self._refused = Warned("swarm.report()")
         self._reported_s = 0.0
         self._reattach: Reattach | None = None
@@ -634,12 +635,17 @@ class RunSwarm(SeededWork):
         """
         self._first_batch = round_, digest
 
+    def read_batch(self, content: bytes) -> None:
+        """The script has read a batch of this content, a hash, which goes with the next report."""
+        self._read.append(content)
+
     def _flush_report(self, at: Attached) -> None:
         if self._metrics:
             metrics, self._metrics = self._metrics, {}
             first_batch, self._first_batch = self._first_batch, None
+            read, self._read = tuple(self._read), deque[bytes](maxlen=p.MOST_READ)
             self._reported_s = time.monotonic()
-            at.link.post(p.Report(metrics, first_batch), may_drop=True)
+            at.link.post(p.Report(metrics, first_batch, read), may_drop=True)
 
     def leave(self) -> None:
         """Returns when the round is finished or handed over, at most LEAVE_S later; at once without

@@ -35,6 +35,7 @@ OLDEST, VERSION = 1, 5
 """What this side speaks. Where the other side is older, both speak its version. A new request
 raises VERSION and has a row in SINCE; a new field has a default."""
 REDUCE_FDS = 1
+MOST_READ = 2048  # batches in a report
 FirstBatch = tuple[
     Annotated[int, msgspec.Meta(ge=0, le=1 << 48)], Annotated[bytes, msgspec.Meta(max_length=16)]
 ]
@@ -328,6 +329,11 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
         dict[Annotated[str, msgspec.Meta(max_length=64)], float], msgspec.Meta(max_length=64)
     ]
     first_batch: FirstBatch | None = None  # what it has read first in its newest round
+    # hashes of the batches that it has read since it last said so
+    read: Annotated[
+        tuple[Annotated[bytes, msgspec.Meta(max_length=32)], ...],
+        msgspec.Meta(max_length=MOST_READ),
+    ] = ()
 
 
 class Depart(msgspec.Struct, frozen=True, tag="depart"):

@@ -350,7 +350,7 @@ class ConnectionRequests:
         self._post(p.Resting(request.id, self._attached().rests()), ())
 
     async def _report(self, request: p.Report) -> None:
-        self._attached().report(request.metrics, request.first_batch)
+        self._attached().report(request.metrics, request.first_batch, request.read)
 
     async def _depart(self, request: p.Depart) -> None:
         await self._attached().leave()

@@ -153,10 +153,14 @@ class ScriptSession(Protocol):
         ...
 
     def report(
-        self, metrics: Mapping[str, float], first_batch: tuple[int, bytes] | None = None
+        self,
+        metrics: Mapping[str, float],
+        first_batch: tuple[int, bytes] | None = None,
+        read: Sequence[bytes] = (),
     ) -> None:
         """Training metrics of the script, for status and telemetry. ``first_batch``: the digest of
-        the first batch that it has read after so many committed rounds.
+        the first batch that it has read after so many committed rounds; ``read``: hashes of those
+        that it has read since the last report.
         """
         ...
 

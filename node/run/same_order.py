@@ -1,6 +1,9 @@
 """Which other members read the same data in the same order as this machine's script, by the digests
 of each round's first batch that members put into their records. A state machine without a clock.
 
+Who makes fewer steps in a round reads the same some batches later: its first batches are looked for
+among all that this machine's script has read, and have to come later there from round to round.
+
 A member compares others with itself and nobody else, so one that lies can only say that it reads
 what this machine reads.
 """
@@ -8,9 +11,10 @@ what this machine reads.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...collectives.identifiers import PeerId
+from ...collectives.digest import batch_digest
+from ...collectives.identifiers import PeerId, RunId
 from ...collectives.swarm import RunSettings
 
 if TYPE_CHECKING:
@@ -19,13 +23,27 @@ if TYPE_CHECKING:
 RUNNING = 3
 """So many rounds running, of those whose digests are known of both: one that is equal may be chance
 where batches or data sets are small."""
+RUNNING_BEHIND = 8
+"""The same of first batches that were read here earlier: members that draw single samples of one small
+data set by lot have read most of them, too, and in an order that fits one time in 8!."""
 REMEMBERED = 64  # rounds
+MOST_READ = 2048  # batches
+
+
+class _Behind(NamedTuple):
+    """Of a peer: how many of its first batches were found running, and where the last one was."""
+
+    running: int
+    place: int
 
 
 class SameOrder:
     """Of one run at one node."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: RunId) -> None:
+        self._run = run
+        self._read: dict[bytes, int] = {}  # contents, and which batch each was
+        self._behind: dict[PeerId, _Behind] = {}
         self._own: dict[int, bytes] = {}  # by round, oldest first
         self._running: dict[PeerId, tuple[int, int]] = {}  # the last round compared, equal ones
 
@@ -36,13 +54,28 @@ class SameOrder:
         while len(self._own) > REMEMBERED:
             del self._own[next(iter(self._own))]
 
+    def read(self, content: bytes) -> None:
+        """This machine's script has read a batch of this content, a hash."""
+        if len(self._read) < MOST_READ:
+            self._read.setdefault(content, len(self._read))
+
     def look(self, said: Mapping[PeerId, tuple[int, bytes]]) -> None:
         """Compare what the others say of themselves, by peer; whoever says nothing is forgotten."""
         before, self._running = self._running, {}
+        places = dict[int, dict[bytes, int]]()  # by round: digests of what was read here
+        self._behind = {peer: found for peer, found in self._behind.items() if peer in said}
         for peer, (round_, digest) in said.items():
             last, equal = before.get(peer, (-1, 0))
             if round_ > last and (own := self._own.get(round_)) is not None:
                 last, equal = round_, equal + 1 if own == digest else 0
+                if round_ not in places:
+                    places[round_] = {
+                        batch_digest(self._run, round_, content): place
+                        for content, place in self._read.items()
+                    }
+                running, place = self._behind.get(peer, _Behind(0, -1))
+                at = places[round_].get(digest, -1)
+                self._behind[peer] = _Behind(running + 1 if at > place else 0, at)
             self._running[peer] = last, equal
 
     @property
@@ -50,12 +83,20 @@ class SameOrder:
         """In how many rounds running the first batches were equal, of each member of whom there are
         enough.
         """
-        return {peer: equal for peer, (_, equal) in self._running.items() if equal >= RUNNING}
+        behind = {
+            peer: running
+            for peer, (running, _) in self._behind.items()
+            if running >= RUNNING_BEHIND
+        }
+        same = {peer: equal for peer, (_, equal) in self._running.items() if equal >= RUNNING}
+        return behind | same
 
     def forget(self) -> None:
         """The script has ended."""
         self._own.clear()
         self._running.clear()
+        self._read.clear()
+        self._behind.clear()
 
 
 def shows_order(settings: RunSettings) -> bool:

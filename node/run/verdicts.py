@@ -666,7 +666,7 @@ class Verdicts:
         for peer, rounds in equal.items():
             text = (
                 "reads the same data in the same order as this machine's script: the first batches "
-                f"of {int(rounds)} rounds running were equal"
+                f"of {int(rounds)} rounds running were equal to what is read here"
             )
             self._raise("V17", str(peer), at, text)
 

@@ -122,7 +122,7 @@ class RunService:
         self.phases = Phases(run_id, node.publish)
         self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.start = ScriptStart(self)
-        self.same_order = SameOrder()
+        self.same_order = SameOrder(run_id)
         self.idle = Idle(run_id, node.publish)
         self.presence = ScriptPresence(self)
         self.judge = RunVerdicts(run_id, node.publish)

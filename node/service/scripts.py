@@ -208,9 +208,14 @@ class AttachedScript:
         return self.run.driven.sessions[0].operations.next_number(name, least)
 
     def report(
-        self, metrics: Mapping[str, float], first_batch: tuple[int, bytes] | None = None
+        self,
+        metrics: Mapping[str, float],
+        first_batch: tuple[int, bytes] | None = None,
+        read: Sequence[bytes] = (),
     ) -> None:
         """Training metrics; what the script reads is compared with what others do."""
+        for content in read:
+            self.run.same_order.read(content)
         if first_batch is not None:
             self._compare(*first_batch)
         self.run.metrics.update(metrics)

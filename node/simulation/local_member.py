@@ -122,7 +122,7 @@ class LocalMember:
         self._closing: dict[int, int] = {}  # by fragment
         self.reports: list[dict[str, float]] = []
         self._refused = Warned("swarm.report()")
-        self.same_order = SameOrder()
+        self.same_order = SameOrder(place.run_id)
         self._worth = WorthWatch()
         self._place, self._rng, self._shelf = place, rng, shelf
         self._process: NodeProcess | None = None
@@ -524,6 +524,10 @@ class LocalMember:
         session.membership.announce(self.clock(), first_batch=(round_, digest))
         self.same_order.begun(round_, digest)
         self.same_order.look(said_by(session.membership, session.config_peers()))
+
+    def read_batch(self, content: bytes) -> None:
+        """The same with each batch."""
+        self.same_order.read(content)
 
     def leave(self) -> None:
         node = self._node()

@@ -4,8 +4,9 @@ goes to the node, which compares it with the others' (`node.run.same_order`).
 What a plain loop reads nobody sees. There the gradients before a round's first step are what is
 digested: members that start from one anchor have equal ones if they read the same, on machines of
 one kind and without dropout that differs. Where one of them makes fewer steps in a round than the
-other, as the slower one does, it reads the same order some batches later from then on, which no
-digest shows. So this sees less, and nothing that is not so.
+other, as the slower one does, it reads the same order some batches later from then on. So the node
+of who is ahead is also told what its script has read, `MOST_READ` batches at most, and finds the
+other's first ones among them. Gradients do not show that: members start from another anchor by then.
 
 The digest is salted with the run and the round, so it tells who has not the same batch nothing but
 whether it is the same. It is never made in a run with [privacy], [secure] or a federated method.
@@ -21,11 +22,12 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from ...collectives.digest import batch_digest
 from ...collectives.swarm import Swarm
 
-DIGEST_BYTES = 16
 MOST_ELEMENTS = 1 << 20  # of a tensor that are looked at
 REMEMBERED = 64  # rounds
+MOST_READ = 2048  # batches that a node is told of, all together
 GRADIENTS, SAMPLED = 16, 64  # that are looked at, about; elements of each
 
 
@@ -37,7 +39,8 @@ class FirstBatches:
         shows = settings.secure is None and settings.privacy is None and settings.site is None
         # what has no node to tell, such as a SoloSwarm or a rank that is not the first, has none
         self._tell = getattr(swarm, "first_batch", None) if shows else None
-        self._run, self._round = swarm.run_id, -1
+        self._tell_read = getattr(swarm, "read_batch", None) if shows else None
+        self._run, self._round, self._read = swarm.run_id, -1, 0
         self._before = deque[bytes](maxlen=REMEMBERED)
 
     def saw(self, batch: Any, round_: int) -> None:
@@ -45,7 +48,14 @@ class FirstBatches:
         told; none that was a round's first before: a small data set repeats by itself.
         """
         if self.wants(round_):
-            self._show(content_of(batch), round_)
+            self._show(content := content_of(batch), round_)
+        elif self._tell_read is not None and self._read < MOST_READ and _on_host(batch):
+            content = content_of(batch)
+        else:
+            return
+        if content is not None and self._tell_read is not None and self._read < MOST_READ:
+            self._read += 1
+            self._tell_read(content)
 
     def wants(self, round_: int) -> bool:
         """Whether nothing was seen yet in the round after ``round_`` committed ones."""
@@ -61,8 +71,7 @@ class FirstBatches:
         if content is None or content in self._before or self._tell is None:
             return
         self._before.append(content)
-        salt = f"atoll/first-batch/{self._run}/{round_}/".encode()
-        self._tell(round_, blake3(salt + content).digest(DIGEST_BYTES))
+        self._tell(round_, batch_digest(self._run, round_, content))
 
 
 def content_of(batch: Any) -> bytes | None:
@@ -93,6 +102,17 @@ def gradients_of(parameters: Sequence[Tensor]) -> bytes | None:
     if not (values.any() and values.isfinite().all()):
         return None
     return blake3(values.numpy().tobytes()).digest()
+
+
+def _on_host(part: Any) -> bool:
+    """Whether no tensor of a batch has to be waited for."""
+    if isinstance(part, Tensor):
+        return part.device.type == "cpu"
+    if isinstance(part, Mapping):
+        part = cast("Mapping[Any, Any]", part).values()
+    elif not isinstance(part, (list, tuple)):
+        return True
+    return all(_on_host(each) for each in cast("Iterable[Any]", part))
 
 
 def _add(hasher: Any, part: Any) -> bool:

@@ -245,6 +245,11 @@ class RankSwarm:
         """Rank 0's: it reads for the job."""
         return getattr(self._swarm, "first_batch", None)
 
+    @property
+    def read_batch(self) -> Callable[[bytes], None] | None:
+        """Rank 0's."""
+        return getattr(self._swarm, "read_batch", None)
+
     def leave(self) -> None:
         self.ranks.tell(lambda: self._at_rank_0.leave(), None)
 

@@ -413,3 +413,54 @@ def test_schedules_that_do_are_not(script: Callable[[LocalMember], Script]) -> N
 def test_the_ordinary_script_is_told_nothing() -> None:
     assert play(ordinary)[2] == []
     assert H * ROUNDS < MOST
+
+
+# ---- the same order at unlike speeds
+
+
+def at_unlike_speeds(
+    batches: Callable[[int], Iterator[Tensor]], *, slower: float = 0.16
+) -> list[str]:
+    """What is said where each member tells of its batches, as Trainer's and Lightning's callbacks do,
+    and member 1 makes fewer steps in a round.
+    """
+
+    def script(swarm: LocalMember) -> int:
+        mine, data = Script(swarm).attach(), batches(swarm.index)
+        swarm.sleep(BEGIN_S - swarm.clock())
+        while not mine.sync.done:
+            inputs = next(data)
+            mine.sync.first_batches.saw(inputs, mine.sync.round)
+            mine.optimizer.zero_grad()
+            (mine.model(inputs) - inputs.sin().sum(1, keepdim=True)).square().mean().backward()
+            mine.optimizer.step()
+            mine.steps += 1
+            swarm.sleep(slower if swarm.index else 0.1)
+        return mine.steps
+
+    (many, fewer), words = both(script, rounds=24)
+    assert fewer < many
+    return words
+
+
+def few_samples(index: int) -> Iterator[Tensor]:
+    """One by one, by lot, of which each member has its own."""
+    data = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    order = torch.Generator().manual_seed(index)
+    while True:
+        for at in torch.randperm(len(data), generator=order).tolist():
+            yield data[at : at + 1]
+
+
+@pytest.mark.parametrize("batches", [streamed, in_turn])
+def test_a_slower_member_that_reads_the_same_later_is_named(
+    batches: Callable[[int], Iterator[Tensor]],
+) -> None:
+    """huggingface/datasets#3423 and #5360, where a machine is slower."""
+    words = at_unlike_speeds(batches)
+    assert words
+    assert all("reads the same data in the same order as this member" in each for each in words)
+
+
+def test_members_that_draw_from_the_same_few_samples_are_not() -> None:
+    assert at_unlike_speeds(few_samples) == []

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from atoll.collectives.digest import BATCH_BYTES, batch_digest
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.swarm import (
@@ -29,10 +30,10 @@ from atoll.node.local import LocalSwarm
 from atoll.node.run import membership_records as wire
 from atoll.node.run.membership import Membership
 from atoll.node.run.membership_records import Record, sign_record
-from atoll.node.run.same_order import RUNNING, SameOrder, said_by, shows_order
+from atoll.node.run.same_order import RUNNING, RUNNING_BEHIND, SameOrder, said_by, shows_order
 from atoll.node.run.verdicts import Verdicts
 from atoll.optim import SoloSwarm, attach
-from atoll.optim.data.first_batch import DIGEST_BYTES, FirstBatches, content_of, gradients_of
+from atoll.optim.data.first_batch import FirstBatches, content_of, gradients_of
 
 H, ROUNDS = 2, 8
 ONE, OTHER, THIRD = PeerId("one"), PeerId("other"), PeerId("third")
@@ -88,7 +89,7 @@ def test_a_rounds_first_batch_is_told_and_no_other() -> None:
     batches = [torch.full((2,), float(number)) for number in range(4)]
     found = told(batches)
     assert [round_ for round_, _ in found] == [0, 1, 2, 3]
-    assert {len(digest) for _, digest in found} == {DIGEST_BYTES}
+    assert {len(digest) for _, digest in found} == {BATCH_BYTES}
     assert found == told([batch.clone() for batch in batches])
     assert len({digest for _, digest in found}) == 4
 
@@ -98,7 +99,7 @@ def test_the_digest_says_nothing_of_the_data_to_who_is_in_another_run_or_round()
     ((_, here),) = told([batch])
     ((_, there),) = told([batch], run="another")
     assert here != there
-    assert content_of(batch)[:DIGEST_BYTES] != here  # pyright: ignore[reportOptionalSubscript]
+    assert content_of(batch)[:BATCH_BYTES] != here  # pyright: ignore[reportOptionalSubscript]
     _, (_, later) = told([torch.zeros(1), batch])
     assert later != here
 
@@ -161,7 +162,7 @@ def test_of_a_large_tensor_a_sample_is_looked_at() -> None:
 
 def compared(*rounds: tuple[bytes | None, dict[PeerId, bytes]]) -> list[dict[PeerId, int]]:
     """Who is equal after each round, of which this machine's digest and others' are given."""
-    order, found = SameOrder(), list[dict[PeerId, int]]()
+    order, found = SameOrder(RunId("run")), list[dict[PeerId, int]]()
     for number, (own, others) in enumerate(rounds):
         if own is not None:
             order.begun(number, own)
@@ -191,7 +192,7 @@ def test_rounds_that_are_not_known_of_both_are_left_out() -> None:
 
 
 def test_what_is_said_twice_counts_once_and_who_is_gone_is_forgotten() -> None:
-    order = SameOrder()
+    order = SameOrder(RunId("run"))
     order.begun(0, b"a")
     for _ in range(10):
         order.look({ONE: (0, b"a"), OTHER: (10**12, b"a")})
@@ -204,10 +205,33 @@ def test_what_is_said_twice_counts_once_and_who_is_gone_is_forgotten() -> None:
     assert order.equal == {}
 
 
+def behind(places: list[int]) -> list[dict[PeerId, int]]:
+    """Who is equal after each round, where a member's first batch is the one that was read here as
+    the one of this number, of ten a round.
+    """
+    run, found = RunId("run"), list[dict[PeerId, int]]()
+    order = SameOrder(run)
+    for round_, place in enumerate(places):
+        for number in range(10 * round_, 10 * round_ + 10):
+            order.read(b"%d" % number)
+        order.begun(round_, b"own %d" % round_)
+        order.look({ONE: (round_, batch_digest(run, round_, b"%d" % place))})
+        found.append(dict(order.equal))
+    return found
+
+
+def test_who_reads_the_same_some_batches_later_is_found() -> None:
+    *before, last = behind([7 * round_ for round_ in range(RUNNING_BEHIND)])
+    assert (before, last) == ([{}] * (RUNNING_BEHIND - 1), {ONE: RUNNING_BEHIND})
+    assert behind([0, 7, 14, 5, 21, 28, 35, 36, 37])[-1] == {}  # not in one order
+    assert behind([0, 7, 14, 999, 21, 28, 35, 36, 37])[-1] == {}  # one was not read here
+    assert behind([0] * 20)[-1] == {}
+
+
 def test_nobody_can_say_it_of_others() -> None:
     """A record is signed by whom it is about; a member that lies copies what another said."""
     said = {ONE: b"1", OTHER: b"2"}
-    at_one, at_other = SameOrder(), SameOrder()
+    at_one, at_other = SameOrder(RunId("run")), SameOrder(RunId("run"))
     for number in range(6):
         for order, own in ((at_one, said[ONE]), (at_other, said[OTHER])):
             order.begun(number, own)
