@@ -34,7 +34,7 @@ from torch.optim import LBFGS, Optimizer
 from ..model.flat import FlatVector, unwrap
 from ..model.reconcile import complete
 from ..rounds.replica import Replica
-from .optimizer_state import HeldTensor, held_tensors, inner_optimizers, parameters_of
+from .optimizer_state import HeldTensor, held_tensors, parameters_of
 from .probe import MOST, OptimizerMemory, probe
 
 logger = logging.getLogger("atoll")
@@ -219,11 +219,24 @@ class Consent:
             self._on_adopted(moved)
 
 
+def _has_lbfgs_inside(optimizer: Any) -> bool:
+    """Among its attributes, or in a list, tuple or mapping of them."""
+    parts = list[Any]()
+    for value in vars(optimizer).values():
+        if isinstance(value, list | tuple):
+            parts += cast("Sequence[Any]", value)
+        elif isinstance(value, dict):
+            parts += cast("dict[Any, Any]", value).values()
+        else:
+            parts.append(value)
+    return any(isinstance(each, LBFGS) for each in parts)
+
+
 def _remembering(optimizer: Any, inner: Optimizer) -> _Remembering:
     """Ask its class, and name what is not cured. ``inner`` has the model's parameters."""
     memory = _memory_of(optimizer, inner)
     name = type(optimizer).__name__
-    if any(isinstance(each, LBFGS) for each in inner_optimizers(optimizer).values()):
+    if _has_lbfgs_inside(optimizer):
         logger.warning("%s", WRAPPED_LBFGS.format(name=name))
     elif memory.fault:
         logger.warning("%s", NOT_ASKED.format(name=name, fault=memory.fault))

@@ -619,9 +619,14 @@ def test_wrappers_whose_constructors_take_what_they_do_not_keep_are_asked(
     assert "whether SlowBeside remembers where the parameters were" in said
 
 
-def test_an_lbfgs_inside_another_is_named(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("kept", ["alone", "list", "dict"])
+def test_an_lbfgs_inside_another_is_named(kept: str, caplog: pytest.LogCaptureFixture) -> None:
     model = net(torch.bfloat16)
-    optimizer = MastersOf(model.parameters(), LBFGS)
+    optimizer: Any = MastersOf(model.parameters(), LBFGS)
+    if kept != "alone":  # as wrappers of several keep them
+        (name,) = [name for name, value in vars(optimizer).items() if isinstance(value, LBFGS)]
+        inner = getattr(optimizer, name)
+        setattr(optimizer, name, [inner] if kept == "list" else {"all": inner})
     attach(model, optimizer, SoloSwarm(SETTINGS), batch_size=1)
     (said,) = warnings_of(caplog)
     assert "MastersOf steps by an LBFGS inside of it" in said
