@@ -168,6 +168,49 @@ def without_embedding(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]
 
 IDS, IMAGES, ROWS = torch.arange(1, 16)[None], torch.randn(2, 1, 6, 6), torch.randn(4, 6)
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 8}
+
+
+class Positions(nn.Module):
+    """HHousen/TransformerSum#67, huggingface/transformers#30709: positions as a buffer of integers,
+    sines that are not saved, and a model in bfloat16 whose buffer is not.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+        self.position_ids: Tensor
+        self.sines: Tensor
+        self.scale: Tensor
+        self.register_buffer("position_ids", torch.arange(32)[None])
+        self.register_buffer("sines", torch.arange(32.0).sin()[:, None], persistent=False)
+        self.to(torch.bfloat16)
+        self.register_buffer("scale", torch.tensor(1 / 3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        at = self.position_ids[0, : ids.shape[-1]]
+        return self.head(self.embed(ids) + self.sines[at]) * self.scale
+
+
+def kept_wide() -> nn.Module:
+    """huggingface/transformers#46167: a model in bfloat16 with biases that stay in float32."""
+    model = Tied().to(torch.bfloat16)
+    model.body.bias.data = model.body.bias.data.float() + 1e-4
+    model.body.forward = lambda x: (
+        nn.functional.linear(x, model.body.weight)
+        + model.body.bias.to(  # type: ignore[method-assign]
+            x.dtype
+        )
+    )
+    return model
+
+
+def frozen_half() -> nn.Module:
+    """deepspeedai/DeepSpeed#5489: frozen parameters of a model in bfloat16."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).to(torch.bfloat16)
+    model[0].requires_grad_(False)
+    return model
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "tied": (Tied, IDS),
     "tied_bf16": (lambda: Tied().to(torch.bfloat16), IDS),
@@ -185,6 +228,9 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "experts_aligned": (library("Mixtral", num_local_experts=8, num_experts_per_tok=1), IDS),
     "gpt2_mixed": (with_wide_norms(library("GPT2")), IDS),
     "teacher": (Teacher, ROWS),
+    "positions": (Positions, IDS),
+    "kept_wide": (kept_wide, IDS),
+    "frozen_half": (frozen_half, ROWS.to(torch.bfloat16)),
 }
 
 

@@ -79,6 +79,34 @@ def test_a_script_whose_exception_ended_it_is_named() -> None:
     assert standing([ATTACHED, ended], 60) == {"V11": "process 7 ended with KeyError: 'mine'"}
 
 
+@pytest.mark.parametrize(
+    ("how", "finished"),
+    [
+        # CharlesShang/FastMaskRCNN#172: the kernel ends what takes all memory, with one word
+        ("died of SIGKILL", False),
+        # facebookresearch/map-anything#89: no traceback, no message
+        ("ended with exit status 1", False),
+        # modelscope/ms-swift#7992: training has ended, and giving back what it held fails
+        ("died of SIGABRT", True),
+    ],
+)
+def test_ends_that_users_have_reported_are_named_where_training_was_not_over(
+    how: str, finished: bool
+) -> None:
+    ended = event(60, "script.ended", pid=7, farewell=False, finished=finished)
+    died = event(61, "script.exited", pid=7, how=how, failed=True)
+    assert standing([ATTACHED, ended, died], 61) == (
+        {} if finished else {"V11": f"process 7 {how}"}
+    )
+
+
+def test_a_loader_that_hangs_leaves_an_idle_gpu() -> None:
+    """tensorpack/tensorpack#1134: workers of the loader are gone, and the script goes on waiting."""
+    busy, at = reports([0.9] * 20, name="gpu_busy")
+    idle, end = reports([0.0] * READINGS, at, "gpu_busy")
+    assert list(standing([ATTACHED, *busy, *idle], end)) == ["V13"]
+
+
 def test_a_script_that_only_lost_its_connection_has_time_to_come_back() -> None:
     lost = [ATTACHED, event(60, "script.ended", pid=7, farewell=False)]
     assert standing(lost, 60 + ABSENT_S - 1) == {}
