@@ -1,5 +1,5 @@
-"""A run of two in virtual time: one ordinary script, and one as users of trainers and optimizers have
-reported it.
+"""A run of two in virtual time: one ordinary script, and one as users of trainers and optimizers
+have reported it.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ RUNNING = 3
 """So many rounds running, of those whose digests are known of both: one that is equal may be chance
 where batches or data sets are small."""
 RUNNING_BEHIND = 8
-"""The same of first batches that were read here earlier: members that draw single samples of one small
-data set by lot have read most of them, too, and in an order that fits one time in 8!."""
+"""The same of first batches that were read here earlier: members that draw single samples of one
+small data set by lot have read most of them, too, and in an order that fits one time in 8!."""
 REMEMBERED = 64  # rounds
 MOST_READ = 2048  # batches
 

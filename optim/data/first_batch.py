@@ -6,7 +6,7 @@ digested: members that start from one anchor have equal ones if they read the sa
 one kind and without dropout that differs. Where one of them makes fewer steps in a round than the
 other, as the slower one does, it reads the same order some batches later from then on. So the node
 of who is ahead is also told what its script has read, `MOST_READ` batches at most, and finds the
-other's first ones among them. Gradients do not show that: members start from another anchor by then.
+other's first ones among them. Gradients do not show that: by then their anchors are unlike.
 
 The digest is salted with the run and the round, so it tells who has not the same batch nothing but
 whether it is the same. It is never made in a run with [privacy], [secure] or a federated method.

@@ -149,8 +149,8 @@ class AtollCallback(TrainerCallback):
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Declare the step's samples. The first one has fitted into memory: of attempts that do not,
-        the schedule is not judged.
+        """Declare the step's samples. The first one has fitted into memory: of attempts that do
+        not, the schedule is not judged.
         """
         assert self.attachment is not None
         self.attachment.schedule_ends.compare(

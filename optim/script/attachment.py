@@ -318,7 +318,6 @@ class Attachment:
         self._parts.wrote()
         self._weights = WeightWatch(model, optimizers, included=included)
         self._adapters.turn(self.round)
-        self._weights.begin()
         self._hooks: list[Any] = []
         self._hook(optimizers)
         attached[model] = attached[swarm] = weakref.ref(self)
@@ -332,6 +331,7 @@ class Attachment:
 
     def _hook(self, optimizers: Sequence[Optimizer]) -> None:
         """Training begins: see the optimizers' steps."""
+        self._weights.begin()
         self._evaluations.begin(self.round)
         # A compiled function around optimizer.step() must break its graph here.
         before, after = (

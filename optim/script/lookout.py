@@ -26,9 +26,9 @@ logger = logging.getLogger("atoll")
 
 SAME_ORDER = (
     "%s reads the same data in the same order as this member: the first batches of %d rounds "
-    "running were equal to what is read here. One of the two trains for nothing. Share the data out: "
-    "swarm.shard(loader), in Trainer and Lightning shard=True of the callback; or give each member "
-    "data, or a seed, of its own"
+    "running were equal to what is read here. One of the two trains for nothing. "
+    "Share the data out: swarm.shard(loader), in Trainer and Lightning shard=True of the callback; "
+    "or give each member data, or a seed, of its own"
 )
 
 

@@ -154,7 +154,7 @@ class _Seen(NamedTuple):
 
 
 class ScheduleEnds:
-    """Whether one attachment's schedules end with the run. Said once, of the first that does not."""
+    """Whether an attachment's schedules end with the run. Said once, of the first that does not."""
 
     def __init__(self, swarm: Swarm, optimizers: Sequence[Optimizer], outermost: Sequence[Any]):
         """``outermost``: what a script gave to `attach` for the ``optimizers``."""

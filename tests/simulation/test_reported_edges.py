@@ -1,5 +1,5 @@
-"""Data, buffers, frozen parts, numbers and schedules as users of trainers have reported them, in a run
-of two: what is right stays right, and what is not is told with what to do.
+"""Data, buffers, frozen parts, numbers and schedules as users of trainers have reported them, in a
+run of two: what is right stays right, and what is not is told with what to do.
 
 Each names the thread that it is taken from.
 """
@@ -235,7 +235,8 @@ def unfrozen(script: Script, number: int) -> None:
     """facebookresearch/detectron2#2486: a head of the model is unfrozen in the middle."""
     if number == 20:
         script.model.requires_grad_(True)
-        script.optimizer.add_param_group({"params": list(script.model[0].parameters())})  # type: ignore[index]
+        model: Any = script.model
+        script.optimizer.add_param_group({"params": list(model[0].parameters())})
 
 
 def unfrozen_in_the_optimizer(script: Script, number: int) -> None:
@@ -259,10 +260,11 @@ def test_parts_that_are_unfrozen_later_belong_to_the_run_or_are_named(
 ) -> None:
     def script(swarm: LocalMember) -> tuple[Tensor, Tensor]:
         mine = Script(swarm)
-        first: Any = mine.model[0]  # type: ignore[index]
+        model: Any = mine.model
+        first = model[0]
         first.requires_grad_(False)
-        given = mine.model.parameters() if change is not unfrozen else mine.model[2].parameters()  # type: ignore[index]
-        mine.optimizer = adamw(list(given))
+        given = model[2] if change is unfrozen else model
+        mine.optimizer = adamw(list(given.parameters()))
         start = first.weight.detach().clone()
         mine.attach(include=mine.model.parameters() if include else ())
         for number in mine.going():
@@ -421,8 +423,8 @@ def test_the_ordinary_script_is_told_nothing() -> None:
 def at_unlike_speeds(
     batches: Callable[[int], Iterator[Tensor]], *, slower: float = 0.16
 ) -> list[str]:
-    """What is said where each member tells of its batches, as Trainer's and Lightning's callbacks do,
-    and member 1 makes fewer steps in a round.
+    """What is said where each member tells of its batches, as Trainer's and Lightning's callbacks
+    do, and member 1 makes fewer steps in a round.
     """
 
     def script(swarm: LocalMember) -> int:

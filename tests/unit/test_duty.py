@@ -101,7 +101,7 @@ def test_ends_that_users_have_reported_are_named_where_training_was_not_over(
 
 
 def test_a_loader_that_hangs_leaves_an_idle_gpu() -> None:
-    """tensorpack/tensorpack#1134: workers of the loader are gone, and the script goes on waiting."""
+    """tensorpack/tensorpack#1134: workers of the loader are gone, and the script waits."""
     busy, at = reports([0.9] * 20, name="gpu_busy")
     idle, end = reports([0.0] * READINGS, at, "gpu_busy")
     assert list(standing([ATTACHED, *busy, *idle], end)) == ["V13"]
