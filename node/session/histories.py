@@ -12,8 +12,8 @@ Either is named only with its proof: the other log's first entry that is not our
 the last one that is. Each side tells the other its own, so both know; neither counts on the other
 any more, and both go on if they are enough.
 
-A peer whose answer does not continue our log is asked for older entries until the first that
-differs is found: half of what is left with each answer.
+A peer whose answer, or whose offer for the open round, does not continue our log is asked for older
+entries until the first that differs is found: half of what is left with each answer.
 """
 
 from __future__ import annotations
@@ -59,17 +59,13 @@ class Histories:
 
     # ---- asking
     def compare(self, now: float, targets: Callable[[], Sequence[PeerId]]) -> None:
-        """Ask who may be on another history: the organiser strangers for the beginning of their
-        log; everybody, while nothing is decided, whoever is there for its newest entry.
-        ``targets``: `PeerSelection.targets`, which is asked where that is needed.
+        """The organiser asks strangers for the beginning of their log. ``targets``:
+        `PeerSelection.targets`.
         """
         session, machine = self.session, self.session.machine
         assert machine is not None
         self._asked = {peer: at for peer, at in self._asked.items() if now - at < COMPARE_S}
-        newest = machine.journal.entries[-1].entry.round
-        if session.waits.announced and newest > 0:
-            self._ask(now, newest, [peer for peer in targets() if peer not in self.splits])
-        elif session.me == session.organiser:
+        if session.me == session.organiser:
             strangers = [peer for peer in targets() if not session.in_config(peer)]
             self._ask(now, 0, [peer for peer in strangers if peer not in self._same])
         for peer in self.splits:  # it may not have heard of it, and has no other way to
@@ -83,7 +79,7 @@ class Histories:
             self.session.actions.tell(peer, round_, m.Fetch())
 
     # ---- what is heard
-    def ignores(self, peer: PeerId, envelope: m.Envelope) -> bool:
+    def ignores(self, now: float, peer: PeerId, envelope: m.Envelope) -> bool:
         """Whether a message of the log comes from another history, or proves that its sender is on
         one, or has to be compared first. Raises RemoteProtocolError.
         """
@@ -91,7 +87,10 @@ class Histories:
         if machine is None:
             return False
         foreign = self.session.membership.foreign
-        if isinstance(body, m.Catch) and body.entries:
+        if isinstance(body, m.Ready) and envelope.round == machine.round > 1:
+            if body.base != machine.base and peer not in foreign:
+                self._ask(now, machine.round - 1, [peer])
+        elif isinstance(body, m.Catch) and body.entries:
             if body.entries[0].entry.round == 0:
                 self._begins(machine, peer, body.entries[0])
             if (peer not in foreign or peer in self.splits) and self._differs(machine, peer, body):

@@ -203,6 +203,7 @@ def test_homes_that_were_copied_and_went_on_as_two_swarms_name_each_other() -> N
     together(table, [second, third], "those")
     assert second.machine.round == len(first.storage.journal().entries)
     first.start().attach()
+    first.contribute("a third of each")
     table.until(lambda: bool(first.session.histories.splits))
     table.until(lambda: all("p0" in peer.session.histories.splits for peer in (second, third)))
     table.end()
