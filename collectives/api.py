@@ -491,7 +491,8 @@ def copy_from(
 ) -> Handle[Outcome]:
     """A broadcast by several roots that hold the same bytes: each sends its part of them."""
     check_swarm(swarm)
-    target, source = Target(tensor), swarm.peer in roots
+    source = swarm.peer in roots
+    target = Target(tensor, written=not source)
     named = ",".join(texts(roots, "a root is the id of a peer"))
     tag = tag_of(f"{kind_of(tensor)}<{named}")
     operating = operate(

@@ -18,15 +18,21 @@ if TYPE_CHECKING:
 
 class Target:
     """``flat``: its elements, in its own memory. Raises LocalProtocolError for what is no plain
-    tensor, as `flat_of`, and for memory that cannot be written to.
+    tensor, as `flat_of`, and where it is to be ``written`` for memory that cannot be.
     """
 
     def __init__(
-        self, tensor: Tensor, dtype: Any = None, *, devices: Collection[str] = CPU
+        self,
+        tensor: Tensor,
+        dtype: Any = None,
+        *,
+        devices: Collection[str] = CPU,
+        written: bool = True,
     ) -> None:
         self.flat = flat_of(tensor, dtype, devices=devices)
         self._tensor, self._place = tensor, _place(tensor)
-        if self.flat.device.type == "cpu" and not _writable(self.flat.data_ptr()):
+        on_cpu = written and self.flat.device.type == "cpu"
+        if on_cpu and not _writable(self.flat.data_ptr()):
             raise LocalProtocolError(
                 "the tensor lies in memory that cannot be written to, such as a mapped file",
                 hint="give a clone() of it",

@@ -112,3 +112,12 @@ def test_a_private_copy_of_a_mapped_file_is_written() -> None:
     memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     tensor = torch.frombuffer(memory, dtype=torch.float32)
     assert all_reduce(SoloSwarm(), tensor, op_id="x").wait().status == "committed"
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_who_broadcasts_may_give_memory_that_is_only_read() -> None:
+    swarm = SoloSwarm()
+    with mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ) as memory:
+        given = torch.frombuffer(memory, dtype=torch.float32)
+        assert broadcast(swarm, given, root=swarm.peer, op_id="x").wait(1).status == "committed"
+        del given
