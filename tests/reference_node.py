@@ -249,7 +249,10 @@ class ReferenceSession:
         return least
 
     def report(
-        self, metrics: Mapping[str, float], first_batch: tuple[int, bytes] | None = None
+        self,
+        metrics: Mapping[str, float],
+        first_batch: tuple[int, bytes] | None = None,
+        read: tuple[bytes, ...] = (),
     ) -> None:
         self.metrics |= metrics
 

@@ -9,7 +9,8 @@ trains for hours without hearing of anybody does not run out.
 
 An entry says how many samples of each contributor it counts. These are the first of its stream, and
 are done. Of what follows the contributor keeps as much as it may have begun by the time it hears of
-the entry: twice its largest contribution, which is forgotten by an eighth an entry. All else
+the entry: twice its largest contribution, which is forgotten by an eighth with each later one, and
+with each entry once many in a row count none of it (a slow machine is in every n-th). All else
 returns to the pool, also what a member kept that is no longer in the configuration. So
 
 * where nobody trains on more than it keeps before it hears of an entry, no sample is counted twice
@@ -34,6 +35,7 @@ MARGIN = 2
 """Contributions a member may have begun since the last one counted: one that is under way, one that
 is trained.
 """
+AWAY = 32  # entries without a contribution of a member, from which on it is forgotten
 MAX_BLOCKS = 1 << 12
 """Blocks that one contribution uses up at most: a bound for members that count something else than
 samples.
@@ -52,6 +54,7 @@ class Leases:
         self._frontier = 0
         self._kept: dict[Member, list[Span]] = {}
         self._keep: dict[Member, int] = {}  # how many
+        self._away: dict[Member, int] = {}  # entries since the last that counts it
 
     def stream(self, member: Member | None) -> Cursor:
         """The positions of a member. Of one that has none, those of the first: what it reads is
@@ -85,14 +88,21 @@ class Leases:
         self, shares: dict[Member, int], members: tuple[Member, ...]
     ) -> dict[Member, int]:
         """How many positions each member keeps: a newcomer as many as the one that keeps most."""
+        self._away = {
+            member: 0 if member in shares else self._away.get(member, 0) + bool(shares)
+            for member in members
+        }
         keep = {
-            member: count - (-(-count // 8) if shares else 0)
+            member: count - (-(-count // 8) if self._forgets(member, shares) else 0)
             for member, count in self._keep.items()
         }
         for member, samples in shares.items():
             keep[member] = max(MARGIN * samples, keep.get(member, 0))
         most = max(keep.values(), default=self._first)
         return {member: keep.get(member, most) for member in members}
+
+    def _forgets(self, member: Member, shares: dict[Member, int]) -> bool:
+        return member in shares or (bool(shares) and self._away.get(member, AWAY + 1) > AWAY)
 
     def _turns(self, turn: int) -> Iterator[Span]:
         """A member's blocks of the pool."""

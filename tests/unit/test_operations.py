@@ -20,7 +20,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.partition import slots_for
 from atoll.collectives.swarm import MAX_TAG, OuterSettings
 from atoll.node.service.buffers import BufferPool
-from atoll.node.session.naming import MAX_NUMEL, Spec, config_key, operation_key, parse, spec_of
+from atoll.node.session.naming import MAX_NUMEL, Spec, config_key, operation_key, parse
 from atoll.node.session.replica import PlainSlots
 from atoll.node.session.volatile import VolatileJournal
 from atoll.node.storage import RunFiles
@@ -30,9 +30,8 @@ WAIT_S = 20.0
 
 
 def test_a_call_that_names_a_removed_codec_is_told_another() -> None:
-    call = call_of("sum of it", "sum", 5.0, True, codec="fp16")
     with pytest.raises(ConfigError) as caught:
-        spec_of(call, 8)
+        call_of("sum of it", "sum", 5.0, True, codec="fp16")
     assert caught.value.message == (
         "operation 'sum of it': codec 'fp16' was removed: use bf16 or int8"
     )
