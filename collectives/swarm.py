@@ -657,7 +657,6 @@ class Swarm(Protocol):
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
-        hold_s: float = 0.0,
     ) -> Pending[Outcome]:
         """Freeze a contribution and offer it to the open round.
 
@@ -669,10 +668,8 @@ class Swarm(Protocol):
         newest. ``loss``: the mean loss of the inner steps in it, for a run with a governor, or with
         it what an evaluation found;
         ``lag``: how many inner steps rounds take here, for one that is planned again, or seconds a
-        step takes, for one with `Groups`. ``hold_s`` above 0: it is not to end the round; it is
-        offered once another member has ended it, or after so many seconds, and until the next call
-        nobody waits for this member while it has offered nothing. At most one contribution is
-        frozen at a time: a second call while one is undecided raises LocalProtocolError.
+        step takes, for one with `Groups`. At most one contribution is frozen at a time: a second
+        call while one is undecided raises LocalProtocolError.
         """
         ...
 
@@ -796,7 +793,6 @@ class FragmentSwarm(Swarm, Protocol):
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
-        hold_s: float = 0.0,
     ) -> Pending[Outcome]:
         """`contribute` for one fragment: ``write`` fills a tensor of its length. One contribution
         of each may be frozen at a time.

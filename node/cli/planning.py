@@ -20,15 +20,7 @@ from .reaching import find_peer
 
 if TYPE_CHECKING:
     from ...collectives.group import TopologyKind
-    from ...optim.planning import (
-        Alternative,
-        Choice,
-        Conditions,
-        Estimate,
-        PeerConditions,
-        Price,
-        TrainingPlan,
-    )
+    from ...optim.planning import Conditions, Estimate, PeerConditions, Price, TrainingPlan
     from ..client.commands import NodeClient
     from ..manifest import Manifest
 
@@ -124,12 +116,12 @@ def plan_command(
 
     Nothing is changed: paste what it prints into RUN.toml. RATE: 20Mbit/s, 2.5MB/s.
     """
-    from ...optim.planning import Conditions, estimate, plan, price
+    from ...collectives.codecs.accuracy import ladder
+    from ...optim.planning import Choice, Conditions, estimate, plan, price
     from ..manifest import load_manifest
 
     terminal = current()
     run = load_manifest(manifest)
-    own, run = run.parameters, _of_size(run, parameters)
     if step_ms is None:
         raise ConfigError(
             "how long does an inner step take?",
@@ -150,8 +142,12 @@ def plan_command(
         found, samples = _balanced(found, most, batch)
     conditions = Conditions(_size(run, parameters), tuple(found), rtt_s, share, max_steps)
     decided = plan(conditions)
-    choice = _present(run)
-    now = None if choice is None else estimate(conditions, choice)
+    now = choice = None
+    if run.train.sync_every is not None:
+        train, exchange = run.train, run.exchange
+        codec = exchange.codec if exchange.error is None else ladder(exchange.error).fine
+        choice = Choice(run.train.sync_every, codec, train.overlap, train.delay, exchange.fragments)
+        now = estimate(conditions, choice)
     settings = decided.settings()
     if run.train.method == "diloco":
         settings["train.outer"] = {"preset": AUTO}
@@ -162,8 +158,7 @@ def plan_command(
         cost = price(conditions.parameters, choice, len(conditions.peers))
         present = {**_predicted(now), "price": _price(cost)}
         lines.append(
-            f"as {manifest.name} is{_size_words(own, conditions.parameters)}: "
-            f"{now.share:.1%} training, {_bytes(now)} a round, "
+            f"as {manifest.name} is: {now.share:.1%} training, {_bytes(now)} a round, "
             f"{cost.loss - 1:.1%} more loss"
         )
     terminal.data(
@@ -178,37 +173,6 @@ def plan_command(
     )
 
 
-def _of_size(run: Manifest, parameters: int | None) -> Manifest:
-    """The manifest for a model of so many parameters: nothing of a model of another size is left
-    in it.
-    """
-    from ..manifest.tables import ModelTable
-
-    if parameters is None or run.parameters in (None, parameters):
-        return run
-    other = ModelTable(entry="local:another", parameters=max(1, parameters))
-    return msgspec.structs.replace(run, model=other)
-
-
-def _present(run: Manifest) -> Choice | None:
-    """The manifest's own settings; None where its rounds are not of so many steps."""
-    from ...collectives.codecs.accuracy import ladder
-    from ...optim.planning import Choice
-
-    train, exchange = run.train, run.exchange
-    if train.sync_every is None:
-        return None
-    codec = exchange.codec if exchange.error is None else ladder(exchange.error).fine
-    return Choice(train.sync_every, codec, train.overlap, train.delay, exchange.fragments)
-
-
-def _size_words(own: int | None, planned: int) -> str:
-    """Where the plan is for a model of another size than the manifest's."""
-    if own in (None, planned):
-        return ""
-    return f", but for a model of {planned:,} parameters in place of its own {own:,}"
-
-
 def _needs(
     terminal: Terminal,
     run: Manifest,
@@ -219,7 +183,6 @@ def _needs(
     """What the plan needs of a member's machine, for people and for JSON. The time of a join is
     that of the slowest of the group.
     """
-    from ...optim.planning.estimate import EFFICIENCY
     from .needs import (
         machine_document,
         machine_lines,
@@ -232,16 +195,10 @@ def _needs(
     needs = needs_of(_with(run, settings), conditions.parameters)
     assert needs is not None
     down, free = _slowest_join(conditions, decided.group), this_machine(terminal.paths.state_dir)
-    lines = needs_lines(needs, down)
-    document = needs_document(needs, down)
-    if len(decided.group) > 1 and needs.fetched:
-        costs_s = needs.join_s(down) / EFFICIENCY + decided.estimate.round.seconds
-        document["join_costs_s"] = round(costs_s, 3)
-        lines[-1] += f", and keeps the others from rounds for up to {span_text(costs_s)}"
-    return [*lines, *machine_lines(needs, free)], {
-        "needs": document,
-        **machine_document(needs, free),
-    }
+    return (
+        [*needs_lines(needs, down), *machine_lines(needs, free)],
+        {"needs": needs_document(needs, down), **machine_document(needs, free)},
+    )
 
 
 def _with(manifest: Manifest, settings: Mapping[str, Mapping[str, Any]]) -> Manifest:
@@ -448,8 +405,6 @@ def _lines(
         longest_s = max(peer.step_s for peer in conditions.peers)
         lines.append(f"  samples  {shared} in a step, which takes {span_text(longest_s)}")
     lines += (f"  {line}" for line in needed)
-    if decided.rejected:
-        lines += ["", *(f"  {line}" for line in _rejected(decided.rejected))]
     if explain or not decided.reached:
         lines += ["", *(f"  {sentence}" for sentence in decided.why)]
     elif len(decided.group) < len(conditions.peers):
@@ -457,18 +412,6 @@ def _lines(
     lines.append("")
     for table, values in settings.items():
         lines += [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
-    return lines
-
-
-def _rejected(rows: Sequence[Alternative]) -> list[str]:
-    """What else there is: how long it would take, what of it is training, and why."""
-    width = max(len("INSTEAD"), *(len(row.what) for row in rows))
-    lines = [f"{'INSTEAD':{width}}  {'TO THE LOSS':>13}  TRAINING  WHY"]
-    for row in rows:
-        longer = row.long - 1
-        time = f"{longer:.0%} longer" if longer < 10 else f"{row.long:.0f} times"
-        time = time if longer >= 0 else f"{-longer:.0%} sooner"
-        lines.append(f"{row.what:{width}}  {time:>13}  {row.share:8.1%}  {row.why}")
     return lines
 
 
@@ -525,7 +468,6 @@ def _document(conditions: Conditions, decided: TrainingPlan) -> dict[str, Any]:
         "group": list(decided.group),
         "steps": decided.steps(conditions),
         "why": list(decided.why),
-        "rejected": [asdict(row) for row in decided.rejected],
         "parameters": conditions.parameters,
         "rtt_s": conditions.rtt_s,
         "share": conditions.share,

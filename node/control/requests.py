@@ -305,12 +305,7 @@ class ConnectionRequests:
 
     async def _contribute(self, request: p.Contribute) -> None:
         self._of(request.fragment).contribute(
-            request.cid,
-            request.samples,
-            request.base,
-            request.fragment,
-            request.reading,
-            request.hold_s,
+            request.cid, request.samples, request.base, request.fragment, request.reading
         )
         self._done(request.id)
 

@@ -25,6 +25,7 @@ from ...collectives.errors import (
 )
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
+from ...collectives.round import Timing
 from ...optim.outer import effective_outer
 from ..control.shared_memory import AnchorSlots
 from ..home.paths import make_private
@@ -43,7 +44,6 @@ from ..secure.choosing import pre_round_of
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import PeerUsage
-from ..session.durations import durations
 from ..session.fragments import Whole, logs_of, whole_of
 from ..storage import RunFiles
 from .asking import Asking
@@ -66,6 +66,7 @@ from .views import peers_of, quorum, status_of
 log = logging.getLogger("atoll")
 
 ASK_MANIFEST, MANIFEST = b"?", b"C"
+LEAST_TURN = 9.0  # of ten parts of the time, one at most goes into exchanges that one hastens
 OWN_KINDS = {MESSAGE: "ban", PROOF: "ban", ASK_MANIFEST: "manifest", MANIFEST: "manifest"}
 """What is no message of the session, in its sender's budget."""
 
@@ -383,7 +384,7 @@ class RunService:
             ports=self.ports,
             rng=random.Random(self.node.rng.random()),
             now=now,
-            timing=durations(),
+            timing=Timing(least_turn=LEAST_TURN),
             unix_offset_s=time.time() - now,
             checkpoint_every=manifest.checkpoint.every,
             seeding=self.seeding,

@@ -119,7 +119,6 @@ class AttachedScript:
         base: int | None = None,
         fragment: int = 0,
         reading: Reading = NO_READING,
-        hold_s: float = 0.0,
     ) -> None:
         """Offer what the script wrote."""
         if fragment in self._frozen:
@@ -129,9 +128,7 @@ class AttachedScript:
         self._lent[fragment] = [*alive(self._lent[fragment]), read]
         self._frozen[fragment] = (cid, now)
         try:
-            self.whole.sessions[fragment].contribute(
-                now, cid, samples, vector, base, reading, hold_s
-            )
+            self.whole.sessions[fragment].contribute(now, cid, samples, vector, base, reading)
         except StorageError as error:  # it is frozen and will be offered again
             self.run.troubles.tell(error)
         except BaseException:

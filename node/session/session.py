@@ -468,7 +468,6 @@ class Session:
         self.script = None
         self.operations.detach(now)
         self.prior.forget(now)
-        self.queue.forget()
         if self.machine:
             self.machine.set_idle(now, True)
         self._drain(now)
@@ -481,14 +480,13 @@ class Session:
         vector: Tensor,
         base: int | None = None,
         reading: Reading = NO_READING,
-        hold_s: float = 0.0,
     ) -> None:
         """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round,
         or to the next one.
 
         With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused)
-        once that anchor is no longer current. ``hold_s``: as of `Swarm.contribute`. Of no samples
-        it waits for the end of a round that this member was not drawn for.
+        once that anchor is no longer current. Of no samples it waits for the end of a round that
+        this member was not drawn for.
         """
         self._now = now
         self.admission.may_contribute()
@@ -498,9 +496,7 @@ class Session:
             raise LocalProtocolError(
                 f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}"
             )
-        self.queue.put((cid, samples, vector, reading), base, now, hold_s)
-        if not hold_s:
-            self.machine.set_idle(now, not self.admission.trains)
+        self.queue.put((cid, samples, vector, reading), base)
         self.offer(now)
         self._drain(now)
 
@@ -508,7 +504,7 @@ class Session:
         """Freeze the script's first contribution for the open round, if nothing is."""
         machine, offering = self.machine, self.queue
         if machine is not None and not machine.takes_part:
-            offering.first(now)
+            offering.first()
             machine.set_waiting(offering.waits)
         if self.pre_round is not None:
             return self.pre_round.offer(now)
@@ -516,7 +512,7 @@ class Session:
             machine
             and machine.contribution is None
             and not machine.open.applying
-            and (given := offering.first(now)) is not None
+            and (given := offering.first()) is not None
         ):
             cid, samples, vector, reading = given
             self.ports.exchange.freeze(self.log, machine.round, cid, vector)
@@ -1027,19 +1023,6 @@ class Session:
                 self.retaining.offered(contribution[0], vector)
         self.offer(now)
 
-    def _stand_by(self, now: float) -> None:
-        """Of a member that is slow: offer what it has once another has ended the round; and have
-        nobody wait for it while it has nothing.
-        """
-        machine = self.machine
-        if machine is None or not self.queue.aside or machine.stateless:
-            return
-        if self.queue.waits:
-            self.offer(now)
-        idle = machine.contribution is None and not self.queue.waits
-        if idle != machine.idle and self.script is not None and self.admission.trains:
-            machine.set_idle(now, idle)
-
     def _drain(self, now: float) -> None:
         """Deliver messages to oneself and send what membership has to say."""
         if self._draining:
@@ -1054,8 +1037,6 @@ class Session:
                     raise LocalProtocolError(
                         f"a message to oneself broke a rule: {error.message}"
                     ) from error
-                self._stand_by(now)
-            self._stand_by(now)
             for peer, data in self.membership.drain():
                 self.ports.send(peer, MEMBERSHIP + data)
         finally:

@@ -285,7 +285,6 @@ class LocalMember:
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
-        hold_s: float = 0.0,
     ) -> LocalPending:
         if self.fragments > 1:
             raise LocalProtocolError(
@@ -293,13 +292,8 @@ class LocalMember:
                 hint="contribute_fragment() offers one of them",
             )
         return self.contribute_fragment(
-            0, samples=samples, write=write, base=base, loss=loss, lag=lag, hold_s=hold_s
+            0, samples=samples, write=write, base=base, loss=loss, lag=lag
         )
-
-    @property
-    def holds(self) -> bool:
-        """A contribution can wait for others to end the round (``hold_s``)."""
-        return True
 
     @property
     def closing(self) -> int:
@@ -347,7 +341,6 @@ class LocalMember:
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
-        hold_s: float = 0.0,
     ) -> LocalPending:
         node, session = self._node(), self._session(fragment)
         if self._layout is None or session.machine is None:
@@ -371,7 +364,7 @@ class LocalMember:
         cid, pending = self._rng.randbytes(16), LocalPending(self, self.clock())
         self._pending[fragment] = (cid, pending)
         with node.alive():
-            session.contribute(self.clock(), cid, samples, vector, base, reading, hold_s)
+            session.contribute(self.clock(), cid, samples, vector, base, reading)
         return pending
 
     # ---- Swarm

@@ -1,7 +1,6 @@
 """The planner: from step time, rates and round-trip times to the settings of a run. Pure functions,
 without torch.
 
-waiting      whom a round waits for, and how long
 conditions   what is known of the peers, checked
 estimate     how long a round of given settings takes, and what share of the time is training
 price        what settings cost in loss, from a table
@@ -14,11 +13,10 @@ from .again import Lag, RoundSteps, again
 from .balance import Machine, balance
 from .conditions import Conditions, PeerConditions
 from .estimate import Choice, Estimate, estimate
-from .planner import Alternative, TrainingPlan, plan, seconds_a_sample
+from .planner import TrainingPlan, plan, seconds_a_sample
 from .price import Price, price
 
 __all__ = [
-    "Alternative",
     "Choice",
     "Conditions",
     "Estimate",

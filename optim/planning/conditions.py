@@ -5,13 +5,11 @@ construction.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ...collectives.errors import ConfigError
 from ...collectives.group import MAX_MEMBERS
-from .waiting import Machines, Rounds
 
 MAX_PARAMETERS = 1 << 40
 LARGE = 100_000_000  # parameters
@@ -58,9 +56,9 @@ class Conditions:
     max_steps: int | None = None
     links: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
     fastest_s: float = field(init=False, compare=False, repr=False)
-    """The shortest step."""
-    rounds: Rounds = field(init=False, compare=False, repr=False)
-    """Whom they wait for."""
+    slowest_s: float = field(init=False, compare=False, repr=False)
+    speed: float = field(init=False, compare=False, repr=False)
+    """Of peers that only train: the shortest and the longest step, and samples a second of all."""
 
     def __post_init__(self) -> None:
         # In whatever order they were named.
@@ -98,10 +96,10 @@ class Conditions:
                     hint=f"The peers: {', '.join(sorted(names))}",
                 )
             _check("links", rate, 1, 1e15)
-        object.__setattr__(self, "fastest_s", min(peer.step_s for peer in self.peers))
-        kinds = Counter((peer.step_s, peer.samples) for peer in self.peers)
-        rounds = Rounds([Machines(*kind, count) for kind, count in kinds.items()])
-        object.__setattr__(self, "rounds", rounds)
+        steps = [peer.step_s for peer in self.peers]
+        object.__setattr__(self, "fastest_s", min(steps))
+        object.__setattr__(self, "slowest_s", max(steps))
+        object.__setattr__(self, "speed", sum(peer.samples / peer.step_s for peer in self.peers))
 
     @property
     def longest(self) -> int:

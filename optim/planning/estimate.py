@@ -24,7 +24,6 @@ from ...collectives.codec_names import DEFAULT_CODEC, chunk_elements, most_bytes
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions
-from .waiting import RoundWaits
 
 # of the line that payload gets: frames' heads take 4.4 %, records and the rest the others
 # (measured, `scripts/bench/bench_link.py`)
@@ -37,6 +36,7 @@ SCRIPT_S = 4e-9  # a value, in the script: making the contribution and taking ov
 LATE_S = 6e-9
 # a round, in the script: what it asks its node (these three measured, `scripts/bench/bench_wan.py`)
 ASK_S = 4e-3
+LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,6 @@ class Estimate:
     waiting_s: float
     script_s: float
     fragments: int
-    waits: RoundWaits
 
     @property
     def share(self) -> float:
@@ -91,11 +90,6 @@ class Estimate:
     def period_s(self) -> float:
         """Seconds from one end of a fragment's round to the next."""
         return self.compute_s + self.waiting_s + self.script_s
-
-    @property
-    def rate(self) -> float:
-        """Samples a second that all machines together contribute."""
-        return self.waits.rate(self.share, self.period_s)
 
     @property
     def nbytes(self) -> int:
@@ -124,28 +118,23 @@ def estimate(
     is known; ``margin``: by what factor a round that must be over in time may be longer than said.
     """
     one = one or round_of(conditions, choice.codec, choice.fragments)
-    fastest_s = conditions.fastest_s
+    fastest_s, slowest_s = conditions.fastest_s, conditions.slowest_s
     passes_s = SCRIPT_S if choice.overlap == "none" else SCRIPT_S + LATE_S
     compute_s, script_s = (
         choice.sync_every * fastest_s,
         passes_s * conditions.parameters + ASK_S * choice.fragments,
     )
     if len(conditions.peers) == 1:
-        alone = conditions.rounds.waits(choice.sync_every, 0.0, may_stand_aside=False)
-        return Estimate(compute_s, one, 0.0, script_s, choice.fragments, alone)
-    before_s = 0.0  # seconds of training until the result is due
+        return Estimate(compute_s, one, 0.0, script_s, choice.fragments)
+    apart = LATE_SHARE * slowest_s if slowest_s > fastest_s else 0.0
+    waiting_s = apart + one.seconds
     if choice.overlap != "none":
-        margin_s = margin * one.seconds
-        before_s = (choice.sync_every if choice.delay is None else choice.delay) * fastest_s
-    else:
-        margin_s = one.seconds
-    others_s = script_s + choice.fragments * max(0.0, margin_s - before_s)
-    # who stands aside finds that out for each fragment anew, and late: it is counted on for none
-    waits = conditions.rounds.waits(
-        choice.sync_every, others_s, may_stand_aside=choice.fragments == 1
-    )
-    waiting_s = choice.fragments * max(0.0, waits.apart_s + margin_s - before_s)
-    return Estimate(compute_s, one, waiting_s, script_s, choice.fragments, waits)
+        waiting_s = max(
+            0.0,
+            margin * one.seconds
+            - (choice.sync_every if choice.delay is None else choice.delay) * fastest_s,
+        )
+    return Estimate(compute_s, one, choice.fragments * waiting_s, script_s, choice.fragments)
 
 
 def round_of(

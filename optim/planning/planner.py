@@ -17,8 +17,8 @@ from typing import Any
 from ...collectives.codec_names import DEFAULT_CODEC, FACTS
 from ...collectives.layout import MAX_FRAGMENTS
 from .conditions import Conditions, PeerConditions
-from .estimate import ASK_S, SCRIPT_S, Choice, Estimate, RoundCost, estimate, round_of
-from .price import DATA_EXPONENT, Price, price
+from .estimate import Choice, Estimate, RoundCost, estimate, round_of
+from .price import Price, price
 
 # shorter rounds did not come closer to synchronous training (5 against 10, measured on 42k
 # parameters)
@@ -35,29 +35,12 @@ CLEAR = 1.02
 SPACING = 1.2  # between the lengths of rounds that are tried first
 STARTS = 4  # of which the best is refined
 SMALL_FLEET = 4  # peers of which every group is tried
-FEW = 3  # names in a line
-
-
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """What was not chosen: ``what`` in words, the ``share`` of its time that would be training, how
-    many times as ``long`` it would take to the same loss, and ``why`` that is so.
-
-    >>> Alternative("p0 alone", 0.99, 2.3, "one machine waits for nobody").long
-    2.3
-    """
-
-    what: str
-    share: float
-    long: float
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
     """``group``: who should be in the run; ``why``: the sentences behind it; ``reached``: whether
     the wanted share is. ``price``: what the settings cost in loss, from a table.
-    ``rejected``: up to three others, the soonest first.
     """
 
     choice: Choice
@@ -66,7 +49,6 @@ class TrainingPlan:
     group: tuple[str, ...]
     why: tuple[str, ...]
     reached: bool
-    rejected: tuple[Alternative, ...] = ()
 
     def steps(self, conditions: Conditions) -> dict[str, int]:
         """Whole steps that each of the group makes while the fastest makes ``sync_every``: none of
@@ -98,11 +80,9 @@ def plan(conditions: Conditions) -> TrainingPlan:
     """
     best = whole = _plan(conditions)
     left = conditions
-    tried = [(conditions, whole)]
     for names in _groups(conditions):
         smaller = conditions.only(names)
         found = _plan(smaller)
-        tried.append((smaller, found))
         sooner = judged_s(smaller, found.choice) < judged_s(left, best.choice)
         if len(names) == 1:  # it trains all of the time, which is no reason to prefer it
             better = sooner
@@ -113,87 +93,8 @@ def plan(conditions: Conditions) -> TrainingPlan:
         if better:
             best, left = found, smaller
     return replace(
-        best,
-        why=(*_given(left), *best.why, *_group_words(conditions, whole, left, best)),
-        rejected=tuple(_rejected(conditions, left, best, tried)),
+        best, why=(*_given(left), *best.why, *_group_words(conditions, whole, left, best))
     )
-
-
-def synchronous_s(conditions: Conditions) -> float:
-    """Wall seconds for a sample with gradient averaging in every step: all wait for the slowest
-    step and for an exchange, and nothing is lost but what the codec costs.
-    """
-    one = round_of(conditions, DEFAULT_CODEC)
-    slowest_s = max(peer.step_s for peer in conditions.peers)
-    step_s = slowest_s + one.seconds + SCRIPT_S * conditions.parameters + ASK_S
-    cost = price(conditions.parameters, Choice(1)).codec ** (1 / DATA_EXPONENT)
-    return cost * step_s / sum(peer.samples for peer in conditions.peers)
-
-
-def _rejected(
-    conditions: Conditions,
-    left: Conditions,
-    best: TrainingPlan,
-    tried: list[tuple[Conditions, TrainingPlan]],
-) -> Iterator[Alternative]:
-    """The fastest machine alone, the best other group, and gradients averaged in every step."""
-    if len(conditions.peers) == 1:
-        return
-    chosen_s = seconds_a_sample(left, best.choice)
-
-    def row(group: Conditions, found: TrainingPlan) -> Alternative:
-        ratio = seconds_a_sample(group, found.choice) / chosen_s
-        names = {peer.name for peer in group.peers}
-        out = [peer.name for peer in conditions.peers if peer.name not in names]
-        if len(names) == 1:
-            what, why = f"{min(names)} alone", "one machine waits for nobody, and has no help"
-        else:
-            what = f"without {', '.join(out)}" if out else "all together"
-            what = what if len(out) <= FEW else f"{len(names)} of {len(conditions.peers)}"
-            bound, more = found.estimate.round.bound, found.estimate.rate / best.estimate.rate
-            why = (
-                f"rounds wait for {bound}"
-                if found.estimate.share < best.estimate.share - 0.005
-                else f"{more:.0%} of the samples a second"
-            )
-        return Alternative(what, found.estimate.share, ratio, why)
-
-    groups = [
-        (group, found)
-        for group, found in tried
-        if len(group.peers) > 1 and found.group != best.group
-    ]
-    if not groups and len(conditions.peers) > 2:
-        fewer = conditions.only({peer.name for peer in conditions.peers} - {_last(conditions)})
-        groups = [(fewer, _plan(fewer))]
-    rows = list[Alternative]()
-    if groups:
-        rows.append(row(*min(groups, key=lambda each: seconds_a_sample(each[0], each[1].choice))))
-    if len(best.group) > 1:
-        quickest = min(conditions.peers, key=lambda p: (p.step_s / p.samples, p.name))
-        alone = conditions.only({quickest.name})
-        rows.append(row(alone, _plan(alone)))
-    group = left if len(left.peers) > 1 else conditions
-    slowest_s = max(peer.step_s for peer in group.peers)
-    seconds = synchronous_s(group)
-    share = slowest_s / (seconds * sum(peer.samples for peer in group.peers))
-    bound = round_of(group, DEFAULT_CODEC).bound
-    rows.append(
-        Alternative(
-            "gradients in every step",
-            min(1.0, share),
-            seconds / chosen_s,
-            f'method = "gradient_averaging": each step waits for {bound}',
-        )
-    )
-    yield from sorted(rows, key=lambda each: each.long)
-
-
-def _last(conditions: Conditions) -> str:
-    """The peer that is missed least."""
-    return max(
-        conditions.peers, key=lambda peer: (peer.step_s / peer.samples, -peer.up, peer.name)
-    ).name
 
 
 def _slowest(conditions: Conditions) -> float:
@@ -235,9 +136,9 @@ def seconds_a_sample(conditions: Conditions, choice: Choice, one: RoundCost | No
     """Wall seconds of the whole group for what synchronous training learns from one sample. Results
     that must be there in time may take MARGIN times as long as estimated.
     """
-    found = estimate(conditions, choice, one=one, margin=MARGIN)
+    share = estimate(conditions, choice, one=one, margin=MARGIN).share
     cost = price(conditions.parameters, choice, len(conditions.peers))
-    return cost.samples / found.rate
+    return cost.samples / (share * conditions.speed)
 
 
 def judged_s(conditions: Conditions, choice: Choice, one: RoundCost | None = None) -> float:

@@ -91,7 +91,6 @@ class ReplicaSwarm(Protocol):
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
-        hold_s: float = 0.0,
     ) -> Pending[Outcome]: ...
 
 
@@ -112,8 +111,6 @@ class Replica:
     looks_back = True
     on_purpose = False  # whether the script has declared that it changes the weights
     ordinary = False  # whether nothing but steps as long as ever moved the live parameters
-    # above 0: the next contribution does not end the round, and waits for others to do so
-    hold_s = 0.0
     resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(
@@ -151,14 +148,6 @@ class Replica:
         self._clock = clock
         self._dropped = dropped
         self._spare: list[Tensor] = []
-
-    @property
-    def may_stand_aside(self) -> bool:
-        """Whether rounds of this run may be without a member whose steps are too long for them."""
-        s = self.settings
-        apart = s.secure or s.privacy or s.btard or s.site or s.sample or s.arrivals or s.lying
-        plain = not apart and s.reducer == "mean" and s.method != "gradient_averaging"
-        return plain and s.sync_every is not None and bool(getattr(self.swarm, "holds", False))
 
     @property
     def overlap(self) -> bool:
@@ -358,7 +347,6 @@ class Replica:
             base=base,
             loss=self.loss,
             lag=self.lag,
-            hold_s=self.hold_s,
         )
         frozen = self.frozen = OfferedContribution(pending, samples, members=self.members)
         self.unsent = 0

@@ -22,9 +22,6 @@ from .grouped import GroupedReplica
 from .replica import Replica, WaitedOutcome
 from .schedule import Counted, Schedule, Since, StepCounter, expected_share
 from .site import SiteReplica
-from .slow import PATIENCE, SlowMember
-
-HOLD_MOST_S = 3600.0
 
 
 class FragmentLog:
@@ -32,11 +29,6 @@ class FragmentLog:
 
     def __init__(self, swarm: FragmentSwarm, fragment: int) -> None:
         self._swarm, self._fragment = swarm, fragment
-
-    @property
-    def holds(self) -> bool:
-        """As of `Swarm`, where it has it."""
-        return bool(getattr(self._swarm, "holds", False))
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorView:
         """The fragment's newest anchor; the run is open already."""
@@ -53,16 +45,9 @@ class FragmentLog:
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
-        hold_s: float = 0.0,
     ) -> Pending[Outcome]:
         return self._swarm.contribute_fragment(
-            self._fragment,
-            samples=samples,
-            write=write,
-            base=base,
-            loss=loss,
-            lag=lag,
-            hold_s=hold_s,
+            self._fragment, samples=samples, write=write, base=base, loss=loss, lag=lag
         )
 
 
@@ -112,18 +97,15 @@ class Strand:
         self.replica = replica
         self.schedule = Schedule(replica.settings, clock)
         self.since = Since(counter)
-        self._closing, self._clock = closing, clock
+        self._closing = closing
         self._offered = Since(counter)  # inner steps since a contribution is under way
         self._lag = Lag() if replica.settings.share is not None else None
-        self._slow = SlowMember() if replica.may_stand_aside else None
         self._waited_s = 0.0  # since the last boundary
         # of the adoption that was evaluated last, until a contribution says it
         self.evaluated: Evaluated | None = None
         settings = replica.settings
-        self._ahead = 0  # steps of the first round that count as made, and were not
         if settings.sync_every is not None:
-            self._ahead = round(ahead * settings.sync_every)
-            self.since.restore(Counted(self._ahead, 0, 0))
+            self.since.restore(Counted(round(ahead * settings.sync_every), 0, 0))
         elif settings.round_s is not None:
             self.schedule.restart(ahead * settings.round_s)
 
@@ -144,51 +126,17 @@ class Strand:
             return replica.frozen is None or replica.frozen.pending.done()
         if replica.settled:
             return True
-        if self._finished:
+        steps = self.pace.steps if self._lag is not None else replica.steps
+        if self.schedule.due(self.since, replica.base.round, steps):
             return True
         if not replica.follows:
             return False
         frozen = replica.frozen
         under_way = replica.overlap and frozen is not None
-        ended = self._closing() > replica.base.round + under_way
-        if not (self.since.fired > 0 and (ended or self._ends_here)):
+        if not (self.since.fired > 0 and self._closing() > replica.base.round + under_way):
             return False
         # What was waited for in vain is looked at once it is decided.
         return frozen is None or replica.overlap or frozen.pending.done()
-
-    @property
-    def _finished(self) -> bool:
-        """Whether this member has made all steps of the round."""
-        steps = self.pace.steps if self._lag is not None else self.replica.steps
-        return self.schedule.due(self.since, self.replica.base.round, steps)
-
-    @property
-    def _stands_aside(self) -> bool:
-        """Whether its steps are so long that nobody should wait for this member."""
-        every = self.replica.settings.sync_every
-        if self._slow is None or every is None or self._still_local:
-            return False
-        return self._slow.stands_aside(
-            self.pace.steps if self._lag is not None else every,
-            self.since.fired - self._ahead,
-            self._closing() - self.replica.base.round,
-            self.schedule.members,
-        )
-
-    @property
-    def _still_local(self) -> bool:
-        """Whether rounds are of one step still."""
-        return self.replica.base.round < self.replica.settings.local_after
-
-    @property
-    def _ends_here(self) -> bool:
-        """Whether this member's part of the round is over, since another step would end after the
-        round does."""
-        return (
-            self._stands_aside
-            and self._slow is not None
-            and self._slow.too_late_for_another(self.schedule.elapsed_s)
-        )
 
     @property
     def late(self) -> bool:
@@ -229,32 +177,16 @@ class Strand:
         self.replica.loss = (
             loss if found is None else Evaluated(loss, found.anchor, found.own, found.before)
         )
-        self._hold()
         self.replica.collect(counted.samples)
         if self._lag is not None:
             self._lag.trained(counted.steps, self.schedule.elapsed_s - self._waited_s)
             self.replica.lag = self._lag.steps
-        if self._slow is not None:
-            trained_s = self.schedule.elapsed_s - self._waited_s
-            self._slow.trained(counted.steps - self._ahead, counted.samples, trained_s)
-        self._ahead = 0
         self.since.clear()
-
-    def _hold(self) -> None:
-        """A member that is slow does not end a round for the others: what it offers waits for them
-        to do so.
-        """
-        slow = self._slow
-        holds = slow is not None and self._stands_aside and not self._finished
-        self.replica.hold_s = min(HOLD_MOST_S, PATIENCE * slow.round_s) if slow and holds else 0.0
 
     def begin(self) -> None:
         """A round begins."""
         self.schedule.restart()
         self._waited_s = 0.0
-        if self._slow is not None:
-            base = self.replica.base
-            self._slow.adopted(self._clock(), base.round, base.samples)
 
     def noted(self, turn: WaitedOutcome) -> None:
         """What a turn says about the next round."""

@@ -943,32 +943,6 @@ def test_a_plan_of_unequal_peers(atoll: Cli) -> None:
     assert found["group"] == ["p0", "p1"]
 
 
-def test_a_plan_says_what_else_there_is_and_what_a_join_costs(atoll: Cli, tmp_path: Path) -> None:
-    rows = [word for step in ("250", "250", "5000") for word in ("--peer", f"1Gbit/1Gbit/{step}")]
-    given = ["plan", "run.toml", "--step-ms", "250", "--parameters", "10000000", *rows]
-    found = atoll.json(*given)
-    assert found["group"] == ["p0", "p1"]
-    kinds = [row["what"] for row in found["rejected"]]
-    assert sorted(kinds) == ["all together", "gradients in every step", "p0 alone"]
-    assert all(row["long"] > 1 for row in found["rejected"])
-    needs = found["needs"]
-    assert needs["join_costs_s"] > needs["join_s"]
-    assert atoll(*given) == 0
-    assert len(atoll.out.split("INSTEAD")[1].split("\n\n")[0].splitlines()) == 1 + 3
-    assert "and keeps the others from rounds for up to" in atoll.out
-
-
-def test_a_plan_of_another_size_takes_nothing_of_the_manifest_s_model(
-    atoll: Cli, tmp_path: Path
-) -> None:
-    given = ["--step-ms", "250", "--parameters", "7000000"]
-    found = atoll.json("plan", "run.toml", *given)  # whose model is built in, and a GPU's concern
-    assert found["needs"]["gpu_bytes"] is None
-    assert found["needs"]["join_bytes"] == 8 * 7_000_000
-    assert atoll("plan", "run.toml", *given) == 0
-    assert "but for a model of 7,000,000 parameters in place of its own" in atoll.out
-
-
 def test_a_step_is_shared_among_unequal_peers(atoll: Cli) -> None:
     """p0 takes 100 ms for an equal share and holds 64 samples; p2 is twice as fast as p1."""
     rows = ["100Mbit/s/100Mbit/s/100/64", "20Mbit/s/100Mbit/s/400", "50Mbit/s/50Mbit/s/200"]

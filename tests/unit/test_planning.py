@@ -21,7 +21,6 @@ from seeds import daily
 from atoll.collectives.codec_names import most_bytes
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import MAX_MEMBERS
-from atoll.collectives.round import Timing
 from atoll.node.manifest import parse_manifest
 from atoll.optim.planning import (
     Choice,
@@ -37,7 +36,6 @@ from atoll.optim.planning import (
 )
 from atoll.optim.planning.estimate import ASK_S, EFFICIENCY, ROUND_TRIPS, SCRIPT_S, WORK_S, round_of
 from atoll.optim.planning.planner import CODECS, LEAST_STEPS, judged_s
-from atoll.optim.planning.waiting import grace_s
 
 MBIT = 1e6 / 8
 INT8 = most_bytes("int8_dither", 1 << 22)[0] / (1 << 22)  # bytes a value
@@ -317,42 +315,6 @@ def test_of_many_a_machine_that_is_slow_in_compute_is_left_out() -> None:
     slow = PeerConditions("slow", 100 * MBIT, 100 * MBIT, 40.0)
     found = plan(Conditions(10_000_000, (*peers, slow), 0.05))
     assert found.group == ("p0", "p1", "p2", "p3", "p4")
-
-
-def test_grace_is_that_of_a_convener() -> None:
-    for round_s in (0.1, 3.9, 4.1, 12.0, 21.0, 1000.0):
-        assert grace_s(round_s) == Timing().grace(round_s)
-
-
-def test_a_round_waits_for_nobody_who_costs_more_than_it_brings() -> None:
-    """Twenty times slower: it stands aside, and makes a step in every other round of 21 steps."""
-    peers = [PeerConditions(f"p{i}", 1e9, 1e9, 0.25) for i in range(4)]
-    slow = PeerConditions("slow", 1e9, 1e9, 5.0)
-    fast, both = Conditions(10_000, tuple(peers)), Conditions(10_000, (*peers, slow))
-    for steps in (10, 21):
-        alone, beside = estimate(fast, Choice(steps)), estimate(both, Choice(steps))
-        assert beside.share == pytest.approx(alone.share, abs=1e-3)
-        assert alone.rate < beside.rate < alone.rate + 1 / 5.0
-    near = Conditions(10_000, (*peers, PeerConditions("near", 1e9, 1e9, 0.375)))
-    waited = estimate(near, Choice(20)).waiting_s - estimate(fast, Choice(20)).waiting_s
-    assert waited == pytest.approx(0.375 / 2, rel=0.01)
-    assert not near.rounds.waits(20, 0.0, may_stand_aside=True).aside
-
-
-def test_three_others_are_said_with_what_they_would_take() -> None:
-    conditions = alike(4, 100, 0.25, 10_000_000, rtt_s=0.05)
-    found = plan(conditions)
-    assert [row.what for row in found.rejected] == [
-        "without p3",
-        "p0 alone",
-        "gradients in every step",
-    ]
-    alone = found.rejected[1]
-    mine_s = seconds_a_sample(conditions, found.choice)
-    assert alone.long == pytest.approx(0.25 / mine_s, rel=0.01)
-    steps_s = 0.25 + round_of(conditions, "int8_dither").seconds + SCRIPT_S * 10**7 + ASK_S
-    assert found.rejected[2].long == pytest.approx(steps_s / 4 / mine_s, rel=0.05)  # and the codec
-    assert not plan(alike(1, 100, 0.25, 10_000_000)).rejected
 
 
 def test_who_trains_alone_waits_for_nobody() -> None:
