@@ -12,8 +12,8 @@ Either is named only with its proof: the other log's first entry that is not our
 the last one that is. Each side tells the other its own, so both know; neither counts on the other
 any more, and both go on if they are enough.
 
-A peer whose answer, or whose offer for the open round, does not continue our log is asked for older
-entries until the first that differs is found: half of what is left with each answer.
+A peer whose answer does not continue our log is asked for older entries until the first that
+differs is found: half of what is left with each answer.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class Histories:
         self.splits: dict[PeerId, ev.HistorySplit] = {}
         self._same: set[PeerId] = set()  # their log begins as ours
         self._twice: set[PeerId] = set()  # it begins with another genesis
-        self._asked: dict[PeerId, float] = {}  # when each was asked last
+        self._asked: dict[PeerId, float] = {}  # strangers: when they were asked last
+        self._told: dict[PeerId, float] = {}  # of a split: when they were told last
         self._searches: dict[PeerId, _Comparison] = {}
 
     # ---- asking
@@ -64,22 +65,24 @@ class Histories:
         """
         session, machine = self.session, self.session.machine
         assert machine is not None
-        self._asked = {peer: at for peer, at in self._asked.items() if now - at < COMPARE_S}
+        asked = self._asked
         if session.me == session.organiser:
-            strangers = [peer for peer in targets() if not session.in_config(peer)]
-            self._ask(now, 0, [peer for peer in strangers if peer not in self._same])
+            strangers = [
+                peer for peer in targets() if peer not in self._same and not session.in_config(peer)
+            ]
+            self._asked = asked = {
+                peer: at for peer in strangers if now - (at := asked.get(peer, -1e9)) < COMPARE_S
+            }
+            for peer in [peer for peer in strangers if peer not in asked][:ASKED_AT_ONCE]:
+                asked[peer] = now
+                session.actions.tell(peer, 0, m.Fetch())
         for peer in self.splits:  # it may not have heard of it, and has no other way to
-            if peer not in self._asked:
-                self._asked[peer] = now
+            if now - self._told.get(peer, -1e9) >= COMPARE_S:
+                self._told[peer] = now
                 self._tell(peer)
 
-    def _ask(self, now: float, round_: int, peers: Sequence[PeerId]) -> None:
-        for peer in [peer for peer in peers if peer not in self._asked][:ASKED_AT_ONCE]:
-            self._asked[peer] = now
-            self.session.actions.tell(peer, round_, m.Fetch())
-
     # ---- what is heard
-    def ignores(self, now: float, peer: PeerId, envelope: m.Envelope) -> bool:
+    def ignores(self, peer: PeerId, envelope: m.Envelope) -> bool:
         """Whether a message of the log comes from another history, or proves that its sender is on
         one, or has to be compared first. Raises RemoteProtocolError.
         """
@@ -87,10 +90,7 @@ class Histories:
         if machine is None:
             return False
         foreign = self.session.membership.foreign
-        if isinstance(body, m.Ready) and envelope.round == machine.round > 1:
-            if body.base != machine.base and peer not in foreign:
-                self._ask(now, machine.round - 1, [peer])
-        elif isinstance(body, m.Catch) and body.entries:
+        if isinstance(body, m.Catch) and body.entries:
             if body.entries[0].entry.round == 0:
                 self._begins(machine, peer, body.entries[0])
             if (peer not in foreign or peer in self.splits) and self._differs(machine, peer, body):
@@ -203,6 +203,7 @@ class Histories:
         self.session.membership.foreign.discard(peer)
         self._twice.discard(peer)
         self.splits.pop(peer, None)
+        self._told.pop(peer, None)
 
     def _tell(self, peer: PeerId) -> None:
         """Our first entry that is none of its log."""

@@ -632,9 +632,7 @@ class Session:
             return  # another process may vote under this key: this one takes no part
         if envelope.log != self.log:
             self.operations.on_message(now, peer, envelope)
-        elif self.histories.ignores(now, peer, envelope) or self.admission.bars(
-            now, peer, envelope
-        ):
+        elif self.histories.ignores(peer, envelope) or self.admission.bars(now, peer, envelope):
             pass
         elif isinstance(body, m.AskState):
             self.serving.on_ask_state(now, peer, body)

@@ -183,32 +183,6 @@ def test_a_copy_that_decides_alone_makes_a_second_history_that_both_sides_name()
     table.end()
 
 
-def test_homes_that_were_copied_and_went_on_as_two_swarms_name_each_other() -> None:
-    """Two of three each time, with the same number of entries: nobody is ahead of anybody."""
-    table = Table(3)
-    members = first, second, third = table.peers
-    table.found()
-    for peer in members[1:]:
-        peer.start().attach()
-    table.until(lambda: all(peer.inside for peer in members))
-    together(table, members, "all")
-    copies = [peer.storage.copy() for peer in members]
-    third.kill()
-    together(table, [first, second], "these")
-    for peer in (first, second):
-        peer.kill()
-    second.storage, third.storage = copies[1], copies[2]
-    for peer in (second, third):
-        peer.start().attach()
-    together(table, [second, third], "those")
-    assert second.machine.round == len(first.storage.journal().entries)
-    first.start().attach()
-    first.contribute("a third of each")
-    table.until(lambda: bool(first.session.histories.splits))
-    table.until(lambda: all("p0" in peer.session.histories.splits for peer in (second, third)))
-    table.end()
-
-
 def test_what_would_end_a_wait_is_offered_to_who_can_do_it() -> None:
     """A dead organiser recertifies nothing."""
     table = Table(3)
