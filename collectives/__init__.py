@@ -14,6 +14,8 @@ layout         what the flat vector means: names, shapes, offsets
 seeded         work that follows from a public seed: settings of BTARD
 metrics        metrics of a script as floats; what is none is left out with a warning
 codec_names    the codecs, and what is known of them without torch
+outer_rules    the outer optimizers, likewise
+growth         how many steps the first rounds have, where they are shorter
 arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          the Swarm seam: what a training script sees; no implementation
 plain          tensors whose values are their memory: flat, as bytes, as words
@@ -35,34 +37,23 @@ partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, minimum, product, copies
 schemes        places and their peers, as data: checked, and compiled to a plan
 trees          over which members a part is summed, and its result handed down
+witnesses      who adds up a part beside its owner, where members may lie
 record_layer   authenticated records for lanes
 codecs/        the formats of encoded values, of chunks and of whole vectors
 exchange/      the data plane of a round; sans I/O
 engine/        one thread that runs an exchange over real sockets
 round/         the round and its decision; sans I/O
+modes/         what some runs ask of a log, behind doors of round/
 simulation/    virtual time, an in-memory network, faults and traps
 """
+
+# The stub beside this file has the names that this one loads when they are used.
+# pyright: reportUnsupportedDunderAll=false
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .api import (
-        all_gather,
-        all_reduce,
-        barrier,
-        broadcast,
-        check_state,
-        enter,
-        gather_objects,
-        modular_sum,
-        reduce_scatter,
-        repair_state,
-    )
-    from .averaging import average
-    from .series import numbered
+from typing import Any
 
 __all__ = [
     "all_gather",

@@ -356,7 +356,14 @@ def _gather_rows(
         )
     with plainly():
         row = like = tensor.new_zeros((1, *tensor.shape[1:]))
-        slot = torch.zeros(ROWS_BYTES + most * row.nbytes, dtype=torch.uint8, device="cpu")
+        size = ROWS_BYTES + most * row.nbytes
+        try:
+            slot = torch.zeros(size, dtype=torch.uint8, device="cpu")
+        except (RuntimeError, TypeError) as error:  # more than there is; more than torch counts
+            raise LocalProtocolError(
+                f"a gather of at most {most:,} rows: no memory for {size:,} bytes",
+                hint="each member gives the bytes of most= rows, however few rows it has",
+            ) from error
         slot[:ROWS_BYTES].view(torch.int64)[0] = tensor.shape[0]
         given = tensor.detach().contiguous().view(-1).view(torch.uint8)
         slot[ROWS_BYTES : ROWS_BYTES + given.numel()] = given

@@ -29,7 +29,7 @@ class CodecFacts:
     ``results``: the codec of the mean over contributions, where that is another. A run of such a
     codec carries what encoding loses into the next contribution, whether its manifest asks for it
     or not. ``dither``: values of blocks are rounded up or down by chance, so that none stands
-    still next to longer ones. ``by_error``: a wished error may choose it.
+    still next to longer ones. ``by_error``: a wished error may choose it; ``planned``: a plan may.
 
     ``chunk_elements``: the chunk length of long vectors. Measured for int8 and fp32: a record costs
     the engine as much Python whatever its length, so half as long ones cost a tenth more CPU time;
@@ -45,13 +45,17 @@ class CodecFacts:
     results: str = ""
     dither: bool = False
     by_error: bool = False
+    planned: bool = False
     chunk_elements: int = 131_072
 
 
-def _sparse(keep: int, round_error: float, price: float, suffix: str = "") -> CodecFacts:
+def _sparse(
+    keep: int, round_error: float, price: float, suffix: str = "", *, planned: bool = False
+) -> CodecFacts:
     name, length = f"sparse{keep}", (8 + keep * 14 / 8) / 4096
+    results = name if suffix else "int4"
     return CodecFacts(
-        name + suffix, "sparse", keep, length, round_error, price, name if suffix else "int4"
+        name + suffix, "sparse", keep, length, round_error, price, results, planned=planned
     )
 
 
@@ -64,15 +68,17 @@ FACTS = {
         CodecFacts(
             "int8", "blocks", 8, 1 + 4 / 256, 0.0099, 1.0, by_error=True, chunk_elements=262_144
         ),
-        CodecFacts("int4", "blocks", 4, 1 / 2 + 2 / 64, 0.1525, 1.0003, by_error=True),
+        CodecFacts(
+            "int4", "blocks", 4, 1 / 2 + 2 / 64, 0.1525, 1.0003, by_error=True, planned=True
+        ),
         # its price: 0.9986 was measured, which is no gain but noise
-        CodecFacts("stat2", "levels", 2, _STAT2, 0.364, 1.001, "int4"),
+        CodecFacts("stat2", "levels", 2, _STAT2, 0.364, 1.001, "int4", planned=True),
         _sparse(32, 0.965, 1.06),  # the price was not measured: as much more as from 128 to 64
-        _sparse(64, 0.939, 1.038),
-        _sparse(128, 0.896, 1.0198),
-        _sparse(256, 0.825, 1.008),
+        _sparse(64, 0.939, 1.038, planned=True),
+        _sparse(128, 0.896, 1.0198, planned=True),
+        _sparse(256, 0.825, 1.008, planned=True),
         # results as coarse as contributions, which the outer rate was tuned for
-        CodecFacts("stat2_both", "levels", 2, _STAT2, 0.476, 1.002, "stat2"),
+        CodecFacts("stat2_both", "levels", 2, _STAT2, 0.476, 1.002, "stat2", planned=True),
         _sparse(64, 0.986, 1.05, "_both"),
         CodecFacts(
             "int8_dither",
@@ -82,6 +88,7 @@ FACTS = {
             0.0140,
             1.0,
             dither=True,
+            planned=True,
             chunk_elements=262_144,
         ),
     )
@@ -100,6 +107,15 @@ DEFAULT_CHUNK_ELEMENTS = {facts.name: facts.chunk_elements for facts in (*FACTS.
 ROUND_ERROR = {name: facts.round_error for name, facts in FACTS.items() if facts.by_error}
 """Codecs that a wished error chooses from, finest first. Coarser ones lose so much that members
 carry it into the next round: whoever wants one names it."""
+
+PLANNED = tuple(
+    facts.name
+    for facts in sorted(FACTS.values(), key=lambda facts: -facts.bytes_per_value)
+    if facts.planned
+)
+"""Codecs that a plan chooses from, longest first; not those that are sparse both ways: what they
+cost was measured for rounds of 5 and 10 steps only, and rises from one to the other
+(docs/benchmarks-training.md)."""
 
 LARGEST_ERROR = ROUND_ERROR["int4"]
 

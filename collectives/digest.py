@@ -50,6 +50,16 @@ def meaning(bound: Plan | Entry) -> bytes:
     """What the bytes of a result are the result of: contributors (cids and weights), ranges, grid,
     codec, reducer, round; where partial sums travel also owners and tree. Bytes that were reduced
     for a plan are those of an entry only where both mean the same."""
+    return meaning_of(meaning_preimage(bound))
+
+
+def meaning_of(preimage: bytes) -> bytes:
+    """The meaning that `meaning_preimage` is the preimage of."""
+    return blake3(b"atoll/meaning/1" + preimage).digest()
+
+
+def meaning_preimage(bound: Plan | Entry) -> bytes:
+    """What a meaning is the digest of: log, round, base, contributors, ranges, and the rest."""
     butterfly = bound.topology.kind == "butterfly"
     ranges = tuple((part.first, part.stop) for part in bound.parts)
     of = (
@@ -63,7 +73,7 @@ def meaning(bound: Plan | Entry) -> bytes:
         bound.codec,
         bound.reducer,
     )
-    return blake3(b"atoll/meaning/1" + msgspec.msgpack.encode(of)).digest()
+    return msgspec.msgpack.encode(of)
 
 
 def part_meaning(bound: Plan | Entry, part: Part) -> bytes:

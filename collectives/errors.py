@@ -66,10 +66,13 @@ class AtollError(Exception):
 
 
 class ConfigError(AtollError):
-    """A setting is wrong. ``key`` is its path, such as ``$.train.outer.lr``."""
+    """A setting is wrong. ``key`` is its path, such as ``$.train.outer.lr``. ``faults``: an error
+    each where several settings are, of which this tells.
+    """
 
     code = "E400"
     exit_code = 78
+    faults: tuple[ConfigError, ...] = ()
 
     def __init__(
         self,

@@ -179,6 +179,13 @@ class Admitted(msgspec.Struct, frozen=True, array_like=True):
     expires_s: Count = 0
 
 
+class SpentWord(msgspec.Struct, frozen=True, array_like=True):
+    """A site's signature that it may spend no more of its privacy in the run (`round.sites`)."""
+
+    peer: Peer
+    signature: Annotated[bytes, msgspec.Meta(max_length=64)]
+
+
 class Plan(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """How the open round is to be reduced: revision ``revision`` of ballot ``ballot`` of entry
     ``round`` of ``log``.
@@ -221,7 +228,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     before, by the clock of whoever proposes it; said only where members come in groups
     (`round.grouping`). ``admitted``: by what peers come in that the configuration before does not
     name; ``tally``: the hash of whom limited invites have let in after it, empty for nobody
-    (`round.entering`).
+    (`round.entering`). ``spent``: what members have said of themselves that no entry before has, in
+    a run with noise.
     """
 
     log: LogName
@@ -240,6 +248,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     elapsed_s: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None = None
     admitted: Annotated[tuple[Admitted, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     tally: Annotated[bytes, msgspec.Meta(max_length=HASH_BYTES)] = b""
+    spent: Annotated[tuple[SpentWord, ...], msgspec.Meta(max_length=MAX_STAR)] = ()
 
     def counts(self, peer: PeerId, cid: bytes) -> bool:
         """Whether this contribution of this peer is in it: a liar may have named one of the same
@@ -248,9 +257,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
         return any(c.cid == cid and c.member.peer == peer for c in self.contributors)
 
     def hash(self) -> bytes:
-        """blake3 of the canonical encoding, in which an entry that neither lets in nor counts
-        anybody ends before these fields, and a topology without hosts before those: so logs
-        from before there were such fields keep their hashes.
+        """blake3 of the canonical encoding, in which an entry ends before the fields that say
+        nothing (``spent``, and both ``admitted`` and ``tally``), and a topology without hosts
+        before those: so logs from before there were such fields keep their hashes.
         """
         return self._hash
 
@@ -260,7 +269,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
         fields = tuple(
             topology.named if each is topology else each for each in msgspec.structs.astuple(self)
         )
-        named = fields if self.admitted or self.tally else fields[:-2]
+        said = 0 if self.spent else 1 if self.admitted or self.tally else 3
+        named = fields[: len(fields) - said]
         return blake3(b"atoll/entry/1" + msgspec.msgpack.encode(named)).digest()
 
 

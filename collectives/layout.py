@@ -17,10 +17,15 @@ MAX_FRAGMENTS = 16
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=WORDS)]
 Dim = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 Shape = Annotated[tuple[Dim, ...], msgspec.Meta(max_length=MAX_DIMS)]
+TraitName = Annotated[str, msgspec.Meta(max_length=512, pattern=WORDS)]
+Trait = Annotated[str, msgspec.Meta(min_length=1, max_length=200, pattern=WORDS)]
 Role = Literal["parameter", "mean", "variance", "sum"]
 """How the outer step treats a tensor: parameters take the outer optimizer, running statistics are
 averaged (a variance stays >= 0). A sum is what members add to and no model has: each gives a change
 over its weight, and the changes of all that are counted are added up."""
+STEPS = "atoll.steps"
+"""What travels beside the model where what sites give is divided by their inner steps: how many
+those were, by weight on average (FedNova's τ_eff)."""
 BufferClass = Literal["mean", "same", "own"]
 """How a buffer of a module takes part: averaged, in the vector; equal at all members, compared and
 not sent; one member's own."""
@@ -45,12 +50,16 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 class Layout(msgspec.Struct, frozen=True, array_like=True):
     """The flat vector of a model: its tensors in order, without gaps, and its length in
-    elements. ``base``: the digest of what is frozen beside them, b"" where nothing is.
+    elements. ``base``: the digest of what is frozen beside them, b"" where nothing is. ``traits``:
+    what changes the model's function beside its tensors, by the name of a module, in words.
     """
 
     tensors: Annotated[tuple[TensorSpec, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
     numel: Annotated[int, msgspec.Meta(ge=1)]
     base: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
+    traits: Annotated[
+        tuple[tuple[TraitName, Trait], ...], msgspec.Meta(max_length=MAX_TENSORS)
+    ] = ()
 
     @property
     def model_numel(self) -> int:
@@ -60,7 +69,8 @@ class Layout(msgspec.Struct, frozen=True, array_like=True):
     def digest(self) -> bytes:
         """blake3 of the canonical encoding; equal digests mean the same model, on the same base."""
         vector = msgspec.msgpack.encode((self.tensors, self.numel))
-        return blake3(b"atoll/layout/1" + vector + self.base).digest()
+        traits = msgspec.msgpack.encode(self.traits) if self.traits else b""
+        return blake3(b"atoll/layout/1" + vector + self.base + traits).digest()
 
     def check(self) -> str | None:
         """Why the layout is not well formed, or None. Run on every foreign layout."""
@@ -100,7 +110,7 @@ def cut(layout: Layout, fragments: int) -> list[Layout]:
             spec = left.pop(0)
             taken.append(TensorSpec(spec.name, spec.shape, length, spec.role))
             length += spec.numel
-        parts.append(Layout(tuple(taken), length, layout.base))
+        parts.append(Layout(tuple(taken), length, layout.base, layout.traits))
         numel -= length
     return parts
 
@@ -133,7 +143,7 @@ def check_base(mine: Layout, theirs: Layout) -> None:
 
 def differences(mine: Layout, theirs: Layout) -> list[str]:
     """Human-readable differences between two layouts, one line a tensor: name, this shape, the
-    run's shape.
+    run's shape; then one a module whose settings differ.
     """
     a, b = {t.name: t.shape for t in mine.tensors}, {t.name: t.shape for t in theirs.tensors}
     lines = [
@@ -144,6 +154,12 @@ def differences(mine: Layout, theirs: Layout) -> list[str]:
     lines += [f"{name}  only in your model {list(a[name])}" for name in a if name not in b]
     lines += [
         f"{name}  missing in your model, run has {list(b[name])}" for name in b if name not in a
+    ]
+    ours, runs = dict(mine.traits), dict(theirs.traits)
+    lines += [
+        f"{name or 'the model'}  yours {ours.get(name, 'nothing')}  run {runs.get(name, 'nothing')}"
+        for name in dict.fromkeys((*ours, *runs))
+        if ours.get(name) != runs.get(name)
     ]
     if not lines and mine != theirs:
         lines.append("the tensors are the same but in another order or of another role")

@@ -16,6 +16,8 @@ from .errors import RemoteProtocolError
 from .foreign import PLAIN, quoted
 from .group import (
     MAX_MEMBERS,
+    MAX_PARTS,
+    MAX_STAR,
     NO_READING,
     Certified,
     Cid,
@@ -101,7 +103,7 @@ class PlanMessage(msgspec.Struct, frozen=True, array_like=True, tag="plan"):
 
 
 class PacedPlan(msgspec.Struct, frozen=True, array_like=True, tag="paced_plan"):
-    """The convener's plan where there are relays (`round.relays`). ``slowest``: the rate in bytes/s
+    """The convener's plan where there are relays (`modes.relays`). ``slowest``: the rate in bytes/s
     of the slowest contributor; elsewhere each member hears that in the others' Readys.
     """
 
@@ -201,7 +203,13 @@ class Catch(msgspec.Struct, frozen=True, array_like=True, tag="catch"):
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
-    """I hold the state before the envelope's round; put me into the next configuration."""
+    """I hold the state before the envelope's round; put me into the next configuration.
+
+    ``holds`` is False while no state is here: count me among those that my invite lets in, so that
+    I am given one (`round.entering`).
+    """
+
+    holds: bool = True
 
 
 class Get(msgspec.Struct, frozen=True, array_like=True, tag="get"):
@@ -354,13 +362,49 @@ PartDigests = Annotated[
 ]
 
 
+Inputs = Annotated[
+    tuple[Annotated[tuple[Hash, ...], msgspec.Meta(max_length=MAX_STAR)], ...],
+    msgspec.Meta(max_length=MAX_PARTS),
+]
+
+
+Receipts = Annotated[
+    tuple[Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MAX_STAR)], ...],
+    msgspec.Meta(max_length=MAX_PARTS),
+]
+
+
+class Contributed(msgspec.Struct, frozen=True, array_like=True, tag="contributed"):
+    """From a contributor to the owner of the chunks [first, stop) and its witnesses, where some may
+    lie: what I send you of my contribution ``cid`` to these chunks has this Merkle root."""
+
+    cid: Cid
+    first: Count
+    stop: Count
+    root: Hash
+    signature: Signature
+
+
+class Account(msgspec.Struct, frozen=True, array_like=True):
+    """How a member came to the parts that it states, where they have witnesses. ``inputs``: of each
+    of these parts, in their order, the Merkle root of what came of each contribution;
+    ``receipts``: under each of these roots the signature of who contributed it (`Contributed`).
+    """
+
+    inputs: Inputs
+    receipts: Receipts
+    signature: Signature
+
+
 class Reduced(msgspec.Struct, frozen=True, array_like=True, tag="reduced"):
-    """From the owner of parts to the convener, where some may lie: I have reduced these ``parts``
-    (by index in the plan), and this is what they are the result of (`digest.meaning`)."""
+    """From the owner of parts, or a witness, to the convener, where some may lie: I have reduced
+    these ``parts`` (by index in the plan), and this is what they are the result of
+    (`digest.meaning`)."""
 
     meaning: Hash
     parts: PartDigests
     signature: Signature
+    account: Account | None = None
 
 
 class Echo(msgspec.Struct, frozen=True, array_like=True, tag="echo"):
@@ -406,6 +450,7 @@ Body = (
     | Retained
     | Claim
     | Turn
+    | Contributed
     | Pledge
     | Propose
     | Reduced

@@ -9,21 +9,26 @@ summing to 1 (the bisection of DeDLOC, arXiv 2106.10207).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from .errors import LocalProtocolError
-from .group import Part, Plan
+from .group import Entry, Part, Plan
 from .identifiers import PeerId
 
 
-def parts_for(chunks: float, peers: Sequence[tuple[PeerId, float]]) -> tuple[Part, ...]:
+def parts_for(
+    chunks: float, peers: Sequence[tuple[PeerId, float]], most: int | None = None
+) -> tuple[Part, ...]:
     """Parts that cover all ``chunks`` in order, in the order of ``peers``: (peer,
     bandwidth_bytes_per_s).
 
     The last chunk may be shorter than the others: of 244.14, a part that ends with it may have one
     more. Bandwidth 0 means client-only: sends and receives, owns nothing. When nobody has any, all
-    are taken to be equal. A peer whose share rounds to no chunk is left out. Raises
-    LocalProtocolError without peers or chunks.
+    are taken to be equal. A peer whose share rounds to no chunk is left out. ``most``: so many
+    chunks are a peer's at most (`fair_share`); what is over goes to others that own something,
+    then to those that are slow, last to those without bandwidth. Raises LocalProtocolError without
+    peers or chunks.
     """
     if not peers or chunks <= 0:
         raise LocalProtocolError(f"cannot divide {chunks} chunks among {len(peers)} peers")
@@ -36,6 +41,8 @@ def parts_for(chunks: float, peers: Sequence[tuple[PeerId, float]]) -> tuple[Par
         math.ceil(chunks) - chunks
     )
     counts = _round(exact)
+    if most is not None:
+        counts = _level(counts, rates, most)
     parts: list[Part] = []
     first = 0
     for (peer, _), count in zip(peers, counts, strict=True):
@@ -112,6 +119,26 @@ def slots_for(
     )
 
 
+def fair_share(chunks: int, contributors: int, lying: int) -> int:
+    """How many of the chunks one peer may own where ``lying`` members may lie: an equal share of
+    ``lying`` + 1 of the contributors, so that those that lie never own everything.
+
+    It follows from what the plan itself says, and not from rates, which are members' own words.
+    So many can own something in any round: of 3 ``lying`` + 1 members.
+    """
+    return -(-chunks // max(1, min(lying + 1, contributors)))
+
+
+def is_fair(bound: Plan | Entry, lying: int) -> bool:
+    """Whether no owner of a plan or an entry has more than its fair share."""
+    chunks = bound.parts[-1].stop if bound.parts else 0
+    owned = Counter[PeerId]()
+    for part in bound.parts:
+        owned[part.owner] += part.stop - part.first
+    most = fair_share(chunks, len(bound.contributors), lying)
+    return max(owned.values(), default=0) <= most
+
+
 def check_plan(plan: Plan) -> str | None:
     """Why a plan is not well formed, or None. Run on every plan that comes from outside."""
     if not plan.contributors:
@@ -154,6 +181,21 @@ def _shares(rates: list[float]) -> list[float]:
     shares = [max(0.0, high * rate - 1) for rate in rates]
     total = sum(shares)
     return [share / total for share in shares]
+
+
+def _level(counts: list[int], rates: Sequence[float], most: int) -> list[int]:
+    """The same number of chunks, nobody with more than ``most`` where that can be."""
+    level = [min(count, most) for count in counts]
+    over = sum(counts) - sum(level)
+    owning = [index for index, count in enumerate(counts) if count]
+    slow = [index for index, rate in enumerate(rates) if rate > 0 and not counts[index]]
+    idle = [index for index, rate in enumerate(rates) if rate <= 0 and not counts[index]]
+    for some in (owning, slow, idle):
+        while over and (room := [index for index in some if level[index] < most]):
+            for at, index in enumerate(room):
+                given = min(-(-over // (len(room) - at)), most - level[index])
+                level[index], over = level[index] + given, over - given
+    return level if not over else counts
 
 
 def _round(exact: list[float]) -> list[int]:

@@ -191,10 +191,12 @@ def _float(value: Any) -> float | None:
 
 
 def check_swarm(swarm: Any) -> None:
-    """Refuse what is no swarm, such as None at a rank that has not joined."""
-    if not hasattr(swarm, "operate"):
+    """Refuse what is no swarm, such as None at a rank that has not joined, or a class."""
+    if isinstance(swarm, type) or not hasattr(swarm, "operate"):
+        given = "the class" if isinstance(swarm, type) else "a"
+        kind = swarm if isinstance(swarm, type) else type(swarm)
         raise LocalProtocolError(
-            f"a collective takes a swarm first, not a {type(swarm).__name__}",
+            f"a collective takes a swarm first, not {given} {kind.__name__}",
             hint="join() returns one; of a job of several ranks rank 0 alone has it",
         )
 

@@ -38,6 +38,7 @@ from .errors import ConfigError
 from .foreign import PLAIN, WORDS
 from .group import Config, Count, Evaluated, Member, TopologyKind
 from .groups import MAX_GROUP_NAME
+from .growth import MOST_GROWTH, RoundLengths
 from .identifiers import PeerId, RunId
 from .layout import MAX_FRAGMENTS, BufferClass, Layout
 from .seeded import BtardSettings
@@ -130,9 +131,13 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Of nesterov and momentum: outer steps over which lr and momentum grow from 1 and 0, those of
     # the plain mean.
     warmup: int = 0
+    # Steps of the plain mean before the warm-up: as many as rounds grow (`growth`).
+    hold: int = 0
     # With a governor that goes by evaluations: after so many readings in a row that speak against
     # averaging it takes the plain mean. 0: it does not go by them.
     watch: int = 0
+    # The governor says what it sees, and changes nothing: members that lie could move it.
+    advises: bool = False
 
 
 PLAIN_MEAN = OuterSettings("sgd", 1.0)
@@ -174,6 +179,12 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``quantile``: ``clip`` is only the first bound, which then follows this quantile of the
     contributions' norms, by ``clip_rate`` (arXiv 1905.03871); ``count_noise``: the deviation of the
     noise on how many were within it (None: twice ``noise``). ``noise`` is what both together cost.
+
+    ``most_examples``: a member of n examples is multiplied by min(n, ``most_examples``) /
+    ``most_examples``, once it is clipped, so that none moves the sum by more than ``clip``; the
+    sum is divided by ``normaliser`` then, a constant that says nothing of who has how many (McMahan
+    et al. 2018, arXiv 1710.06963). None: all count the same, and the sum is divided by their
+    number, which everybody knows.
     """
 
     noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
@@ -184,6 +195,14 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     clip_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.2
     count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
+    most_examples: Annotated[int, msgspec.Meta(ge=1, lt=MAX_SAMPLES)] | None = None
+    normaliser: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
+
+    def share(self, examples: int) -> float:
+        """What a member of so many examples counts: above 0, at most 1."""
+        if self.most_examples is None:
+            return 1.0
+        return min(examples, self.most_examples) / self.most_examples
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -204,13 +223,41 @@ class Spent(msgspec.Struct, frozen=True):
     left: int
 
 
+class WorkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a site of a federated run does in a round, one of the three: so many inner ``steps``,
+    so many ``samples``, or so many ``epochs`` of its own examples. It contributes when that is
+    done, whatever others have done, and the round waits for all who take part (`round.turns`).
+
+    ``weights``: what a site counts in the mean: its number of examples, which it has declared, or
+    as much as any other. Never what it has processed.
+    """
+
+    steps: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    samples: Annotated[int, msgspec.Meta(ge=1, lt=MAX_SAMPLES)] | None = None
+    epochs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    weights: Literal["examples", "equal"] = "examples"
+
+    @property
+    def declares(self) -> bool:
+        """Whether each site must say how many examples it has."""
+        return self.weights == "examples" or self.epochs is not None
+
+    def __str__(self) -> str:
+        if self.steps is not None:
+            return f"{self.steps} steps"
+        if self.samples is not None:
+            return f"{self.samples} samples"
+        return "one epoch" if self.epochs == 1 else f"{self.epochs} epochs"
+
+
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What members of a federated run do beside plain inner steps, and keep for themselves
     (`optim.federated.methods`, `optim.federated.personal`).
 
     ``mu``: FedProx' pull to the anchor. ``beta``: the share of the own direction in those of
     FedAvg-M and SCAFFOLD-M. ``ahead``: Per-FedAvg's step ahead. ``pull``: of a personal model
-    beside the run's (Ditto) to the anchor; None: there is none.
+    beside the run's (Ditto) to the anchor; None: there is none. ``work``: what a site does in a
+    round; None: as much as in the time that the fastest takes for ``sync_every``.
     """
 
     method: Annotated[str, msgspec.Meta(max_length=32, pattern=PLAIN)] = "fedavg"
@@ -218,6 +265,7 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     beta: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01
     pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    work: WorkSettings | None = None
 
 
 class SampleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -291,6 +339,9 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round_s: float | None = None  # seconds a round, when sync_every is None
     target_samples: int | None = None  # samples of all members a round, when both are None
     local_after: int = 0  # rounds of one inner step before those of sync_every (post-local SGD)
+    # The first so many rounds of sync_every are made as shorter ones, of one step at first
+    # (`collectives.growth`).
+    growth: Annotated[int, msgspec.Meta(ge=0, le=MOST_GROWTH)] = 0
     # What is trained on while a round is under way (`optim.rounds.replica`).
     overlap: Literal["none", "late", "eager"] = "none"
     # Inner steps from a contribution to its result, with overlap; None: to the end of the next
@@ -374,6 +425,25 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.feedback or not RESULTS.keys().isdisjoint({self.codec, *self.codecs.values()})
 
     @property
+    def lengths(self) -> RoundLengths:
+        """How many inner steps each round has."""
+        return RoundLengths(self.sync_every, self.growth, self.local_after)
+
+    @property
+    def work(self) -> WorkSettings | None:
+        """What a site does in a round of a federated run; None in other runs."""
+        return self.site.work if self.site is not None else None
+
+    @property
+    def may_be_without(self) -> bool:
+        """Whether rounds may be without a member that would hold up all others: not where each has
+        to take part, or where rounds choose whom they wait for in another way.
+        """
+        apart = self.secure or self.privacy or self.btard or self.site or self.sample
+        plain = not (apart or self.arrivals or self.lying or self.coordinator)
+        return plain and self.reducer == "mean" and self.method != "gradient_averaging"
+
+    @property
     def trains_on(self) -> bool:
         """Whether training goes on while a contribution is under way, as a matter of course: with
         overlap, or of who is late for its group.
@@ -427,6 +497,9 @@ class Outcome:
     ``unfit``: the contribution was refused for what it holds (NaN, infinity, a value too large for
     its codec), and always would be.
 
+    ``over``: why this member contributes nothing more to the run ("" where it may): its privacy is
+    spent, or that of so many others that no round can be made.
+
     ``differs``: others have called something else under this name; ``overflows``: what was decided
     is more than its codec holds. What an operation's caller waits for raises either, with
     ``reason``, as LocalProtocolError.
@@ -451,6 +524,7 @@ class Outcome:
     vanished: float = 0.0
     differs: bool = False
     overflows: bool = False
+    over: str = ""
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -495,6 +569,8 @@ class PeerView:
     organiser: bool = False  # its member counts double in a tie
     # In how many rounds running it has read what this member's script has; 0: it is not known to.
     same_order: int = 0
+    # Whether the open round of a federated run waits for its work.
+    at_work: bool = False
 
 
 @runtime_checkable
@@ -657,6 +733,7 @@ class Swarm(Protocol):
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> Pending[Outcome]:
         """Freeze a contribution and offer it to the open round.
 
@@ -668,8 +745,10 @@ class Swarm(Protocol):
         newest. ``loss``: the mean loss of the inner steps in it, for a run with a governor, or with
         it what an evaluation found;
         ``lag``: how many inner steps rounds take here, for one that is planned again, or seconds a
-        step takes, for one with `Groups`. At most one contribution is frozen at a time: a second
-        call while one is undecided raises LocalProtocolError.
+        step takes, for one with `Groups`. ``hold_s`` above 0: it is not to end the round; it is
+        offered once another member has ended it, or after so many seconds, and until the next call
+        nobody waits for this member while it has offered nothing. At most one contribution is
+        frozen at a time: a second call while one is undecided raises LocalProtocolError.
         """
         ...
 
@@ -793,6 +872,7 @@ class FragmentSwarm(Swarm, Protocol):
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> Pending[Outcome]:
         """`contribute` for one fragment: ``write`` fills a tensor of its length. One contribution
         of each may be frozen at a time.

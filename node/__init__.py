@@ -24,25 +24,23 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     local              LocalSwarm: whole swarms in virtual time, for users' own tests
 """
 
+# The stub beside this file has the names that this one loads when they are used.
+# pyright: reportUnsupportedDunderAll=false
+
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .client import NodeClient, RunSwarm, join
-    from .home.own_data import SiteData, site_data
-
-__all__ = ["join", "site_data", "NodeClient", "RunSwarm", "SiteData"]
+OF_DATA = ("site_data", "SiteData", "example_ledger")
+__all__ = ["join", "site_data", "example_ledger", "NodeClient", "RunSwarm", "SiteData"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(
-        import_module(
-            ".home.own_data" if name in ("site_data", "SiteData") else ".client", __name__
-        ),
+        import_module(".home.own_data" if name in OF_DATA else ".client", __name__),
         name,
     )
     globals()[name] = value

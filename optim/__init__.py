@@ -21,23 +21,13 @@ outer step (`outer/`), reconciliation (`model/reconcile`).
 Importing this package loads torch only when a name of it is used.
 """
 
+# The stub beside this file has the names that this one loads when they are used.
+# pyright: reportUnsupportedDunderAll=false
+
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from .integrations.lightning import AtollLightningCallback
-    from .integrations.trainer import AtollCallback
-    from .outer import OuterStep
-    from .outer.presets import outer_preset
-    from .script.attachment import Attachment, attach
-    from .script.diloco import DiLoCo
-    from .script.gradient_averaging import GradientAveraging
-    from .script.local_sgd import LocalSGD
-    from .script.schedules import steps_left
-    from .script.seeded import SeededTraining
-    from .solo import SoloSwarm
+from typing import Any
 
 __all__ = [
     "attach",

@@ -321,6 +321,7 @@ class SoloSwarm:
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> SettledPending[Outcome]:
         """The round is decided when this returns; when ``write`` raises nothing has happened."""
         store = self._opened()

@@ -185,7 +185,8 @@ def renew(
 ) -> DecidedRecord | None:
     """The record with what was played now, or None where that changes nothing. Raises RecordError
     without a reason, where a seed fails, where a seed has changed that entered none of the counters
-    ``entered`` when it was recorded, or where not all recorded seeds were played.
+    ``entered`` when it was recorded, or where not all recorded seeds of a kind that has changed were
+    played. Kinds that were not played stay as they are recorded, and are compared as before.
     """
     if not why.strip():
         raise RecordError("a renewal needs a reason")
@@ -201,10 +202,11 @@ def renew(
     ]
     if not new and not changed:
         return None
-    if changed and (missing := [key for key in record.seeds if key not in now]):
+    kinds = {kind for kind, _ in changed}
+    if missing := [key for key in record.seeds if key[0] in kinds and key not in now]:
         raise RecordError(
-            f"{len(missing)} recorded seeds were not played, and may have changed, too: renew "
-            "without --kinds and with at least as many --seeds as are recorded"
+            f"{len(missing)} recorded seeds were not played, and may have changed, too: renew with "
+            "at least as many --seeds as are recorded"
         )
     shown = _shown(record, changed, entered)
     renewed = DecidedRecord([*record.counters], [*record.renewals], dict(record.seeds))

@@ -12,9 +12,10 @@ contribution. The first entry that differs is printed, with what was decided now
 command that plays its seed. --show KIND:SEED prints all that a seed decides, one line an entry: the
 output of two versions of the code can be compared line by line.
 
---renew WHY plays all seeds and writes what they decide now into the record, with the reason. Each
-seed that has changed needs a counter that was above 0 when the seed was recorded and that shows that
-the seed enters what was changed:
+--renew WHY plays all seeds (with --kinds: of these kinds; others stay as they are recorded) and
+writes what they decide now into the record, with the reason. Each seed that has changed needs a
+counter that was above 0 when the seed was recorded and that shows that the seed enters what was
+changed:
 
     scripts/check_decided.py --renew "branches are gone" --entered "branch begun"
 

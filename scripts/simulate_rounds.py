@@ -42,9 +42,9 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 
 sys.path.append(str(Path(__file__).resolve().parent / "bench"))  # helpers of the measurements
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # the harness
@@ -182,6 +182,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return arguments
 
 
+Task = TypeVar("Task")
+Played = TypeVar("Played")
+
+
 def settle_down() -> None:
     """Before the first seed of a process: what is loaded stays, so that the collector need not look
     at it again; nor at each seed's few MB often.
@@ -194,6 +198,18 @@ def settle_down() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+
+
+def play_all(
+    play: Callable[[Task], Played], tasks: Iterable[Task], jobs: int, at_once: int = 1
+) -> Iterator[Played]:
+    """What became of each task, in their order, in so many processes, each given ``at_once``."""
+    if jobs <= 1:
+        settle_down()
+        yield from map(play, tasks)
+        return
+    with multiprocessing.get_context("spawn").Pool(jobs, settle_down) as pool:
+        yield from pool.imap(play, tasks, chunksize=at_once)
 
 
 def options_of(arguments: argparse.Namespace, kinds: tuple[str, ...]) -> Options:
@@ -255,12 +271,7 @@ def verdicts(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
     options = options_of(arguments, arguments.kinds)
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     tasks = ((seed, options, arguments.plant) for seed in seeds)
-    if arguments.jobs <= 1:
-        settle_down()
-        yield from map(play, tasks)
-        return
-    with multiprocessing.get_context("spawn").Pool(arguments.jobs, settle_down) as pool:
-        yield from pool.imap(play, tasks, chunksize=4)
+    yield from play_all(play, tasks, arguments.jobs, at_once=4)
 
 
 def report(arguments: argparse.Namespace, results: list[dict[str, Any]], wall_s: float) -> None:

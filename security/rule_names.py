@@ -1,6 +1,6 @@
 """Names of the rules that a plan can carry, as ``median:1`` or ``bucketing2+nnm+multi_krum/k2:1``:
-steps before the rule, the rule, what it is told beside (`OPTIONS`), and f, how many contributions
-may be anything. Loads nothing heavy.
+steps before the rule, the rule, what it is told beside (`RuleFacts.options`), and f, how many
+contributions may be anything. Loads nothing heavy.
 
 The name is in plans, entries and digests, so all members of a run use the same rule with the same
 f. A name stands for one rule for ever.
@@ -9,27 +9,50 @@ f. A name stands for one rule for ever.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
 from ..collectives.swarm import CoordinateRule, GramRule
 
 RUNNING = "running"
-OPTIONS: dict[str, tuple[str, ...]] = {
-    "krum": ("n1",),
-    "multi_krum": ("k2", "n1"),
-    "centred_clip": (RUNNING,),
+MAX_F = 127  # of at most 256 members fewer than half
+MAX_F_MDA = 2  # it looks at all ways to leave out f contributions: 32,640 of two among 256
+
+
+@dataclass(frozen=True, slots=True)
+class RuleFacts:
+    """A robust rule, without torch.
+
+    ``options``: what it can be told, in this order: ``k2``: keep n - f - 2, in place of n - f;
+    ``n1``: score by the n - f - 1 nearest others, as byzfl, in place of n - f - 2; ``running``:
+    clip at the median distance in rounds before. ``reads``: the settings of ``[robust]`` that say
+    so. ``margin``: it outvotes f of 2 f + ``margin`` contributions; ``most_f``: the largest f.
+    """
+
+    name: str
+    options: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    margin: int = 1
+    most_f: int = MAX_F
+
+
+RULE_FACTS = {
+    name: RuleFacts(name) for name in (*get_args(CoordinateRule), *get_args(GramRule))
+} | {
+    facts.name: facts
+    for facts in (
+        RuleFacts("krum", ("n1",), ("neighbours",), margin=3),
+        RuleFacts("multi_krum", ("k2", "n1"), ("keep", "neighbours"), margin=3),
+        RuleFacts("mda", most_f=MAX_F_MDA),
+        RuleFacts("centred_clip", (RUNNING,), ("radius",)),
+    )
 }
-"""What a rule can be told, in this order: ``k2``: keep n - f - 2, in place of n - f; ``n1``: score
-by the n - f - 1 nearest others, as byzfl, in place of n - f - 2; ``running``: clip at the median
-distance in rounds before."""
+"""The robust rules that a run can have. Those without a row of their own have nothing of their own.
+"""
 
 BY_COORDINATE: tuple[CoordinateRule, ...] = get_args(CoordinateRule)
 BY_GRAM: tuple[GramRule, ...] = get_args(GramRule)
-MAX_F = 127  # of at most 256 members fewer than half
-MAX_F_MDA = 2  # it looks at all ways to leave out f contributions: 32,640 of two among 256
-_RULE = re.compile(
-    rf"({'|'.join((*BY_COORDINATE, *BY_GRAM))})((?:/[a-z0-9]+)*):(0|[1-9][0-9]{{0,2}})"
-)
+_RULE = re.compile(rf"({'|'.join(RULE_FACTS)})((?:/[a-z0-9]+)*):(0|[1-9][0-9]{{0,2}})")
 _STEP = re.compile(
     r"nnm|arc|bucketing([2-9]|1[0-6])|clipping((?:0|[1-9][0-9]{0,5})(?:\.[0-9]{0,5}[1-9])?)"
 )
@@ -56,8 +79,8 @@ class RuleName(NamedTuple):
     def least(self) -> int:
         """How many contributions it needs to outvote f of them: Krum's rules 2 f + 3, the others,
         and Krum's by byzfl's neighbours, 2 f + 1; of as many buckets."""
-        krum = self.rule in ("krum", "multi_krum") and self.options != ("n1",)
-        least = 2 * self.f + (3 if krum else 1)
+        margin = 1 if self.options == ("n1",) else RULE_FACTS[self.rule].margin
+        least = 2 * self.f + margin
         for step in reversed(self.before):
             if step.kind == "bucketing":
                 least = int(step.number) * (least - 1) + 1
@@ -96,9 +119,9 @@ def parse_reducer(name: str) -> RuleName | None:
     if found is None or len(set(kinds)) < len(steps):
         return None
     options = tuple(found[2].split("/")[1:])
-    if options != tuple(option for option in OPTIONS.get(found[1], ()) if option in options):
+    if options != tuple(option for option in RULE_FACTS[found[1]].options if option in options):
         return None
     parsed = RuleName(
         found[1], int(found[3]), tuple(step for step in steps if step is not None), options
     )
-    return None if parsed.f > (MAX_F_MDA if parsed.rule == "mda" else MAX_F) else parsed
+    return None if parsed.f > RULE_FACTS[parsed.rule].most_f else parsed

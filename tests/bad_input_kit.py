@@ -236,7 +236,8 @@ class Run:
 
     def member(self, name: str, **options: Any) -> Member:
         """Start another member."""
-        return Member(new_home(self.folder / name), self.invite(), **options)
+        site = {"name": name} if self.signed.open().names_sites else {}
+        return Member(new_home(self.folder / name), self.invite(**site), **options)
 
 
 def new_home(home: Path, port: int = 0) -> Path:

@@ -71,13 +71,22 @@ def pytest_report_header() -> str:
 
 
 def _turn(item: pytest.Item) -> bool:
-    """Whether it is played on the day that .ci/run names; always where none is named."""
+    """Whether it is played on the day that .ci/run names; always where none is named.
+
+    Tests of a file that has the mark as a whole have one day: they may share a swarm.
+    """
     day, mark = os.environ.get("ATOLL_DAY", ""), item.get_closest_marker("rota")
-    return (
-        not day
-        or mark is None
-        or zlib.crc32(item.nodeid.encode()) % mark.args[0] == (int(day) % mark.args[0])
-    )
+    if not day or mark is None:
+        return True
+    whole = any(name == "rota" for name in _names_of_file(item))
+    name = item.path.name if whole else item.nodeid
+    return zlib.crc32(name.encode()) % mark.args[0] == int(day) % mark.args[0]
+
+
+def _names_of_file(item: pytest.Item) -> list[str]:
+    """Names of the marks that all tests of its file have."""
+    file = item.getparent(pytest.Module)
+    return [] if file is None else [mark.name for mark in file.own_markers]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

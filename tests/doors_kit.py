@@ -15,20 +15,22 @@ from atoll.node.run.doors import Right, RunDoors
 LATER_S = 10_000
 
 
-def toy(peer: str, invite: bytes, *, uses: int = 0, expires_s: int = LATER_S) -> bytes:
-    """What ``peer`` shows that has come by an invite."""
-    return msgspec.msgpack.encode((peer, invite, uses, expires_s))
+def toy(
+    peer: str, invite: bytes, *, uses: int = 0, expires_s: int = LATER_S, name: str = ""
+) -> bytes:
+    """What ``peer`` shows that has come by an invite, for a site of this name."""
+    return msgspec.msgpack.encode((peer, invite, uses, expires_s, name))
 
 
 def read(peer: PeerId, shown: bytes) -> Right | None:
     """What a toy gives this peer; None for another's, or for what is none."""
     try:
-        whose, invite, uses, expires_s = msgspec.msgpack.decode(shown)
+        whose, invite, uses, expires_s, name = msgspec.msgpack.decode(shown)
     except (msgspec.MsgspecError, ValueError, TypeError):
         return None
     if whose != peer:
         return None
-    return Right(Admitted(peer, shown, invite, uses, 0, expires_s), float(expires_s))
+    return Right(Admitted(peer, shown, invite, uses, 0, expires_s), float(expires_s), name=name)
 
 
 def toy_doors(
@@ -36,6 +38,8 @@ def toy_doors(
     now_s: Callable[[], float],
     shown: dict[str, bytes],
     revoked: set[bytes] | None = None,
+    *,
+    named: bool = False,
 ) -> RunDoors:
     """Doors of one member, to which these have shown their certificates; ``revoked``: invites of
     which it has heard so.
@@ -48,6 +52,7 @@ def toy_doors(
         read=read,
         refuses=lambda peer, invite: "its invite was revoked" if invite in heard else "",
         now_s=now_s,
+        named=named,
     )
     for peer, certificate in shown.items():
         doors.note(PeerId(peer), certificate)

@@ -23,12 +23,19 @@ from atoll.security.identity import Identity
 class KeptSwarm(SoloSwarm):
     """A swarm of one whose run has a folder, as a node's has."""
 
-    def __init__(self, home: Path, name: str, settings: RunSettings, extra: str = "") -> None:
+    def __init__(
+        self,
+        home: Path,
+        name: str,
+        settings: RunSettings,
+        extra: str = "",
+        signed: SignedManifest | None = None,
+    ) -> None:
         super().__init__(settings)
         self.paths = find_paths(home)
         self.paths.ensure()
         text = f'schema = 1\nname = "{name}"\n{extra}[model]\nentry = "local:x"\n'
-        self.signed: SignedManifest = sign_manifest(parse_manifest(text), Identity.generate())
+        self.signed = signed or sign_manifest(parse_manifest(text), Identity.generate())
         self.folder = save_run(self.paths, self.signed)
         self.run_id = self.signed.run_id
 

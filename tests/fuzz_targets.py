@@ -67,10 +67,12 @@ from atoll.node.run.capability import (
     check_certificate,
     recognise,
 )
-from atoll.node.run.evidence import check, twice
+from atoll.node.run.evidence import check
 from atoll.node.run.invite import PREFIX, inspect_invite, make_invite
 from atoll.node.run.membership import Membership
+from atoll.node.run.proof import twice
 from atoll.node.secure import wire as secure
+from atoll.node.service.announced import read_invite
 from atoll.node.session.naming import parse
 from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.node.storage.frames import framed, read_frames
@@ -308,7 +310,7 @@ def announced(data: bytes) -> None:
     """What is passed on of who takes part in a run."""
     with contextlib.suppress(RemoteProtocolError):
         news = decode(rendezvous._decoder, data, PEER)
-        registry = announcements.Registry()
+        registry = announcements.Registry((), read_invite)
         for each in news.announcements:
             registry.accept(each, PEER, 0.0, NOW_S)
 

@@ -119,3 +119,38 @@ def functions(path: Path) -> list[tuple[str, int, int]]:
         for node in ast.walk(tree(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
+
+
+def only_for_types(code: ast.AST) -> set[ast.AST]:
+    """The nodes below ``if TYPE_CHECKING:``."""
+    return {
+        below
+        for node in ast.walk(code)
+        if isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+        for statement in node.body
+        for below in ast.walk(statement)
+    }
+
+
+@cache
+def edges_of_files(*, types: bool) -> dict[Path, frozenset[Path]]:
+    """What each file of the four folders imports, also inside functions.
+
+    ``types``: also for type checks only. A name that a package's own file re-exports counts as
+    that file.
+    """
+    modules = {module_name(path): path for path in package_files()}
+    edges: dict[Path, frozenset[Path]] = {}
+    for path in package_files():
+        found: set[Path] = set()
+        left_out = set[ast.AST]() if types else only_for_types(tree(path))
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ImportFrom) and node not in left_out:
+                above = package_name(path).split(".")[: 1 - node.level or None]
+                base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
+                named = [modules.get(f"{base}.{alias.name}") for alias in node.names]
+                found |= {each or modules[base] for each in named if each or base in modules}
+        edges[path] = frozenset(found - {path})
+    return edges

@@ -206,6 +206,7 @@ class ReferenceSession:
         base: int | None = None,
         fragment: int = 0,
         reading: Reading = NO_READING,
+        hold_s: float = 0.0,
     ) -> None:
         if self.run.frozen is not None:
             raise LocalProtocolError("one is frozen")

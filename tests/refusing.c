@@ -66,14 +66,28 @@ int openat64(int d, const char *p, int flags, ...) { MODE(flags, m) REFUSED((fla
 int mkdir(const char *p, mode_t m) { REFUSED("mkdir") return REAL(mkdir)(p, m); }
 int rename(const char *a, const char *b) { REFUSED("rename") return REAL(rename)(a, b); }
 int unlink(const char *p) { REFUSED("unlink") return REAL(unlink)(p); }
-int fsync(int fd) { REFUSED("fsync") return REAL(fsync)(fd); }
-int fdatasync(int fd) { REFUSED("fdatasync") return REAL(fdatasync)(fd); }
+/* errno -1: a disk that says it is done and has done nothing. */
+int fsync(int fd) { int e = refuses("fsync"); if (e) { errno = e; return e < 0 ? 0 : -1; } return REAL(fsync)(fd); }
+int fdatasync(int fd) { int e = refuses("fdatasync"); if (e) { errno = e; return e < 0 ? 0 : -1; } return REAL(fdatasync)(fd); }
 ssize_t write(int fd, const void *b, size_t n) {
     struct stat s; /* of files only: a pipe is no disk */
     if (rows && n && !fstat(fd, &s) && S_ISREG(s.st_mode)) REFUSED("write")
     return REAL(write)(fd, b, n);
 }
 ssize_t pwrite64(int fd, const void *b, size_t n, off64_t o) { REFUSED("write") return REAL(pwrite64)(fd, b, n, o); }
+ssize_t read(int fd, void *b, size_t n) {
+    struct stat s;
+    if (rows && n && !fstat(fd, &s) && S_ISREG(s.st_mode)) REFUSED("read")
+    return REAL(read)(fd, b, n);
+}
+/* "send_unix": to processes of this machine, what wakes a loop included. */
+static const char *way_of(int fd) {
+    int domain = 0; socklen_t n = sizeof domain;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &n) || domain != AF_UNIX ? "send" : "send_unix";
+}
+ssize_t send(int fd, const void *b, size_t n, int f) { if (rows) REFUSED(way_of(fd)) return REAL(send)(fd, b, n, f); }
+ssize_t sendto(int fd, const void *b, size_t n, int f, const struct sockaddr *a, socklen_t l) { if (rows) REFUSED(way_of(fd)) return REAL(sendto)(fd, b, n, f, a, l); }
+ssize_t sendmsg(int fd, const struct msghdr *m, int f) { if (rows) REFUSED(way_of(fd)) return REAL(sendmsg)(fd, m, f); }
 int ftruncate64(int fd, off64_t n) { REFUSED("ftruncate") return REAL(ftruncate64)(fd, n); }
 int posix_fallocate64(int fd, off64_t o, off64_t n) { int e = refuses("fallocate"); return e ? e : REAL(posix_fallocate64)(fd, o, n); }
 int flock(int fd, int op) { REFUSED("flock") return REAL(flock)(fd, op); }

@@ -40,6 +40,31 @@ class Lookahead(Optimizer):
         return loss
 
 
+class BareLookahead(Optimizer):
+    """As torch_optimizer has it: torch's ``__init__`` is not called, and no place made for hooks. The
+    slow weights are taken at the first step, and pull at the first of every ``k``.
+    """
+
+    def __init__(self, optimizer: Optimizer, k: int = 5, alpha: float = 0.5) -> None:
+        self.optimizer, self.k, self.alpha = optimizer, k, alpha
+        self.param_groups, self.state = optimizer.param_groups, defaultdict(dict)
+        for group in self.param_groups:
+            group["counter"] = 0
+        self.defaults = {"k": k, "alpha": alpha, **optimizer.defaults}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        loss = self.optimizer.step(closure)
+        for group in self.param_groups:
+            if group["counter"] == 0:
+                for p in group["params"]:
+                    slow = self.state[p].setdefault("slow_param", p.detach().clone())
+                    p.mul_(self.alpha).add_(slow, alpha=1.0 - self.alpha)
+                    slow.copy_(p)
+            group["counter"] = (group["counter"] + 1) % self.k
+        return loss
+
+
 class OtherLookahead(Optimizer):
     """As timm has it: its arguments under longer names, its state in the inner optimizer's."""
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -131,3 +132,16 @@ def way_of_the_run() -> tuple[Tensor, float]:
     anchor = wanted()
     start = torch.cat([p.detach().reshape(-1) for p in net().parameters()])
     return anchor, float((anchor - start).norm())
+
+
+def both(script: Callable[[LocalMember], Any], **more: Any) -> tuple[list[Any], list[str]]:
+    """What the script returns at each of two members, and what was said, each line once."""
+
+    def each(swarm: Swarm) -> Any:
+        assert isinstance(swarm, LocalMember)
+        return script(swarm)
+
+    settings = msgspec.structs.replace(SETTINGS, **more)
+    with hearing() as words:
+        found = LocalSwarm(2, settings=settings, latency_s=0.01).run(each)
+    return list(found), list(dict.fromkeys(words))

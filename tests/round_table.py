@@ -169,6 +169,7 @@ class TableSwarm:
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> Offer:
         with self.table.changed:
             store = self._store()

@@ -26,6 +26,7 @@ from atoll.node.net.transport.framing import FrameReader, frame
 from atoll.node.run.capability import genuine
 from atoll.node.run.membership_records import Beat
 from atoll.node.run.membership_records import encode as beat
+from atoll.node.service.announced import read_invite
 from atoll.node.service.run import ASK_MANIFEST
 from atoll.node.session.actions import main_log
 from atoll.node.session.session import MEMBERSHIP, ROUND
@@ -45,7 +46,11 @@ class Stranger:
         self.topic, self.organiser = run.signed.run_id, PeerId(run.signed.organiser)
         self.shown = [b"", *shown]
         self.network = PeerNetwork(
-            self.identity, listen=LISTEN, bootstrap=[run.address], rng=random.Random(3)
+            self.identity,
+            listen=LISTEN,
+            bootstrap=[run.address],
+            rng=random.Random(3),
+            read_invite=read_invite,
         )
         self.messages = list[bytes]()  # of members, to this peer
         self.greetings = list[bytes]()  # what members showed this peer as openers

@@ -73,8 +73,9 @@ class Peer:
         script: Path = PEER_SCRIPT,
         host: Host | None = None,
         site: str = "",
+        everywhere: bool = False,
     ) -> None:
-        self.script, self.host, self.site = script, host, site
+        self.script, self.host, self.site, self.everywhere = script, host, site, everywhere
         self.name, self.home, self.run, self.numel, self.port = name, home, run, numel, port
         self.peer, self.node_pid = "", 0
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -83,6 +84,7 @@ class Peer:
     def start(self) -> None:
         """Start the script (again)."""
         address = self.host.address if self.host else "127.0.0.1"
+        address = "0.0.0.0" if self.everywhere else address
         environment = {
             **os.environ,
             "ATOLL_NODE__LISTEN": f"/ip4/{address}/tcp/{self.port}",
@@ -186,7 +188,7 @@ class Peer:
 
 class Peers:
     """A swarm of real peers; a context manager. With ``hosts``, one a peer, each has a network of
-    its own. ``sites``: their labels. ``ready_s``: how long a peer may take to start."""
+    its own; ``everywhere``: they listen at all of its interfaces. ``sites``: their labels. ``ready_s``: how long a peer may take to start."""
 
     def __init__(
         self,
@@ -196,6 +198,7 @@ class Peers:
         script: Path = PEER_SCRIPT,
         *,
         hosts: Sequence[Host] = (),
+        everywhere: bool = False,
         manifest: str = MANIFEST,
         sites: Sequence[str] = (),
         ready_s: float = HANG_S,
@@ -211,7 +214,7 @@ class Peers:
         save_run(paths, signed)
         address = f"/ip4/{on[0].address if on[0] else '127.0.0.1'}/tcp/{port}/p2p/{identity.peer}"
         self.invite = make_invite(signed.run_id, [address], identity, now_s=time.time()).encode()
-        self.all = [Peer("p0", home, signed.run_id, numel, port, script, on[0], at[0])]
+        self.all = [Peer("p0", home, signed.run_id, numel, port, script, on[0], at[0], everywhere)]
         try:
             self.all[0].expect("ready", ready_s)
             for index in range(1, count):
@@ -224,6 +227,7 @@ class Peers:
                         script=script,
                         host=on[index],
                         site=at[index],
+                        everywhere=everywhere,
                     )
                 )
             for peer in self.all[1:]:

@@ -37,9 +37,10 @@ class EngineExchange:
         early: int | None = None,
         most: int = MAX_STAR,
         overflows: bool = False,
+        witnesses: int = 0,
     ) -> None:
         opened = (log, round_, tuple(members), numel, chunk_elements, codec, early, most)
-        self._submit("open_round", *opened, overflows)
+        self._submit("open_round", *opened, overflows, witnesses)
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
         self._submit("freeze", log, round_, cid, vector)

@@ -16,11 +16,24 @@ Spans = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class PartReduced:
-    """My part (index ``part``) of the plan is reduced; ``digest`` binds its bytes."""
+    """My part (index ``part``) of the plan is reduced, or one of which I am a witness; ``digest``
+    binds its bytes. ``inputs``: where parts have witnesses, by contributor the Merkle root of what
+    came of it for this part."""
 
     plan_id: bytes
     part: int
     digest: bytes
+    inputs: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartGiven:
+    """What I contribute to the part ``part`` of the plan, which has witnesses, is encoded; ``root``
+    is the Merkle root of its chunks."""
+
+    plan_id: bytes
+    part: int
+    root: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +172,7 @@ class CommandFailed:
 
 ExchangeEvent = (
     PartReduced
+    | PartGiven
     | ResultComplete
     | ReductionReport
     | BlobProgress

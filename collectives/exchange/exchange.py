@@ -32,7 +32,14 @@ from . import header as wire_header
 from .arrivals import Arrivals
 from .blobs import Blobs, Bounds
 from .checking import account_of, disagreement
-from .events import ExchangeEvent, NonFinite, PartReduced, PeerFault, ResultComplete
+from .events import (
+    ExchangeEvent,
+    NonFinite,
+    PartGiven,
+    PartReduced,
+    PeerFault,
+    ResultComplete,
+)
 from .measuring import NOT_FINITE, FirstPhase
 from .outbox import Outgoing, Sender
 from .pool import Pools
@@ -104,6 +111,7 @@ class Exchange:
             self._frozen,
             self._blobs,
             self._poison,
+            self._encoded,
             self._forget_if_served,
             clock,
             resend_after_s,
@@ -124,6 +132,7 @@ class Exchange:
         early: int | None = None,
         most: int = MAX_STAR,
         overflows: bool = False,
+        witnesses: int = 0,
     ) -> None:
         """From now on accept parts of (log, round) from these peers. A second call may only change
         the members.
@@ -132,6 +141,8 @@ class Exchange:
         than these are kept (one chunk in any case), no results, and under a plan only what it wants
         from me. ``most``: how many members a run with this plan may have (`bounds`). ``overflows``:
         finite contributions whose result is not are nobody's fault; it is complete, and says so.
+        ``witnesses``: so many peers add up each part beside its owner (`witnesses`), of a rule
+        that goes chunk by chunk.
 
         ``log`` must be unique in this exchange: where several runs share it, put the run into the
         name. Raises LocalProtocolError for another grid or senseless sizes, ConfigError for an
@@ -148,7 +159,7 @@ class Exchange:
         slot = RoundSlot(
             log, round_, members, self._grid(codec, numel, chunk_elements), self._pools, early
         )
-        slot.overflows = overflows
+        slot.overflows, slot.witnesses = overflows, witnesses
         known = self._slots.get(slot.id)
         if known is None:
             self._slots[slot.id] = slot
@@ -490,21 +501,45 @@ class Exchange:
         job = state.job(chunk)
         if job.owned and self._disputes(state, job, chunk):
             return
-        out = state.wire(chunk) if job.owned else state.slot.pool(chunk).take()
+        pool = state.slot.pool(chunk, state.slot.results if job.witness else None)
+        out = state.wire(chunk) if job.owned else pool.take()
         found = self._reducer.reduce(state, chunk, self._usable(state), out)
         if isinstance(found, tuple):
             if not job.owned:
-                state.slot.pool(chunk).give(out)
+                pool.give(out)
             self._blame(state, *found, NOT_FINITE)
+            return
+        if job.witness:
+            state.note(chunk, chunk_hash(out.data), found)
+            self._gave(state)
+            pool.give(out)
+            if (seen := state.witnessed(chunk)) is not None:
+                self._post(PartReduced(state.plan_id, seen, *state.statement(seen)))
             return
         if not job.owned:
             self._added_up(state, job, chunk, out, found)
             return
-        done = state.reduced(chunk, chunk_hash(state.view(chunk)))
+        digest = chunk_hash(state.view(chunk))
+        if state.slot.witnesses:
+            state.note(chunk, digest, found)
+            self._gave(state)
+        done = state.reduced(chunk, digest)
         self._queue_results(state, state.below[state.part_of[chunk]], (chunk,))
         if done is not None:
-            self._post(PartReduced(state.plan_id, done, state.part_digest(done)))
+            checked = state.slot.witnesses > 0
+            stated = state.statement(done) if checked else (state.part_digest(done), ())
+            self._post(PartReduced(state.plan_id, done, *stated))
         self._completed(state)
+
+    def _encoded(self, state: PlanState, chunk: int, data: memoryview) -> None:
+        """A chunk of my contribution goes out, where each part has witnesses."""
+        if chunk not in state.slot.given.get(state.own_cid or b"", ()):
+            state.encoded(chunk, chunk_hash(data))
+            self._gave(state)
+
+    def _gave(self, state: PlanState) -> None:
+        for index, root in state.given():
+            self._post(PartGiven(state.plan_id, index, root))
 
     def _added_up(
         self, state: PlanState, job: Job, chunk: int, out: EncodedChunk, terms: list[EncodedChunk]
@@ -597,6 +632,7 @@ class Exchange:
     def _start(self, state: PlanState) -> None:
         """Queue what can be sent, and reduced, now."""
         if self._usable(state) is not None:
+            self._gave(state)  # what was sent under an earlier plan
             for part in state.plan.parts:
                 self._queue_parts(state, range(part.first, part.stop))
         if self._can_reduce(state):

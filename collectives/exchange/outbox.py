@@ -134,6 +134,7 @@ class Sender:
         frozen: Mapping[bytes, FrozenVector],
         blobs: Blobs,
         poison: Callable[[bytes], None],
+        encoded: Callable[[PlanState, int, memoryview], None],
         served: Callable[[RoundSlot], None],
         clock: Callable[[], float],
         patience_s: Callable[[], float],
@@ -146,6 +147,7 @@ class Sender:
         self._frozen = frozen
         self._blobs = blobs
         self._poison = poison  # a contribution is not finite
+        self._encoded = encoded  # a chunk of it, where parts have witnesses
         self._served = served  # a closed round has nothing more for one peer
         self._clock, self._patience_s, self._lead = clock, patience_s, lead
 
@@ -280,6 +282,8 @@ class Sender:
         if not finite:
             self._poison(cid)
             return None
+        if slot.witnesses and slot.plan is not None and slot.plan.own_cid == cid:
+            self._encoded(slot.plan, chunk, wire.data)
         return wire.data
 
 

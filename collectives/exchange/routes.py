@@ -13,6 +13,7 @@ from ..group import Plan
 from ..identifiers import PeerId
 from ..reduce import Factors, Reducer
 from ..trees import CheckedSum, Term, Tree, trees_of
+from ..witnesses import stated_by
 
 if TYPE_CHECKING:
     from .slot import RoundSlot
@@ -23,7 +24,8 @@ class Job:
     member above, or to check that.
 
     ``account``: the name of what I say of it. ``checks``: the partial sums among what I add up of
-    which I am given accounts.
+    which I am given accounts. ``witness``: as a witness of the part, where members may lie
+    (`witnesses`): I state what comes of it, and send it to nobody.
     """
 
     def __init__(
@@ -36,8 +38,10 @@ class Job:
         *,
         account: bytes | None = None,
         checks: Sequence[CheckedSum] = (),
+        witness: bool = False,
     ) -> None:
         self.sent, self.account, self.checks = sent, account, checks
+        self.witness = witness
         self.weights = tuple(term.weight for term in terms)
         self.factors = factors
         self.sources = [
@@ -55,7 +59,7 @@ class Job:
     @property
     def owned(self) -> bool:
         """Whether what comes of it is the result."""
-        return self.sent is None and self.account is None
+        return self.sent is None and self.account is None and not self.witness
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +136,7 @@ def _job(parts: RoundSlot, me: PeerId, tree: Tree) -> Job | None:
 
 
 def _star(plan: Plan, parts: RoundSlot, me: PeerId, reducer: Reducer) -> list[Route]:
-    """Everybody sends to the owners; those send to everybody."""
+    """Everybody sends to the owners, and to their witnesses; owners send to everybody."""
     terms = [
         Term(c.member.peer, c.cid, c.weight)
         for c in plan.contributors
@@ -147,16 +151,15 @@ def _star(plan: Plan, parts: RoundSlot, me: PeerId, reducer: Reducer) -> list[Ro
         else None
     )
     job = Job(parts, me, terms, factors)
-    sends = reducer.form != "own" and job.own_cid is not None
+    own = job.own_cid if reducer.form != "own" else None
+    seen = Job(parts, me, terms, factors, witness=True)
     return [
-        Route(part.owner, part.owner, job, (), None)
-        if part.owner == me
-        else Route(
+        Route(
             part.owner,
             part.owner,
-            None,
-            (Upload(job.own_cid, False, part.owner),) if sends and job.own_cid else (),
+            job if part.owner == me else seen if me in stating else None,
+            tuple(Upload(own, False, to) for to in stating if to != me) if own else (),
             None,
         )
-        for part in plan.parts
+        for part, stating in zip(plan.parts, stated_by(plan, parts.witnesses), strict=True)
     ]

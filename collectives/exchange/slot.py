@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..codecs.codec import EncodedChunk, Grid
 from ..codecs.encoded import EncodedVector
-from ..digest import part_digest
+from ..digest import chunk_hash, merkle_root, part_digest
 from ..errors import AtollError, LocalProtocolError, RemoteProtocolError
 from ..group import Plan
 from ..identifiers import CID_BYTES, PeerId
@@ -81,6 +81,9 @@ class RoundSlot:
         self._counts: dict[PeerId, int] = {}
         self.early = early
         self.overflows = False  # whether a result that is not finite is one
+        self.witnesses = 0  # of each part
+        # Where parts have witnesses: of my contributions, by cid and chunk, the hash as encoded.
+        self.given: dict[bytes, dict[int, bytes]] = {}
         self._refused: set[tuple[PeerId, bytes]] = set()
         self._early: dict[bytes, dict[int, tuple[PeerId, EncodedChunk]]] = {}
         self._early_count = 0
@@ -387,6 +390,18 @@ class PlanState:
         # Chunks I add up and have not: how many contributions of others they lack.
         self.waiting: dict[int, int] = {}
         self._left: dict[int, int] = {}  # my parts: chunks still to reduce
+        # Parts that I state, as owner or witness, where each has witnesses: by chunk, the hashes of
+        # what came of it and of each contribution, in the plan's order.
+        self._stated: dict[int, dict[int, tuple[bytes, ...]]] = {}
+        # By part: of how many chunks my contribution was not encoded yet; parts of which all was.
+        known = slot.given.get(self.own_cid or b"", {})
+        self._ungiven = [
+            sum(chunk not in known for chunk in range(part.first, part.stop))
+            if known
+            else part.stop - part.first
+            for part in plan.parts
+        ]
+        self._given = [index for index, left in enumerate(self._ungiven) if not left]
         self._wires: dict[int, EncodedChunk] = {}
         self.me = me
         self._clock = clock
@@ -642,6 +657,52 @@ class PlanState:
         part = self.part_of[chunk]
         self._left[part] -= 1
         return None if self._left[part] else part
+
+    def witnessed(self, chunk: int) -> int | None:
+        """A chunk of which I am a witness is added up, and noted (`note`); returns the index of its
+        part when that is complete.
+        """
+        del self.waiting[chunk]
+        index = self.part_of[chunk]
+        part = self.plan.parts[index]
+        return index if len(self._stated[index]) == part.stop - part.first else None
+
+    def note(self, chunk: int, result: bytes, terms: Sequence[EncodedChunk]) -> None:
+        """The hash of what came of a chunk that I state, and what it was made of."""
+        hashes = (result, *(chunk_hash(wire.data) for wire in terms))
+        self._stated.setdefault(self.part_of[chunk], {})[chunk] = hashes
+        if self.own_cid is not None:
+            own = [cid for _, cid, _ in self.job(chunk).sources].index(self.own_cid)
+            self.encoded(chunk, hashes[1 + own])
+
+    def encoded(self, chunk: int, digest: bytes) -> None:
+        """The hash of my contribution to a chunk, as it is encoded."""
+        given, part = self.slot.given.setdefault(self.own_cid or b"", {}), self.part_of[chunk]
+        if chunk not in given:
+            given[chunk] = digest
+            self._ungiven[part] -= 1
+            if not self._ungiven[part]:
+                self._given.append(part)
+
+    def given(self) -> list[tuple[int, bytes]]:
+        """Parts of which all that I contribute was encoded since this was asked last, each with the
+        Merkle root of that."""
+        hashes, found = self.slot.given.get(self.own_cid or b"", {}), list[tuple[int, bytes]]()
+        for index in self._given:
+            part = self.plan.parts[index]
+            root = merkle_root([hashes[chunk] for chunk in range(part.first, part.stop)])
+            found.append((index, root))
+        self._given.clear()
+        return found
+
+    def statement(self, index: int) -> tuple[bytes, tuple[bytes, ...]]:
+        """Of a part that I state: its digest, and by contributor the Merkle root of what it sent
+        for the part."""
+        part = self.plan.parts[index]
+        noted = self._stated[index]
+        columns = zip(*(noted[chunk] for chunk in range(part.first, part.stop)), strict=True)
+        results, *terms = columns
+        return part_digest(self.plan, part, results), tuple(map(merkle_root, terms))
 
     def part_digest(self, index: int) -> bytes:
         """Digest of a complete part."""

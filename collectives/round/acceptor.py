@@ -6,10 +6,12 @@ which another fault model changes it: `byzantine_acceptor.ByzantineAcceptor` ove
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from .. import messages as m
 from ..group import Contributor, Entry, Member, Plan
+from ..identifiers import PeerId
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
@@ -54,8 +56,21 @@ class Acceptor:
         return False
 
     # ---- what happens
-    def part_reduced(self, now: float, plan: Plan, index: int, digest: bytes) -> None:
+    def part_reduced(
+        self, now: float, plan: Plan, index: int, digest: bytes, inputs: tuple[bytes, ...] = ()
+    ) -> None:
         """A part of this member is reduced under the plan in force."""
+
+    def part_given(self, now: float, plan: Plan, index: int, root: bytes) -> None:
+        """All that this member contributes to a part of the plan in force is encoded."""
+
+    def ungiven(self, now: float) -> set[bytes]:
+        """Contributions that came here for parts of this member, and whose members have not signed
+        what came."""
+        return set()
+
+    def lacks_given(self, who: PeerId, cids: Collection[bytes]) -> None:
+        """A member reports these contributions missing: perhaps what was signed of them."""
 
     def claim(self, now: float) -> None:
         """Announce what can be proved to others, where that changed."""

@@ -5,19 +5,29 @@ before each vote, and nothing is taken on trust but what this member has just si
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from .. import messages as m
-from ..digest import meaning, part_meaning
+from ..digest import meaning, meaning_preimage, part_meaning
 from ..errors import RemoteProtocolError
 from ..group import Cid, Contributor, Entry, Member, Plan, Vote
 from ..identifiers import PeerId
 from .acceptor import Acceptor
 from .judge import Judge
-from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
+from .missums import SumDispute, SumStatement, disputed_parts, refuted
+from .receipts import Receipts
+from .signed import (
+    Kind,
+    account_payload,
+    claim_payload,
+    pledge_payload,
+    receipts_digest,
+    reduced_payload,
+    slot_payload,
+)
 
 if TYPE_CHECKING:
     from .byzantine_convener import ByzantineConvener
@@ -26,6 +36,7 @@ if TYPE_CHECKING:
 LENGTHS = 4.0  # a ballot has so many times what it should take, and that again in each later one
 REPEAT_S = 0.5  # how often what changes seldom is said again
 STATED = 4  # statements of one owner that are kept
+DOUBTFUL = 32  # statements of members in dispute that are kept
 OFFERS = 4  # claims of one member that are kept for what they offer
 # of one member in a round: then it is heard no more in it, since it costs time to see that
 # signatures are wrong
@@ -53,12 +64,19 @@ class ByzantineAcceptor(Acceptor):
         self.proposed: dict[int, tuple[bytes, bytes]] = {}
         self._first_signed: dict[tuple[Kind, Member, int], tuple[bytes, bytes]] = {}
         self._mine: m.Claim | None = None
-        self._reduced: tuple[bytes, dict[int, bytes]] = b"", {}  # my parts of the newest plan
+        # Parts of the newest plan that I state, with what went into them, and since when all.
+        self._reduced: tuple[Plan | None, dict[int, tuple[bytes, tuple[bytes, ...]]]] = None, {}
+        self._reduced_at = self._asked_at = 0.0
         self._statement: m.Reduced | None = None
+        self.receipts = Receipts(view)
+        self._given: dict[tuple[bytes, int, int], m.Contributed] = {}  # of mine
         self.reduced: dict[tuple[PeerId, bytes, m.PartDigests], bytes] = {}
         """What owners have signed: by owner, meaning and parts, its signature. Of each owner the
         newest few.
         """
+        self.accounts: dict[tuple[PeerId, bytes, m.PartDigests], m.Account] = {}
+        """How they came to it, where parts have witnesses."""
+        self._doubtful: list[SumStatement] = []  # of members in dispute: they may not push it out
         # Hashes of entries proposed here because an earlier ballot has proof of them.
         self._adopted = set[bytes]()
         self._refused = list[tuple[Member, int, Entry]]()  # proposals, by whom, in which ballot
@@ -97,12 +115,14 @@ class ByzantineAcceptor(Acceptor):
 
     def follows(self, plan: Plan) -> bool:
         """Not into a ballot that nobody else is in, nor with another weight than this member has
-        claimed for what it contributes; and nothing is reduced before the run is founded."""
+        claimed for what it contributes, nor where an owner has more than its fair share; and
+        nothing is reduced before the run is founded."""
         view, mine = self.view, self.view.contribution
         true = mine is None or all(
             c == Contributor(view.me, *mine) for c in plan.contributors if c.cid == mine[0]
         )
-        return plan.ballot <= view.ballot and not self.judge.founding and true
+        fair = self.judge.fair(plan)
+        return plan.ballot <= view.ballot and not self.judge.founding and true and fair
 
     def awaits(self, member: Member) -> bool:
         """Also whose offer nobody could be shown."""
@@ -153,22 +173,149 @@ class ByzantineAcceptor(Acceptor):
             self._send_echo(*view.journal.echoed)
         elif view.open.plan is not None:
             self._state()
+            self._ask_for_given(now, view.open.plan)
         super().tick(now)
 
     # ---- what is reduced
-    def part_reduced(self, now: float, plan: Plan, index: int, digest: bytes) -> None:
-        """Once all of this member's parts are there, it signs them and their origin."""
-        view, of = self.view, meaning(plan)
-        if self._reduced[0] != plan.plan_id:
-            self._reduced = plan.plan_id, {}
+    def part_reduced(
+        self, now: float, plan: Plan, index: int, digest: bytes, inputs: tuple[bytes, ...] = ()
+    ) -> None:
+        """Once all parts are there that this member states, it signs them and their origin."""
+        known = self._reduced[0]
+        if known is None or known.plan_id != plan.plan_id:
+            self._reduced = plan, {}
         done = self._reduced[1]
-        done[index] = digest
-        mine = [at for at, part in enumerate(plan.parts) if part.owner == view.me.peer]
-        if len(done) == len(mine):
-            parts = tuple(sorted(done.items()))
-            payload = reduced_payload(view.run, view.me.peer, of, parts)
-            self._statement = m.Reduced(of, parts, view.actions.sign(payload))
-            self._state()
+        done[index] = digest, inputs
+        if len(done) == len(self.judge.stated_by(plan)[self.view.me.peer]):
+            self._reduced_at = now
+            self._sign(plan, done)
+
+    def _sign(self, plan: Plan, done: dict[int, tuple[bytes, tuple[bytes, ...]]]) -> None:
+        """State the parts, once each of their inputs is what its contributor has signed."""
+        view, of = self.view, meaning(plan)
+        if self._unsigned():
+            return
+        parts = tuple((at, done[at][0]) for at in sorted(done))
+        payload = reduced_payload(view.run, view.me.peer, of, parts)
+        self._statement = m.Reduced(
+            of, parts, view.actions.sign(payload), self._account(plan, of, parts)
+        )
+        self._reduced = None, {}
+        self._state()
+
+    def _account(self, plan: Plan, of: bytes, parts: m.PartDigests) -> m.Account | None:
+        view = self.view
+        if not view.shape.witnesses:
+            return None
+        inputs = tuple(self._reduced[1][at][1] for at, _ in parts)
+        known = [
+            [self.receipts.of(c, plan.parts[at]) for c in plan.contributors] for at, _ in parts
+        ]
+        receipts = tuple(tuple(by for _, by in filter(None, row)) for row in known)
+        digest = receipts_digest(receipts)
+        payload = account_payload(view.run, view.me.peer, of, parts, inputs, digest)
+        return m.Account(inputs, receipts, view.actions.sign(payload))
+
+    # ---- what went into it
+    def part_given(self, now: float, plan: Plan, index: int, root: bytes) -> None:
+        """Sign it, for all that state the part."""
+        part, me = plan.parts[index], self.view.me.peer
+        cid = next(c.cid for c in plan.contributors if c.member.peer == me)
+        body = self._given[cid, part.first, part.stop] = self.receipts.sign(cid, part, root)
+        for peer, parts in self.judge.stated_by(plan).items():
+            if index in parts:
+                self.view.tell(peer, body)
+
+    def lacks_given(self, who: PeerId, cids: Collection[bytes]) -> None:
+        """Say it again to who states parts and has not heard it."""
+        plan = self.view.open.plan
+        mine = {cid for cid, *_ in self._given}.intersection(cids)
+        if plan is None or not mine or not self.view.shape.witnesses:
+            return
+        for index in self.judge.stated_by(plan).get(who, ()):
+            part = plan.parts[index]
+            for cid in mine:
+                if (body := self._given.get((cid, part.first, part.stop))) is not None:
+                    self.view.tell(who, body)
+
+    def ungiven(self, now: float) -> set[Cid]:
+        """Those of which this member waits for what was signed, or was signed another thing than
+        came: it states no sum of them."""
+        return self._unsigned() if now - self._reduced_at > REPEAT_S else set()
+
+    def _unsigned(self) -> set[Cid]:
+        """Of the parts that are all reduced here, and not stated."""
+        plan, done = self._reduced
+        states = self.judge.stated_by(plan).get(self.view.me.peer, []) if plan is not None else []
+        if plan is None or not self.view.shape.witnesses or len(done) < len(states):
+            return set()
+        return {
+            c.cid
+            for index, (_, inputs) in done.items()
+            for c, root in zip(plan.contributors, inputs, strict=True)
+            if (self.receipts.of(c, plan.parts[index]) or (b"",))[0] != root
+        }
+
+    def _ask_for_given(self, now: float, plan: Plan) -> None:
+        """Tell the convener, and ask whose they are, now and then."""
+        if now - self._asked_at <= REPEAT_S or not (lacking := self.ungiven(now)):
+            return
+        self._asked_at = now
+        body = m.Missing(plan.plan_id, tuple((cid, ()) for cid in sorted(lacking)))
+        givers = {c.member.peer for c in plan.contributors if c.cid in lacking}
+        for peer in sorted({*givers, self.view.convener_of(plan.ballot).peer}):
+            if peer != self.view.me.peer:
+                self.view.tell(peer, body)
+
+    def _on_given(self, who: Member, body: m.Contributed) -> None:
+        self.receipts.note(who, body)
+        plan, done = self._reduced
+        if plan is not None and len(done) == len(self.judge.stated_by(plan)[self.view.me.peer]):
+            self._sign(plan, done)
+
+    def examine(self, plan: Plan, digests: Sequence[bytes]) -> SumDispute | None:
+        """Who of those that state a part in dispute, of the plan's meaning, shows for an input what
+        its contributor has not signed; and contributions of which members have signed two things.
+        Both are proved to lie. None where it is neither.
+        """
+        found, of = SumDispute(set(), set()), meaning(plan)
+        parts = disputed_parts(of, digests, self.statements)
+        first: dict[tuple[int, Cid], tuple[bytes, bytes]] = {}
+        for each in [said for said in self.statements if said.meaning == of]:
+            account = each.account
+            for (index, _), inputs, receipts in zip(
+                each.parts, account.inputs, account.receipts, strict=True
+            ):
+                if index not in parts:
+                    continue
+                shown = list(zip(plan.contributors, inputs, receipts, strict=False))
+                true = len(inputs) == len(receipts) == len(plan.contributors) and all(
+                    self.receipts.of(c, plan.parts[index]) == (root, by)
+                    or self.receipts.signed(c.member.peer, c.cid, plan.parts[index], root, by)
+                    for c, root, by in shown
+                )
+                if not true:
+                    found.members.add(each.peer)
+                    self._unfounded(plan, each, index)
+                    break
+                for c, root, by in shown:
+                    before = first.setdefault((index, c.cid), (root, by))
+                    if before[0] != root:
+                        found.cids.add(c.cid)
+                        part = plan.parts[index]
+                        self.receipts.differ(c.member, c.cid, part, before, (root, by))
+        return found if found.members or found.cids else None
+
+    def _unfounded(self, plan: Plan, wrong: SumStatement, index: int) -> None:
+        """What it has stated counts for nothing, and it is not heard again in this round."""
+        key = wrong.peer, wrong.meaning, wrong.parts
+        self.reduced.pop(key, None)
+        self.accounts.pop(key, None)
+        for member in self.view.config:
+            if member.peer == wrong.peer:
+                self._faults[member] = FAULTS
+                if self.view.convict(member):
+                    self.view.actions.unfounded(wrong, meaning_preimage(plan), index)
 
     def _state(self) -> None:
         if self._statement is not None:
@@ -179,25 +326,50 @@ class ByzantineAcceptor(Acceptor):
         key = (who.peer, body.meaning, body.parts)
         if key in self.reduced:
             return
-        if who != self.view.me and not self.judge.reduced(
-            who.peer, body.meaning, body.parts, body.signature
+        if who != self.view.me and not (
+            self.judge.reduced(who.peer, body.meaning, body.parts, body.signature)
+            and self.judge.accounted(who.peer, body)
         ):
             raise RemoteProtocolError("a reduction that is not its sender's", peer=who.peer)
         earlier = [known for known in self.reduced if known[0] == who.peer]
         for known in earlier[: max(0, len(earlier) - STATED + 1)]:
             del self.reduced[known]
+            self.accounts.pop(known, None)
         self.reduced[key] = body.signature
+        if body.account is not None:
+            self.accounts[key] = body.account
+            self._refute()
         self.view.convene(now)
 
+    @property
+    def statements(self) -> list[SumStatement]:
+        """What owners and witnesses have stated, with how they came to it."""
+        return [SumStatement(*key, account) for key, account in self.accounts.items()]
+
+    def doubt(self, peers: Collection[PeerId]) -> None:
+        """What these have stated may be proved to be wrong by what others are going to state."""
+        doubtful = [each for each in self.statements if each.peer in peers]
+        self._doubtful = [*self._doubtful, *doubtful][-DOUBTFUL:]
+
+    def _refute(self) -> None:
+        """A member that states another sum of the same inputs than more others than may lie."""
+        if not self._doubtful:
+            return
+        found = refuted([*self._doubtful, *self.statements], self.view.lying)
+        members = {member.peer: member for member in self.view.config}
+        if found is not None and found.wrong.peer in members:
+            self._doubtful = [each for each in self._doubtful if each.peer != found.wrong.peer]
+            if self.view.convict(members[found.wrong.peer]):
+                self.view.actions.refuted(found)
+
     def stated(self, plan: Plan, digests: Sequence[bytes]) -> dict[PeerId, bytes]:
-        """Of the owners of a plan's parts, who has signed these digests of them, and how."""
-        of, found = meaning(plan), dict[PeerId, list[tuple[int, bytes]]]()
-        for index, part in enumerate(plan.parts):
-            found.setdefault(part.owner, []).append((index, digests[index]))
+        """Of those who state a plan's parts, who has signed these digests of them, and how."""
+        of = meaning(plan)
         signed = {
-            owner: self.reduced.get((owner, of, tuple(parts))) for owner, parts in found.items()
+            who: self.reduced.get((who, of, tuple((index, digests[index]) for index in parts)))
+            for who, parts in self.judge.stated_by(plan).items()
         }
-        return {owner: by for owner, by in signed.items() if by is not None}
+        return {who: by for who, by in signed.items() if by is not None}
 
     # ---- claims
     def claim(self, now: float) -> None:
@@ -270,6 +442,8 @@ class ByzantineAcceptor(Acceptor):
                 self._on_claim(now, who, body)
             case m.Reduced():
                 self._on_reduced(now, who, body)
+            case m.Contributed():
+                self._on_given(who, body)
             case m.Prepare():
                 self._on_prepare(now, who, body.ballot)
             case m.Pledge():

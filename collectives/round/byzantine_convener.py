@@ -4,14 +4,20 @@ its proposal is one that it may make.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from .. import messages as m
-from ..group import Cid, Config, Contributor, Entry, Member, Plan, Vote
+from ..group import Cid, Config, Contributor, Entry, Member, Part, Plan, Vote
 from ..identifiers import PeerId
+from ..partition import fair_share, is_fair
+from ..witnesses import stated_by
 from .byzantine_acceptor import ByzantineAcceptor
 from .convener import Convener, Phase
+from .missums import SumDispute, dispute
 from .patience import PULLS_ALL_BUT
 from .signed import slot_payload
 
@@ -133,6 +139,11 @@ class ByzantineConvener(Convener):
             offers = rest
         super()._new_plan(now, offers)
 
+    def _fair_share(self, chunks: int, contributors: int) -> int | None:
+        if not self.judge.shares_parts:
+            return None
+        return fair_share(chunks, contributors, self.view.lying)
+
     def _blame(self, now: float, plan: Plan) -> bool:
         """A plan is late: an owner that may be to blame loses its part first. A contribution is
         left out only if it has not come to this member, or if more owners than may lie report it
@@ -181,16 +192,76 @@ class ByzantineConvener(Convener):
             self.view.drop_reduced()  # another's plan, over what cannot be shown
             return
         if self._unstated(plan, digests):
+            by = stated_by(plan, self.view.shape.witnesses)
+            found = self.voter.examine(plan, digests)
+            if found := found or dispute(plan, digests, self.voter.statements, by):
+                return self._settle(now, plan, found)
             if plan != self.plan and now - self.began_at > self.view.timing.revise_s:
                 self.view.drop_reduced()  # another's plan, whose owners do not tell
             return
         super()._propose_reduced(now, plan, digests)
 
+    def _settle(self, now: float, plan: Plan, found: SumDispute) -> None:
+        """Sums of a part differ: others own the parts of those who state them, and are their
+        witnesses, over the same contributions, so that what they state shows who was wrong. Of whom
+        it is proven that it has sent two different things, the contribution is left out.
+
+        The ranges stay, and what was reduced with them, as far as the others can own them.
+        """
+        view = self.view
+        makers = {c.member.peer for c in plan.contributors if c.cid in found.cids}
+        view.actions.disputed(sorted(found.members | makers))
+        self.voter.doubt(found.members)
+        mine = {view.contribution[0]} if view.contribution else set[Cid]()
+        self.lost |= found.cids - mine
+        owners = found.members - {view.me.peer} if len(found.members) > 1 else found.members
+        self._discharge(plan, owners)
+        offers = [c for c in plan.contributors if c.cid not in self.lost]
+        parts = self._owned_by_others(plan, self.slow | owners)
+        spent = self.revision - self.before > len(view.config) + 2
+        if spent or plan != self.plan or parts is None or len(offers) < len(plan.contributors):
+            view.drop_reduced()
+            return self._replace(now, owners)
+        self.slow |= owners
+        for peer in owners:
+            view.blamed.owners.strike(peer, view.round)
+        self.revision += 1
+        return self._carry_out(
+            now, msgspec.structs.replace(plan, revision=self.revision, parts=parts)
+        )
+
+    def _discharge(self, plan: Plan, peers: set[PeerId]) -> None:
+        """Witnesses that own nothing, as contributors of a vector of few chunks, are drawn by the
+        round, whatever the next plan: they are rid of it where what they contribute is left out.
+        """
+        beside = peers - {part.owner for part in plan.parts}
+        self.lost |= {c.cid for c in plan.contributors if c.member.peer in beside}
+
+    def _owned_by_others(self, plan: Plan, without: Collection[PeerId]) -> tuple[Part, ...] | None:
+        """The ranges of a plan, none of them owned by these; None where that cannot be: too few
+        others own parts, or would own more than their fair share.
+        """
+        owned = Counter[PeerId]()
+        for part in plan.parts:
+            owned[part.owner] += (part.stop - part.first) * (part.owner not in without)
+        rest = [peer for peer in owned if peer not in without]
+        if len(rest) <= self.view.lying:
+            return None
+        parts = list[Part]()
+        for part in plan.parts:
+            owner = part.owner
+            if owner in without:
+                owner = min(rest, key=lambda peer: (owned[peer], peer))
+                owned[owner] += part.stop - part.first
+            parts.append(Part(owner, part.first, part.stop))
+        fair = is_fair(msgspec.structs.replace(plan, parts=tuple(parts)), self.view.lying)
+        return tuple(parts) if fair else None
+
     def _unstated(self, plan: Plan, digests: tuple[bytes, ...]) -> set[PeerId]:
-        """Owners of parts that have not signed what has come of them: nobody would echo it."""
+        """Who states parts, and has not signed what has come of them: nobody would echo it."""
         if self.view.shape.kin:
             return set()
-        return {part.owner for part in plan.parts} - set(self.voter.stated(plan, digests))
+        return set(self.judge.stated_by(plan)) - set(self.voter.stated(plan, digests))
 
     def _consider_revision(self, now: float) -> None:
         """All bytes are here, but an owner denies them: it owns nothing in the next plan."""
@@ -205,10 +276,34 @@ class ByzantineConvener(Convener):
             return super()._consider_revision(now)
         if reduced is None or plan is None:
             return None
-        late = now - self.planned_at > view.stuck_s()
-        if late and (unstated := self._unstated(*reduced)) and view.me.peer not in unstated:
-            return self._replace(now, unstated)
+        if now - self.planned_at > view.stuck_s() and (unstated := self._unstated(*reduced)):
+            self._replace_unstated(now, plan, unstated)
         return None
+
+    def _replace_unstated(self, now: float, plan: Plan, unstated: set[PeerId]) -> None:
+        """What these state does not come. Where they say that a contributor has not signed what it
+        sent them, it is left out if this member says so, too, or more of them than may lie.
+        """
+        me, waiting = self.view.me.peer, {**self._waiting()}
+        if mine := self.voter.ungiven(now):
+            waiting[me] = waiting.get(me, set()) | mine
+        voices: dict[Cid, set[PeerId]] = {}
+        for peer in unstated:
+            for cid in waiting.get(peer, ()):
+                voices.setdefault(cid, set(self._accused.get(cid, ()))).add(peer)
+        kept = {
+            c.cid
+            for c in plan.contributors
+            if me in (by := voices.get(c.cid, set())) or len(by) > self.view.lying
+        }
+        excused = {peer for peer in unstated if waiting.get(peer) and waiting[peer] <= kept}
+        if me in unstated - excused:
+            return
+        self.lost |= kept
+        self._remember_givers(plan, kept)
+        self._doubt_givers(plan, unstated - excused)
+        self._discharge(plan, unstated - excused)
+        self._replace(now, unstated - excused)
 
     def _withheld(self, now: float, plan: Plan) -> tuple[set[Cid], set[PeerId]]:
         """Contributions and owners that a plan waits for, where they are of at most as many members
@@ -322,7 +417,7 @@ class ByzantineConvener(Convener):
             ready.settle for ready in view.open.ready.values()
         )
         config = self._next_config(now, set(view.config))
-        wanted = settle or config != view.config
+        wanted = settle or config != view.config or bool(view.guests(now))
         return wanted and now - view.open.born > self.judge.empty_after_s(config)
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:

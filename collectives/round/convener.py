@@ -7,6 +7,7 @@ thing it may send in its ballot.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -147,9 +148,14 @@ class Convener:
         elif self.phase is Phase.ACCEPT and self.entry:
             self._repeat_accept(now, self.entry)
 
+    @property
+    def _is_relayed(self) -> bool:
+        """True if all votes of the present ballot come here, and to nobody else."""
+        return self.view.dissemination.is_relayed(self.view.ballot)
+
     def _repeat_accept(self, now: float, entry: Entry) -> None:
         """Where there are relays all votes come here: who has voted need not hear it again."""
-        if not self.view.relayed:
+        if not self._is_relayed:
             return self._broadcast(m.Accept(self.ballot, entry))
         if now - self.repeated_at < REPEAT_S:
             return None
@@ -165,7 +171,7 @@ class Convener:
         contribution and no plan says so again and again.
         """
         due = now - self.repeated_at >= REPEAT_S
-        if self.view.relayed and not due:
+        if self._is_relayed and not due:
             return  # of many, too many ask while the plan is still on its way
         # an older plan leaves its holder silent
         everybody = due or (plan.ballot, plan.revision) != (0, 0)
@@ -274,13 +280,17 @@ class Convener:
         if self.ballot > 0 and view.open.reduced:
             # An earlier plan's bytes are all here: as honest as new ones.
             return self._propose_reduced(now, *view.open.reduced)
+        view.look(now)
+        offers = self._reading(view.offers())
+        out = view.thin.out if view.does_without(offers) else frozenset[Member]()
+        if self.ballot == 0 and view.me in out:
+            # the result comes over a thin link, and a convener votes first
+            return view.next_ballot(now, aside=True)
         awaited = [
             member
             for member in view.draw.members
-            if self.acceptor.awaits(member) and not view.silent(member)
+            if self.acceptor.awaits(member) and not view.silent(member) and member not in out
         ]
-        view.look(now)
-        offers = self._reading(view.offers())
         in_vain = self.ballot > 0 and view.hopeless  # they were planned, and do not come
         if not view.enough(offers) or view.gathering or in_vain:
             # nobody waits for a round to be let in or out, or to learn the end of what was lost
@@ -299,11 +309,16 @@ class Convener:
         return None
 
     def _reading(self, offers: list[Contributor]) -> list[Contributor]:
-        """Without those whose members would not read the plan in time, unless too few are left.
+        """Without those whose members would not read the plan in time, or have thin links and are
+        not due, unless too few are left.
         Where members may lie, what was shown to all is left out by what all can see only."""
         view = self.view
         reading = [offer for offer in offers if not view.actions.unread(offer.member.peer)]
-        return offers if view.lying or not view.enough(reading) else reading
+        if view.lying or not view.enough(reading):
+            return offers
+        if view.does_without(reading):
+            return [offer for offer in reading if offer.member not in view.thin.out]
+        return reading
 
     def _grace_is_over(self, now: float, lossy_s: float) -> bool:
         """Whether those that have said nothing yet were waited for: in ballot 0, or where its
@@ -315,13 +330,17 @@ class Convener:
             self.view.open.closing_at or self.view.open.first_ready_at,
         )
         again = max(timing.grace(self.view.round_s, self.ballot), lossy_s)
-        if self.view.large:  # what was offered in ballot 0, only its convener knows
+        if (
+            self.view.dissemination.is_large
+        ):  # what was offered in ballot 0, only its convener knows
             again = max(again, self.view.silent_s(2))
         if self.ballot > 0 and now - self.began_at <= again:
             return False
         waited = self.ballot > 0 and (opened.plan is not None or first is None)
-        grace = max(timing.grace(self.view.round_s), lossy_s)
-        return waited or (first is not None and now - first > grace)
+        if waited or first is None:
+            return waited
+        grace = max(timing.grace(self.view.round_s, open_s=opened.first_after_s), lossy_s)
+        return now - first > grace
 
     def _new_plan(self, now: float, offers: list[Contributor]) -> None:
         view, shape = self.view, self.view.shape
@@ -342,14 +361,17 @@ class Convener:
             if shape.reducer == "gather"
             else None
         )
-        self.plan = Plan(
+        plan = Plan(
             view.log,
             view.round,
             self.ballot,
             self.revision,
             view.base,
             tuple(offers),
-            slots or parts_for(shape.numel / shape.chunk_elements, owners),
+            slots
+            or parts_for(
+                shape.numel / shape.chunk_elements, owners, self._fair_share(chunks, len(offers))
+            ),
             shape.numel,
             shape.chunk_elements,
             shape.codec,
@@ -358,16 +380,24 @@ class Convener:
             if self.star
             else topology_of(shape.topology, offers, ready, view.disputes.peers(view.round)),
         )
-        self.trees = plan_trees(self.plan)
+        self._carry_out(now, plan)
+
+    def _carry_out(self, now: float, plan: Plan) -> None:
+        """A plan of the newest revision, from now on."""
+        self.plan, self.trees = plan, plan_trees(plan)
         self.phase, self.planned_at = Phase.REDUCE, now
-        self.due_at = now + view.stuck_s() + LATE * view.transfer_s(self.plan)
+        self.due_at = now + self.view.stuck_s() + LATE * self.view.transfer_s(plan)
         self.missing, self.reported_at = {}, {}
         self.asking, self.repeated_at = set(), now
-        self._broadcast(self._told(self.plan))
+        self._broadcast(self._told(plan))
+
+    def _fair_share(self, chunks: int, contributors: int) -> int | None:
+        """How many chunks one member may own; None where any number."""
+        return None
 
     def _told(self, plan: Plan) -> m.PlanMessage | m.PacedPlan:
         ready = self.view.open.ready
-        if not self.view.relayed:
+        if not self._is_relayed:
             return m.PlanMessage(plan)
         offers = [ready[c.member] for c in plan.contributors if c.member in ready]
         return m.PacedPlan(plan, min(map(rate, offers), default=0))
@@ -515,7 +545,7 @@ class Convener:
         if view.root is None:
             return  # the state root is still being hashed (`on_root` steps again)
         config = self._next_config(now, {c.member for c in plan.contributors})
-        admitted, tally = view.entering(config)
+        admitted, tally = view.entering(now, config)
         entry = Entry(
             view.log,
             view.round,
@@ -533,6 +563,7 @@ class Convener:
             view.elapsed_s(now),
             admitted,
             tally,
+            view.spent_words(),
         )
         self._propose(now, entry)
 
@@ -542,7 +573,7 @@ class Convener:
         if view.root is None:
             return
         config = self._next_config(now, set())
-        admitted, tally = view.entering(config)
+        admitted, tally = view.entering(now, config)
         entry = Entry(
             view.log,
             view.round,
@@ -559,6 +590,7 @@ class Convener:
             elapsed_s=view.elapsed_s(now),
             admitted=admitted,
             tally=tally,
+            spent=view.spent_words(),
         )
         self._propose(now, entry)
 
@@ -587,13 +619,27 @@ class Convener:
         settle = (view.draw.whole or view.hopeless) and any(
             offer.settle for offer in ready.values()
         )
-        return leaves or settle or bool(self._joiners(now))
+        asked = bool(self._joiners(now) or view.guests(now))
+        return leaves or settle or asked or view.ends_by_words or self._may_evict(now)
+
+    def _may_evict(self, now: float) -> bool:
+        """Whether an entry is worth its while only because it does without members that stay away:
+        where few entries come, nothing else would, and one more that dies takes the majority along.
+        Without a quorum of those who live it would stay open, and wait for the same members.
+        """
+        view = self.view
+        if not view.timing.evict_s or not any(view.evictable(now, who) for who in view.config):
+            return False
+        if not view.quorum([who for who in view.config if not view.lost(who)]):
+            return False
+        return len(self._without_lost(now, view.config, set())) < len(view.config)
 
     def _gathers_joiners(self, now: float) -> bool:
         """Whether others that ask to be let in are waited for: where one does, many may, and an
         entry of a large configuration costs each of its members a message that names them all.
         """
-        if not self.view.large or not self._joiners(now):
+        asked = self._joiners(now) or self.view.guests(now)
+        if not self.view.dissemination.is_large or not asked:
             return False
         self._joins_at = now if self._joins_at is None else self._joins_at
         return now - self._joins_at < JOINS_KNOCKS * self.view.timing.fetch_s
@@ -605,16 +651,13 @@ class Convener:
         view = self.view
         leaving = {who for who, ready in view.open.ready.items() if ready.leave} | view.removed
         staying = [member for member in view.config if member not in leaving] or self._last_one()
-        organiser_stays = any(
-            member.peer == view.organiser and view.heard(member) for member in staying
-        )
-        floor = 1 if organiser_stays else 3
-        for member in list(staying):
-            lost = member not in contributing and member != view.me and view.lost(member)
-            if lost and len(staying) > floor:
-                staying.remove(member)
-        room = max(1, len(staying) - 1)
-        for joiner in self._joiners(now):
+        staying = self._without_lost(now, staying, contributing)
+        joiners = self._joiners(now)
+        retired = view.retired_by(joiners)
+        replaced = [member for member in staying if member.peer in retired]
+        staying = [member for member in staying if member.peer not in retired]
+        room = max(1, len(staying) - 1) + len(replaced)
+        for joiner in joiners:
             older = [member for member in staying if member.peer == joiner.peer]
             if older and older[0].incarnation > joiner.incarnation:
                 continue
@@ -626,6 +669,21 @@ class Convener:
                 room -= 1
             staying.append(joiner)
         return tuple(sorted(staying))
+
+    def _without_lost(
+        self, now: float, members: Sequence[Member], contributing: set[Member]
+    ) -> list[Member]:
+        """These members but those who are evicted now: never below three, unless the organiser's
+        is one of those that stay.
+        """
+        view, staying = self.view, list(members)
+        organiser_stays = any(who.peer == view.organiser and view.heard(who) for who in staying)
+        floor = 1 if organiser_stays else 3
+        for member in members:
+            others = member not in contributing and member != view.me
+            if others and view.evictable(now, member) and len(staying) > floor:
+                staying.remove(member)
+        return staying
 
     def _last_one(self) -> list[Member]:
         """Where all leave, one keeps the log: the organiser's member, else the convener."""

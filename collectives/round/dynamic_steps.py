@@ -3,8 +3,9 @@ its speed allows, so that all arrive about equally often. A function of the log.
 
 Each contribution says how many seconds an inner step takes its member (`group.Reading.lag`); the
 newest word of each member counts. A member that nobody has counted yet makes as many as the
-fastest. A false word is bounded: who says it is faster than all others makes theirs as short as
-`DynamicSteps.least`, and no shorter; who says it is slower gets less to do itself.
+fastest. A false word is bounded by the others': the fastest counts as `FASTER` times as fast as the
+median member at most, so that fewer than half, and one of two, halve the turns of members at the
+median's speed at most. Who says it is slower gets less to do itself.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ from ..identifiers import PeerId
 from .grouping import FASTEST_S, SLOWEST_S
 from .log import Log
 
+FASTER = 2.0
+
 
 def dynamic_steps(settings: DynamicSteps, step_s: Mapping[PeerId, float], peer: PeerId) -> int:
     """Inner steps of a member's turn, ``least`` to ``most``: ``most`` times its speed over that of
-    the fastest. ``step_s``: seconds a step, of those that have said it.
+    the fastest, as far as others' words bear that out. ``step_s``: seconds a step, of those that
+    have said it.
     """
     if peer not in step_s:
         return settings.most
-    share = min(step_s.values()) / step_s[peer]
+    said = sorted(step_s.values())
+    # The lower median of more than two, of two the slower: never the fastest's own word.
+    median = said[min(len(said) - 1, max(1, (len(said) - 1) // 2))]
+    share = max(said[0], median / FASTER) / step_s[peer]
     return min(settings.most, max(settings.least, math.floor(settings.most * share + 1e-9)))
 
 

@@ -5,6 +5,10 @@ An entry that lets in a peer which the configuration before does not name carrie
 shown (`Admitted`). Every acceptor checks that before it votes or echoes, so a convener that lies
 lets in nobody who does not belong.
 
+**Guests.** Who comes by a limited invite is given nothing of the run before an entry counts it,
+also where it never asks to be a member: such an entry carries what it has shown, and leaves it out
+of the configuration. So all members count one and the same peers, whomever each has met.
+
 **Tally.** Which peers an invite for so many has let in follows from the log alone: each entry adds
 to it, and names the hash of what came of it. So it is the same at every member, over restarts and
 transfers. It is bounded: `MOST_TALLIED` peers. When room is needed, an invite is forgotten that
@@ -34,6 +38,7 @@ SHARE_BY_ONE = 3, 4
 peers, and leaves places for those whom the organiser invites by another.
 """
 PEER_BYTES = 8
+MOST_GUESTS = 64  # in one entry
 
 
 class Doors(Protocol):
@@ -46,8 +51,25 @@ class Doors(Protocol):
         ...
 
     def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
-        """Whether all these peers, which the configuration before does not name, may enter by this.
-        The same at every node at any time.
+        """Whether all these peers, which the configuration before does not name, may enter by this,
+        and whoever else is in ``admitted`` is a guest by a limited invite. The same at every node
+        at any time.
+        """
+        ...
+
+    def name(self, admitted: Admitted) -> str:
+        """The name that a certificate gives its peer; "" for none. The same at every node."""
+        ...
+
+    def guest(self, peer: PeerId) -> Admitted | None:
+        """By what ``peer`` may be counted now, a member or not; None where it need not be, or may
+        not, as far as is known here.
+        """
+        ...
+
+    def limited(self, peer: PeerId) -> bool:
+        """Whether ``peer`` must be counted before it is given anything: its invite is for so many,
+        or none is known here though it needs one.
         """
         ...
 
@@ -68,6 +90,18 @@ class OpenDoors:
     def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
         """Nothing is carried."""
         return not admitted
+
+    def name(self, admitted: Admitted) -> str:
+        """Nobody is named."""
+        return ""
+
+    def guest(self, peer: PeerId) -> Admitted | None:
+        """Nobody is counted."""
+        return None
+
+    def limited(self, peer: PeerId) -> bool:
+        """Nobody needs an invite."""
+        return False
 
     def objection(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> str:
         """None."""
@@ -117,6 +151,14 @@ class InviteTally:
         return (
             spent is not None and len(spent.peers) >= spent.uses and _short(peer) not in spent.peers
         )
+
+    def counts(self, peer: PeerId) -> bool:
+        """Whether ``peer`` is one of those whom any limited invite has let in."""
+        return bool(self.spent) and _short(peer) in self._everybody
+
+    @cached_property
+    def _everybody(self) -> frozenset[bytes]:
+        return frozenset[bytes]().union(*(spent.peers for spent in self.spent.values()))
 
     def after(self, admitted: Iterable[Admitted]) -> InviteTally | None:
         """With these counted, too; None if an invite has no use left or the count is full."""

@@ -18,9 +18,19 @@ import msgspec
 
 from .. import messages as m
 from ..digest import meaning
-from ..group import Config, Contributor, Entry, Member, Vote, least_members
+from ..group import Config, Contributor, Entry, Member, Plan, Vote, least_members
 from ..identifiers import PeerId
-from .signed import Kind, claim_payload, pledge_payload, reduced_payload, slot_payload
+from ..partition import is_fair
+from ..witnesses import stated_by
+from .signed import (
+    Kind,
+    account_payload,
+    claim_payload,
+    pledge_payload,
+    receipts_digest,
+    reduced_payload,
+    slot_payload,
+)
 
 if TYPE_CHECKING:
     from .machine import RoundMachine
@@ -114,17 +124,38 @@ class Judge:
             owner, reduced_payload(self.view.run, owner, of, parts), signature
         )
 
+    def accounted(self, who: PeerId, body: m.Reduced) -> bool:
+        """Whether a statement has an account where it must, and that is its sender's."""
+        account = body.account
+        if account is None or not self.view.shape.witnesses:
+            return account is None and not self.view.shape.witnesses
+        receipts = receipts_digest(account.receipts)
+        payload = account_payload(
+            self.view.run, who, body.meaning, body.parts, account.inputs, receipts
+        )
+        same = len(account.inputs) == len(account.receipts) == len(body.parts)
+        return same and self.view.actions.verify(who, payload, account.signature)
+
+    def stated_by(self, bound: Plan | Entry) -> dict[PeerId, list[int]]:
+        """By member, the parts that it states: its own, and those of which it is a witness."""
+        found: dict[PeerId, list[int]] = {}
+        for index, peers in enumerate(stated_by(bound, self.view.shape.witnesses)):
+            for peer in peers:
+                found.setdefault(peer, []).append(index)
+        return found
+
     def owned(self, entry: Entry, reduced: Mapping[PeerId, bytes]) -> bool:
-        """Whether each part is what its owner has reduced, of exactly what the entry names."""
+        """Whether each part is what its owner and its witnesses have reduced, of exactly what the
+        entry names."""
         if self.view.shape.kin:  # every member makes the bytes by itself
             return True
         of = meaning(entry)
-        found: dict[PeerId, list[tuple[int, bytes]]] = {}
-        for index, part in enumerate(entry.parts):
-            found.setdefault(part.owner, []).append((index, entry.part_digests[index]))
         return all(
-            owner in reduced and self.reduced(owner, of, tuple(parts), reduced[owner])
-            for owner, parts in found.items()
+            who in reduced
+            and self.reduced(
+                who, of, tuple((index, entry.part_digests[index]) for index in parts), reduced[who]
+            )
+            for who, parts in self.stated_by(entry).items()
         )
 
     def _invented(self, entry: Entry, claims: Claims) -> str:
@@ -143,7 +174,19 @@ class Judge:
             return f"contributors before there are {least_members(self.view.lying)} members"
         if not {part.owner for part in entry.parts} <= {member.peer for member in self.view.config}:
             return "owners that are no members"
+        if not self.fair(entry):
+            return "an owner of more than its fair share"
         return self._wrong_config(entry.next_config, claims)
+
+    @property
+    def shares_parts(self) -> bool:
+        """Whether parts have owners that add up for the others, whoever they are."""
+        shape = self.view.shape
+        return not (shape.kin or shape.single or shape.reducer == "gather")
+
+    def fair(self, bound: Plan | Entry) -> bool:
+        """Whether no owner has more than its fair share."""
+        return not self.shares_parts or is_fair(bound, self.view.lying)
 
     # ---- configurations
     @property

@@ -42,7 +42,7 @@ locks. For example, a member that alone decides its log takes one round like thi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from math import isqrt
 from random import Random
 from statistics import median
@@ -63,6 +63,7 @@ from ..group import (
     Member,
     Plan,
     Reading,
+    SpentWord,
     Vote,
     conveners,
     is_quorum,
@@ -76,26 +77,24 @@ from .blame import Blame
 from .byzantine_convener import byzantine_roles
 from .certificate import check_log, vote_payload
 from .convener import Convener
+from .dissemination import DisseminationMaker, everybody
 from .dynamic_steps import OwnSteps
-from .entering import OPEN, Doors, crowded
+from .entering import MOST_GUESTS, OPEN, Doors, crowded
 from .gathering import is_ripe, window_s
 from .grouping import Grouping
 from .journal import Journal
-from .log import RECENT
-from .relays import RelayGrid
-from .returning import CopyCheck, LastSaid
+from .recovery import Recovery
 from .routes import Disputes, broken_by
 from .sampling import Draw, drawn
 from .sealing import Sealing, gone
+from .sites import SiteLedger, spent_payload
 from .state import VOTES_KEPT, OpenRound, RoundActions, Shape
+from .thin import FEWEST, ThinLinks
 from .timing import Timing
+from .turns import AWAY_S, TurnClock
 
 MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask
 MOST_RUSH_AMONG = 3  # members from which on a majority can tell that one is too fast
-ALONE_FIRST_S = 10.0  # a member that decides alone waits so long for the others after its start
-# for so long a process that was started again asks all members what it has missed
-ASK_FIRST_S = 3.0
-ASKED_AT_ONCE = 256  # so many of them; in a larger run others come next
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
 CATCH_ENTRIES = 16  # entries in one Catch, where they are small
 FAR_BALLOTS = 1 << 20  # beyond the own one; no clock brings a round so far
@@ -125,18 +124,20 @@ class RoundMachine:
         now: float,
         site: str = "",
         lying: int = 0,
-        relayed_above: int | None = None,
+        dissemination: DisseminationMaker = everybody,
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
+        words: Callable[[], Sequence[SpentWord]] = tuple,
         root: bytes | None = None,
         stateless: bool = False,
         idle: bool = False,
     ) -> None:
         """``site``: the label by which members near each other recognise that. ``lying``: how many
-        members of a configuration may be Byzantine. ``relayed_above``: larger configurations have
-        relays (`relays`), but where members may lie; None: none has. ``unix_offset_s``: wall clock
+        members of a configuration may be Byzantine. ``dissemination``: how the news of a
+        round travels. ``unix_offset_s``: wall clock
         minus ``now``; it only numbers claims, so that those of a process that was started again
-        have greater numbers. ``doors``: what lets peers enter. ``root``, ``stateless``, ``idle``:
+        have greater numbers. ``doors``: what lets peers enter. ``words``: what members
+        have said of their privacy, as far as it is known here. ``root``, ``stateless``, ``idle``:
         as the attributes, from the start.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
@@ -144,7 +145,8 @@ class RoundMachine:
         self.actions, self.rng = actions, rng
         self.site, self.lying, self.doors = site, lying, doors
         self.unix_offset_s = unix_offset_s
-        self._relayed_above = None if lying else relayed_above
+        self._words = words
+        self._make_dissemination = dissemination
 
         # ---- what other members are known for
         self.caught = set[PeerId]()  # peers that are proved to be Byzantine
@@ -152,6 +154,7 @@ class RoundMachine:
         self.disputes = Disputes()  # peers that disagreed on a partial sum
         # Who asks to enter: at which round, when.
         self.joiners: dict[Member, tuple[int, float]] = {}
+        self._guests: dict[PeerId, float] = {}  # who asks to be counted, and when it did last
         self.leavers = set[Member]()  # who has announced that it leaves: it is not lost
         # the newest incarnation that a peer was heard under since it was suspected
         self._spoke: dict[PeerId, int] = {}
@@ -175,20 +178,17 @@ class RoundMachine:
         self.ahead: list[Certified] = []  # verified entries beyond the open round
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
+        self.thin = ThinLinks(shape.spare)
         self._exchanges = deque[float](maxlen=8)  # how long they took lately, plan to new state
+        self.turns = TurnClock(now)
+        self._away: dict[Member, float] = {}  # who is not heard, since when
+        self._lost: dict[Member, float] = {}  # who is `lost`, since when
         self._early: list[tuple[PeerId, int, int, m.Body]] = []
         # of which round, and in the order of its ballots
         self._conveners: tuple[int, list[Member]] | None = None
-        self._grid: tuple[int, RelayGrid] | None = None  # of which round
 
         # ---- a start from what an earlier process left
-        self.unasked: set[PeerId] = set()  # who has not answered yet: see `ask_first`
-        self._beyond: set[PeerId] = set()  # of them, who knows of later entries
-        self._asked_since = now
-        self.asked: CopyCheck | None = None  # what it has asked since
-        self.heard_of = LastSaid(journal.entries[-RECENT:], at_once=shape.arrivals is None)
-        # the incarnation to go on under: acts of this member are known that its journal does not
-        self.forgotten = 0
+        self.recovery = Recovery(self, now)
         self.renewed = False  # it has gone on as another member, and nobody was told yet
 
         # ---- when entries were asked for, and given
@@ -196,9 +196,11 @@ class RoundMachine:
         self._late_votes: set[tuple[PeerId, str]] = set()
         self._answered_at: dict[tuple[PeerId, int], float] = {}
         self._asked_at: dict[PeerId, float] = {}
-        self._asked_all_at = -1e9
         self._asked_around_at = now
 
+        self.sites = SiteLedger(
+            journal.entries, run=run, fewest=shape.sites, sample=shape.sample, name=doors.name
+        )
         groups = shape.arrivals.groups if shape.arrivals is not None else None
         self.grouping = Grouping(groups, journal.entries) if groups is not None else None
         dynamic = shape.arrivals.dynamic if shape.arrivals is not None else None
@@ -246,21 +248,16 @@ class RoundMachine:
         return (
             self.me in self.journal.entries.members
             and self.me not in self.removed
-            and not self.forgotten
-            and not self.unasked
+            and not self.recovery.forgotten
+            and not self.recovery.unasked
         )
-
-    @property
-    def asking(self) -> bool:
-        """Whether this member says nothing in a round before more have answered: `ask_first`."""
-        return self.asked is not None and self.asked.waits
 
     @property
     def may_act(self) -> bool:
         """Whether this member may speak in the open round: it is an acceptor, and what it may have
         forgotten was asked for.
         """
-        return self.is_member and not self.asking
+        return self.is_member and not self.recovery.waits
 
     @property
     def frontier(self) -> list[Certified]:
@@ -300,10 +297,14 @@ class RoundMachine:
 
     def convener_of(self, ballot: int) -> Member:
         """The owner of a ballot of the open round."""
+        order = self._convener_order()
+        return order[ballot % len(order)]
+
+    def _convener_order(self) -> list[Member]:
+        """All members, in the order in which they own the ballots of the open round."""
         if self._conveners is None or self._conveners[0] != self.round:
             self._conveners = (self.round, conveners(self.run, self.log, self.round, self.config))
-        order = self._conveners[1]
-        return order[ballot % len(order)]
+        return self._conveners[1]
 
     def next_conveners(self, rounds: int) -> list[PeerId]:
         """Who writes the entries of so many rounds from the open one on, if all goes well and
@@ -313,24 +314,6 @@ class RoundMachine:
             conveners(self.run, self.log, round_, self.config)[0].peer
             for round_ in range(self.round, self.round + rounds)
         ]
-
-    @property
-    def large(self) -> bool:
-        """Whether the configuration of the open round is one with relays."""
-        return self._relayed_above is not None and len(self.config) > self._relayed_above
-
-    @property
-    def relayed(self) -> bool:
-        """Whether the round's news goes over relays: in ballot 0, as far as this member knows."""
-        return self.ballot == 0 and self.large
-
-    @property
-    def grid(self) -> RelayGrid:
-        """Of the open round's members."""
-        if self._grid is None or self._grid[0] != self.round:
-            order = conveners(self.run, self.log, self.round, self.config)
-            self._grid = (self.round, RelayGrid([member.peer for member in order]))
-        return self._grid[1]
 
     def quorum(self, voters: Sequence[Member]) -> bool:
         """Whether these acceptors decide the open round."""
@@ -360,6 +343,15 @@ class RoundMachine:
         return (
             self.ended(member) or member.peer in self.caught or self.actions.suspected(member.peer)
         )
+
+    def evictable(self, now: float, member: Member) -> bool:
+        """Whether the next configuration may do without a member: it is `lost`, for as long as may
+        pass until it is back, or will not be back as this one.
+        """
+        peer = member.peer
+        final = self.ended(member) or peer in self.caught or self.actions.excluded(peer)
+        since = self._lost.get(member, now)
+        return self.lost(member) and (final or now - since >= self.timing.evict_s)
 
     def ended(self, member: Member) -> bool:
         """Whether its peer has spoken as a later incarnation: this one never votes again."""
@@ -420,10 +412,22 @@ class RoundMachine:
         rtt_s = patience.rtt_s(self.actions.pace())
         return patience.silent_s(self.timing, pulls, self._gap_s, rtt_s)
 
+    def does_without(self, offers: Sequence[Contributor]) -> bool:
+        """Whether the open round can do without members with thin links: others offer enough, and
+        can decide it."""
+        out = self.thin.out
+        if not out:
+            return False
+        rest = [offer for offer in offers if offer.member not in out]
+        voters = [member for member in self.config if member not in out]
+        return len(rest) >= FEWEST and self.enough(rest) and self.quorum(voters)
+
     def transfer_s(self, plan: Plan) -> float:
         """How long the bytes of a plan take at the announced rates."""
         ready = {member.peer: offer for member, offer in self.open.ready.items()}
-        return patience.transfer_s(plan, ready, len(self.config), self._chunk_bytes)
+        return patience.transfer_s(
+            plan, ready, len(self.config), self._chunk_bytes, self.shape.witnesses
+        )
 
     # ---- inputs: messages and time ---------------------------------------------------------------
 
@@ -440,18 +444,18 @@ class RoundMachine:
             self._spoke[peer] = incarnation
         if self.sealing.shuns(who):
             return self._answer(now, peer, round_) if round_ < self.round else None
-        if who in self.journal.entries.members or self.heard_of.of(peer) is not None:
-            self.heard_of.message(who, round_, body)
+        if who in self.journal.entries.members or self.recovery.heard_of.of(peer) is not None:
+            self.recovery.heard_of.message(who, round_, body)
         if isinstance(body, m.Catch):
-            self._on_answer(who, body)
             self._on_catch(now, peer, body)
+            self.recovery.on_answer(who, round_, body)
             return self._advance(now)
         if isinstance(body, m.Fetch) and body.anew:
             if round_ > self.round:
                 self.fetch(now, peer)
             return self._answer(now, peer, round_, body.anew)
         if isinstance(body, m.Join) and who not in self.journal.entries.members:
-            self._on_join(now, who, round_)
+            self._on_join(now, who, round_, holds=body.holds)
         if round_ < self.round:
             if isinstance(body, m.QuorumVotes):
                 return None  # its sender knows the decision, too
@@ -535,19 +539,24 @@ class RoundMachine:
         """Repair loss, and take over where nothing comes on. Call about every ``timing.pull_s``
         seconds.
         """
-        if self.forgotten and not self.open.applying:
+        if self.recovery.forgotten and not self.open.applying:
             self.renew(now)
         opened = self.open
         self._forget_silent(now)
+        self._lost = {who: self._lost.get(who, now) for who in self.config if self.lost(who)}
+        if self._guests:
+            self._guests = {
+                peer: seen for peer, seen in self._guests.items() if self._asks(now, seen)
+            }
         if opened.decided and not opened.applying:
             self._try_apply(now)
         if opened.applying:
             return
         if self.sealing.tick(now):
             return
-        if self.asked is not None:
-            self._ask_all(now, self.asked)
+        self.recovery.tick(now)
         stale = now - opened.progress_at > self.timing.takeover_s / 2
+        stale = stale and not (self.shape.whole and self.gathering)
         if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
             self._ask_around(now, self.timing.fetch_s)
         elif now - opened.progress_at > self.timing.quiet_s:
@@ -598,6 +607,11 @@ class RoundMachine:
         if self.own_steps is not None:
             self.own_steps.follow()
         self.ballot = max(0, self.journal.promised)
+        self.dissemination = self._make_dissemination(
+            self.me.peer,
+            len(self.config),
+            lambda: [member.peer for member in self._convener_order()],
+        )
         if self.lying:
             self.acceptor, self.convening = byzantine_roles(self)
         else:
@@ -645,6 +659,8 @@ class RoundMachine:
         """Offer a frozen contribution: it must stay untouched until `decided` has told whether it
         was counted.
         """
+        if self.contribution is None and self.shape.whole:
+            self.turns.done(now)
         self.contribution = (cid, weight, reading)
         if self.open.plan is None:
             self.open.progress_at = now
@@ -790,24 +806,26 @@ class RoundMachine:
         self._send_ready()
         ready = self.my_ready()
         if ready and (self.contribution or self._declines) and self.may_act:
-            for peer in self.grid.row(self.me.peer) if self._closes_by_rows else self.others:
+            alone = self._convener_counts_alone
+            news = self.dissemination
+            for peer in news.announce_to(self.others, self.ballot) if alone else self.others:
                 self.tell(peer, ready)
             if self.open.first_ready_at is None:
-                self._tell_column()
+                self._pass_contribution_on()
 
     @property
-    def _closes_by_rows(self) -> bool:
-        """Whether nobody but the convener counts contributions, so that the others need but know
-        that there is one.
+    def _convener_counts_alone(self) -> bool:
+        """True if nobody but the convener counts contributions: the others need only know that
+        there is one.
         """
         shape = self.shape
-        return self.relayed and shape.least == 1 and shape.arrivals is None and shape.sample is None
+        plain = shape.arrivals is None and shape.sample is None and not shape.whole
+        return shape.least == 1 and plain
 
-    def _tell_column(self) -> None:
-        """Pass on, once, that a contribution is there."""
-        if self._closes_by_rows and not self.open.closing_told:
-            self.open.closing_told = True
-            for peer in self.grid.column(self.me.peer):
+    def _pass_contribution_on(self) -> None:
+        """Tell others, once, that a contribution is there."""
+        if self._convener_counts_alone:
+            for peer in self.dissemination.pass_contribution_to(self.ballot):
                 self.tell(peer, m.RoundCloses(self.base))
 
     def _closes(self, now: float) -> None:
@@ -840,6 +858,8 @@ class RoundMachine:
             return True
         if self.contribution is not None or shape.arrivals is not None or shape.sample is not None:
             return True
+        if shape.whole:  # a turn is what the manifest says
+            return True
         mine = set[Member]() if self.idle else {self.me}
         train = len({*self._awaited(set()), *mine})
         offered = max(contributions, len(self.offered()))
@@ -860,8 +880,12 @@ class RoundMachine:
                 peer=who.peer,
             )
         if ready.cid is not None and opened.first_ready_at is None:
-            self._tell_column()
+            self._pass_contribution_on()
             self._closes(now)
+        known = opened.ready.get(who)
+        fresh = known is None or known.cid is None
+        if self.shape.whole and ready.cid is not None and fresh:
+            self.turns.done(now)
         opened.ready[who] = ready
         self.heard_leave(who, ready.leave)
         self.convening.on_ready(who)
@@ -905,7 +929,7 @@ class RoundMachine:
         """
         if self.contribution is None or self.open.plan is not None:
             return False
-        if self.shape.arrivals is not None:
+        if self.shape.arrivals is not None or self.shape.whole:
             return self.gathering
         if self.shape.least == 1 and not self.acceptor.founding:
             return False
@@ -920,15 +944,19 @@ class RoundMachine:
 
     @property
     def gathering(self) -> bool:
-        """Whether the round still waits for the contributions that its arrival policy wants, as far
-        as this member knows; never where it waits for all.
+        """Whether the round still waits for the contributions that its arrival policy wants, or for
+        the work of all who take part, as far as this member knows; never where whoever is first
+        closes it.
         """
-        return self.shape.arrivals is not None and self.open.ripe_at is None
+        patient = self.shape.arrivals is not None or self.shape.whole
+        return patient and self.open.ripe_at is None
 
     def look(self, now: float) -> None:
         """Note whether the open round has what it waits for (`OpenRound.ripe_at`; nothing, where it
         waits for all), and whether the drawn members had their time."""
         self.draw.look(now - self.open.born)
+        if self.shape.whole:
+            return self._look_at_work(now)
         arrivals, opened = self.shape.arrivals, self.open
         if arrivals is None or (opened.ripe_at is not None and self.grouping is None):
             return
@@ -962,6 +990,39 @@ class RoundMachine:
             said.append(self.contribution[2].lag)
         if now - opened.enough_at >= window_s(arrivals.window, said):
             opened.ripe_at = now
+
+    def _look_at_work(self, now: float) -> None:
+        """All who take part are done, or had their time. Somebody who comes in the meantime, or is
+        heard again, is waited for, too.
+        """
+        self._away = {
+            who: self._away.get(who, now) for who in self.config if self.actions.suspected(who.peer)
+        }
+        opened = self.open
+        if opened.plan is not None:
+            return
+        ripe = not self.at_work(now) or self.turns.over(now)
+        opened.ripe_at = (now if opened.ripe_at is None else opened.ripe_at) if ripe else None
+
+    def at_work(self, now: float) -> list[Member]:
+        """Those who take part in the open round, and have not said what they contribute; but for
+        who is not heard for so long that it may be gone."""
+        # the convener's plan is made of what it was told, also by itself
+        done = self.contribution is not None and self.convener_of(self.ballot) != self.me
+        return [
+            who
+            for who in self.draw.members
+            if not (who == self.me and done)
+            and self.acceptor.awaits(who)
+            and not self.ended(who)
+            and who.peer not in self.caught
+            and not self.actions.deaf_to(who.peer)
+            and now - self._away.get(who, now) < AWAY_S
+        ]
+
+    def away_s(self, now: float, who: Member) -> float:
+        """For how long a member is not heard; 0: it is."""
+        return now - self._away.get(who, now)
 
     def _look_at_groups(self, grouping: Grouping, there: Set[Member], now: float) -> None:
         """Groups that are ready make the round. When somebody of such a group dies, the round waits
@@ -1010,6 +1071,7 @@ class RoundMachine:
         if (
             entry.contributors
             or entry.next_config != self.config
+            or entry.admitted
             or self.draw.whole
             or (voted is not None and voted[1] == entry)
         ):
@@ -1070,11 +1132,19 @@ class RoundMachine:
         contributors = {c.member for c in plan.contributors} <= set(self.draw.members)
         return same and owners and contributors and check_plan(plan) is None
 
-    def on_part(self, now: float, plan_id: bytes, index: int, digest: bytes) -> None:
-        """A part of this member is reduced under a plan; its digest binds bytes and what they are
-        the result of."""
+    def on_part(
+        self, now: float, plan_id: bytes, index: int, digest: bytes, inputs: tuple[bytes, ...] = ()
+    ) -> None:
+        """A part of this member is reduced under a plan, or one of which it is a witness; its
+        digest binds bytes and what they are the result of. ``inputs``: see `PartReduced`."""
         if self.open.plan is not None and self.open.plan.plan_id == plan_id:
-            self.acceptor.part_reduced(now, self.open.plan, index, digest)
+            self.acceptor.part_reduced(now, self.open.plan, index, digest, inputs)
+
+    def on_given(self, now: float, plan_id: bytes, index: int, root: bytes) -> None:
+        """What this member contributes to a part of a plan is encoded; ``root``: see
+        `PartGiven`."""
+        if self.open.plan is not None and self.open.plan.plan_id == plan_id:
+            self.acceptor.part_given(now, self.open.plan, index, root)
 
     def on_result(self, now: float, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
         """All result bytes with these part digests are stored here: reduced by a plan, or fetched
@@ -1146,6 +1216,7 @@ class RoundMachine:
             opened.progress_at = now
             opened.bulk_at = now
             self.convening.bulk_progress(now)
+        missing = {**dict.fromkeys(self.acceptor.ungiven(now), ()), **missing}
         self.convening.on_own_report(missing)
         opened.cut.update(resumed)
         for peer in resumed:
@@ -1206,6 +1277,7 @@ class RoundMachine:
         """
         self.convening.on_missing(now, who, body)
         if self.open.plan and body.plan_id == self.open.plan.plan_id:
+            self.acceptor.lacks_given(who.peer, [cid for cid, _ in body.lacking])
             for cid, spans in body.lacking:
                 if spans and self.me.peer in self.open.senders.get(cid, ()):
                     self.actions.resend_parts(who.peer, body.plan_id, cid, spans)
@@ -1397,7 +1469,8 @@ class RoundMachine:
         digest = entry.hash()
         payload = vote_payload(*self.slot, ballot, digest)
         vote = m.Accepted(ballot, digest, self.actions.sign(payload))
-        if ballot > 0 or not self.relayed:
+        # a vote of ballot 0 that is sent again in a later ballot goes to all, too
+        if not self.dissemination.is_relayed(max(ballot, self.ballot)):
             return self.broadcast(vote)
         for peer in dict.fromkeys([self.convener_of(0).peer, self.me.peer]):
             self.tell(peer, vote)
@@ -1410,29 +1483,20 @@ class RoundMachine:
         opened = self.open
         if opened.decided:
             return
-        if self.journal.accepted and self._repeats_vote(now):
-            self.send_vote(*self.journal.accepted)
+        accepted, news = self.journal.accepted, self.dissemination
+        if accepted and news.is_vote_due(now, self.ballot, self._late_after_s):
+            self.send_vote(*accepted)
         for (_, entry_hash), votes in opened.votes.items():
             if entry_hash not in opened.known:
                 self.fetch(now, self.rng.choice(sorted(votes)).peer)
-
-    def _repeats_vote(self, now: float) -> bool:
-        """Whether the own vote is to be sent again. Over relays the decision takes longer."""
-        opened = self.open
-        if self.relayed:
-            if opened.vote_sent_at is None:
-                opened.vote_sent_at = now  # about then
-            if now - opened.vote_sent_at < self._under_way_s:
-                return False
-            opened.vote_sent_at = now
-        return True
 
     # ---- 6. a decision is learnt and applied -----------------------------------------------------
 
     def count_vote(self, now: float, who: Member, body: m.Accepted) -> None:
         """A vote of an acceptor; a quorum of them under one ballot decides."""
         votes = self.open.votes.get((body.ballot, body.entry_hash), {})
-        collects = self.relayed and body.ballot == 0 and self.convener_of(0) == self.me
+        relayed = self.dissemination.is_relayed(max(body.ballot, self.ballot))
+        collects = relayed and self.convener_of(0) == self.me
         if who not in votes:
             if who != self.me and not self.lying:  # there the judge has looked at it
                 entry = self.open.known.get(body.entry_hash)
@@ -1463,10 +1527,9 @@ class RoundMachine:
         return None
 
     def _announce(self, decision: m.QuorumVotes) -> None:
-        """Tell the own row, and a relay of each other one."""
-        row = self.grid.row(self.me.peer)
-        for peer in self.grid.relays(self.me.peer, self._unheard):
-            self.tell(peer, msgspec.structs.replace(decision, pass_on=peer not in row))
+        """Send the votes of a quorum to whoever passes them on, and to whom nobody else does."""
+        for peer, pass_on in self.dissemination.announce_decision_to(self._unheard):
+            self.tell(peer, msgspec.structs.replace(decision, pass_on=pass_on))
 
     def _unheard(self, peer: PeerId) -> bool:
         return self.actions.suspected(peer) or self.actions.deaf_to(peer)
@@ -1496,7 +1559,7 @@ class RoundMachine:
         if (
             decided is None
             or now - max(self.open.decided_at, self._answered_at.get(key, -1e9))
-            <= self._under_way_s
+            <= self._late_after_s
         ):
             return
         self._answered_at[key] = now
@@ -1506,7 +1569,7 @@ class RoundMachine:
         """The votes of a quorum, perhaps by a relay: it can withhold them, and forge none. Raises
         RemoteProtocolError.
         """
-        passes = body.pass_on and not self.open.passed_on and self.large
+        passes = body.pass_on and self.dissemination.may_pass_decision
         if self.open.decided is not None and not passes:
             return
         voters, ballots = [vote.member for vote in body.votes], {vote.ballot for vote in body.votes}
@@ -1517,8 +1580,7 @@ class RoundMachine:
                 raise RemoteProtocolError("a vote of no member", peer=who.peer)
             self._check_vote(vote.member, who.peer, vote, body.entry_hash)
         if passes:
-            self.open.passed_on = True
-            for peer in self.grid.row(self.me.peer):
+            for peer in self.dissemination.pass_decision_to():
                 if peer != who.peer:
                     self.tell(peer, msgspec.structs.replace(body, pass_on=False))
         if self.open.decided is not None:
@@ -1566,6 +1628,8 @@ class RoundMachine:
         assert self.open.applying
         self.journal.append(decided)
         self.round_s = now - self.open.born
+        if decided.entry.contributors:
+            self.turns.next(now)
         if self.open.plan is not None:
             # what stragglers took is no part of it; the last step of those who come is
             waited = self._awaited({self.me}) or self.open.closing_at is None
@@ -1604,7 +1668,10 @@ class RoundMachine:
             self.me.peer, self.contribution[0]
         )
         self.unsettled = False
-        self.heard_of.entry(certified)
+        self.recovery.heard_of.entry(certified)
+        each = self.shape.numel / self.shape.chunk_elements
+        nbytes = (each * self._chunk_bytes[0], each * self._chunk_bytes[1])
+        self.thin.decided(certified.entry, self.open.ready, nbytes, self.round_s)
         self.actions.decided(certified, counted)
         self.leavers &= set(certified.entry.next_config)
         if certified.entry.contributors:
@@ -1655,7 +1722,7 @@ class RoundMachine:
         elif self.open.plan is not None:
             patience_s += 2 * self.bulk_s + self.stuck_s() - self.timing.revise_s
         elif self.ballot == 0:
-            patience_s += self.timing.grace(self.round_s)
+            patience_s += self.timing.grace(self.round_s, open_s=self.open.first_after_s)
         since = max(self.open.progress_at, self.open.ripe_at or self.open.progress_at)
         if (
             now - since <= patience_s
@@ -1663,7 +1730,8 @@ class RoundMachine:
             and not self.acceptor.overdue(now, patience_s)
         ):
             return
-        if self.waits_for_offers and not suspected and not self.convening.wants_entry(now):
+        waits = self.waits_for_offers or (self.shape.whole and self.gathering)
+        if waits and not suspected and not self.convening.wants_entry(now):
             return  # another convener could do no more
         self.next_ballot(now)
 
@@ -1721,7 +1789,7 @@ class RoundMachine:
             if entries and size > m.MAX_MESSAGE_BYTES // 2:
                 break  # one of thousands of members is large
             entries.append(certified)
-        heard = self.heard_of.of(peer) if anew else None
+        heard = self.recovery.heard_of.of(peer) if anew else None
         catch = m.Catch(tuple(entries), self.round, self.actions.results_from(), anew, heard)
         self.actions.send(peer, self.log, round_, catch)
 
@@ -1737,19 +1805,19 @@ class RoundMachine:
             return False
         key = (who.peer, type(vote).__name__)
         if key in self._late_votes:
-            return now - self.open.born < self._under_way_s
+            return now - self.open.born < self._late_after_s
         if who in self.journal.entries[round_ - 1].entry.next_config:
             self._late_votes.add(key)
             return True
         return False
 
     @property
-    def _under_way_s(self) -> float:
+    def _late_after_s(self) -> float:
         """A vote that comes so long after the decision is one of a member that has not heard of
-        it. Over relays the decision takes a step more.
+        it.
         """
         once_s = max(self.timing.pull_s, patience.rtt_s(self.actions.pace()))
-        return 2 * once_s if self.large else once_s
+        return self.dissemination.late_after_s(once_s)
 
     def fetch(self, now: float, peer: PeerId) -> None:
         """The peer seems to be ahead: ask for what follows the newest entry known."""
@@ -1768,7 +1836,7 @@ class RoundMachine:
         known = [
             member.peer for member in self.tail.entry.next_config if member.peer != self.me.peer
         ]
-        if len(known) > ASKED_OF_MANY and self.large:
+        if len(known) > ASKED_OF_MANY and self.dissemination.is_large:
             known = self.rng.sample(known, ASKED_OF_MANY)
         targets = [
             peer
@@ -1800,7 +1868,7 @@ class RoundMachine:
             peer=peer,
             lying=self.lying,
         )
-        self.look_for_another_past(fresh)
+        self.recovery.on_entries(fresh)
         self.ahead.extend(fresh)
         if body.head > fresh[-1].entry.round + 1:
             self._asked_at.pop(peer, None)
@@ -1808,104 +1876,15 @@ class RoundMachine:
 
     # ---- a start from what an earlier process left -----------------------------------------------
 
-    def ask_first(self, now: float) -> None:
-        """This process begins with what an earlier one has left, which may be an old copy. So it
-        speaks in no round before members that are a quorum together with it have told what they
-        heard it say (`returning`). Where this member decides alone, though its configuration has
-        others, nobody else would keep it from deciding again what it has forgotten. So it takes
-        part only once each of the others has answered that it knows of no later entry, or was not
-        heard for ``ALONE_FIRST_S``."""
-        self._ask_anew(now, m.Said(self.me.incarnation, self.round, self.journal.promised))
-        others = {member.peer for member in self.config if member.peer != self.me.peer}
-        if others and not self.lying and self.me in self.config and self.quorum([self.me]):
-            self.unasked = others
-        self._consider_answers()
-
-    def _ask_anew(self, now: float, left: m.Said) -> None:
-        """``left``: the newest that this member is known here to have said."""
-        self.asked = CopyCheck(left, 1 + self.rng.getrandbits(47), self.lying)
-        self.unasked, self._beyond = set(), set()
-        self._asked_since, self._asked_all_at = now, -1e9
-
-    def _ask_all(self, now: float, asked: CopyCheck) -> None:
-        """Ask every other member of the newest configuration that has not answered, until enough
-        have, and for some seconds more: who heard of a later life of this one may be among the
-        rest.
-        """
-        if now > self._asked_since + ALONE_FIRST_S:
-            self.unasked &= self._beyond
-        self._consider_answers()
-        if not self.asking and now - self._asked_since >= ASK_FIRST_S:
-            self.asked = None
-        elif now - self._asked_all_at >= self.timing.fetch_s:
-            self._asked_all_at = now
-            others = [who for who in self.tail.entry.next_config if who.peer != self.me.peer]
-            lacking = sorted(self.unasked.union(asked.lacking(others)))
-            if len(lacking) > ASKED_AT_ONCE:
-                lacking = self.rng.sample(lacking, ASKED_AT_ONCE)
-            for peer in lacking:
-                asked.peers.add(peer)
-                self.actions.send(peer, self.log, self.tail.entry.round + 1, m.Fetch(asked.nonce))
-
-    def _on_answer(self, who: Member, body: m.Catch) -> None:
-        """A member tells how many entries it has, and what it heard this one say. One that has more
-        than this member is waited for, however long, where this one decides alone: entries are
-        decided that it does not know.
-        """
-        if self.asked is None or body.anew != self.asked.nonce or who.peer not in self.asked.peers:
-            return
-        self.asked.on_answer(who, body.head, body.heard)
-        if body.head <= self.round:
-            self.unasked.discard(who.peer)
-        elif who.peer in self.unasked:
-            self._beyond.add(who.peer)
-        self._consider_answers()
-
-    def _consider_answers(self) -> None:
-        """More heard than the journal knows is an old copy; once this member speaks again, more
-        than its present standing.
-        """
-        asked = self.asked
-        if asked is None:
-            return
-        said = m.Said(self.me.incarnation, self.round, self.journal.promised)
-        counted = {who.peer for who in self.config} if self.lying else asked.peers
-        later = asked.later_life(counted, None if asked.waits else said)
-        if self.me in self.config or later == self.me.incarnation + 1:
-            self.forgotten = max(self.forgotten, later)  # else it is known to be an older life
-        if asked.waits and not self.unasked and not self.forgotten:
-            asked.waits = not self.quorum([self.me, *asked.answered(self.round)])
-
-    def look_for_another_past(self, entries: Sequence[Certified]) -> None:
-        """Certified entries that were not known here. Where they hold a vote or a contribution of
-        this member that its journal cannot know of, or a later life of it, the journal is an old
-        copy. What else this member has promised is unknown, so it must not vote as this one again.
-        """
-        for certified in entries:
-            entry = certified.entry
-            later = [m.incarnation for m in entry.next_config if m.peer == self.me.peer]
-            voted = [vote.ballot for vote in certified.votes if vote.member == self.me]
-            accepted = self.journal.accepted if entry.round == self.round else None
-            known = accepted[0] if accepted is not None else -1
-            newest = max((self.me.incarnation, *later))
-            gave = (
-                entry.round > self.round  # nobody contributes to a round that is not open to it
-                and self.shape.arrivals is None
-                and any(contributor.member == self.me for contributor in entry.contributors)
-            )
-            acted = not certified.removed and (gave or max(voted, default=-1) > known)
-            if acted or newest > self.me.incarnation:
-                self.forgotten = max(self.forgotten, newest + 1)
-
     def renew(self, now: float) -> None:
         """Go on as another member, which has voted for nothing yet, unless the life that is
         forgotten was renewed, too: others are asked again. Raises StorageError: then it is tried
         again.
         """
-        self.journal.renew(self.forgotten)
-        self.me = Member(self.me.peer, self.forgotten)
-        self.forgotten, self.renewed = 0, True
-        self._ask_anew(now, m.Said(self.me.incarnation, 0, -1))
+        incarnation = self.recovery.forgotten
+        self.journal.renew(incarnation)
+        self.me, self.renewed = Member(self.me.peer, incarnation), True
+        self.recovery.ask_again(now)
         self.open.pending = None
         self.convening.stop()
 
@@ -1916,10 +1895,14 @@ class RoundMachine:
 
     # ---- who enters the configuration ------------------------------------------------------------
 
-    def _on_join(self, now: float, who: Member, round_: int) -> None:
+    def _on_join(self, now: float, who: Member, round_: int, *, holds: bool) -> None:
         """A peer asks to be let in, under its newest incarnation: one that asked under many could
-        keep others from being heard.
+        keep others from being heard. One that has no state yet asks to be counted.
         """
+        if not holds:
+            if len(self._guests) < MAX_JOINERS and self._counts_one_more(who.peer):
+                self._guests[who.peer] = now
+            return
         lives = [other for other in self.joiners if other.peer == who.peer]
         if any(other.incarnation > who.incarnation for other in lives):
             return
@@ -1933,18 +1916,20 @@ class RoundMachine:
         """Whether somebody asks to be let in, and this member has something to do for it soon. In a
         large configuration that is the convener; others look whether it lives as often as ever.
         """
-        if not self.joiners or (self.large and self.convener_of(self.ballot) != self.me):
+        large = self.dissemination.is_large
+        if not (self.joiners or self._guests) or (
+            large and self.convener_of(self.ballot) != self.me
+        ):
             return False
-        return not self.journal.entries.members.issuperset(self.joiners)
+        return bool(self._guests) or not self.journal.entries.members.issuperset(self.joiners)
 
     def joiners_to_admit(self, now: float) -> list[Member]:
         """Peers that ask this member to be let in, and that an entry may let in now."""
-        recent = max(1.0, 4 * self.timing.fetch_s)
         asking = sorted(
             who
             for who, (round_, seen) in self.joiners.items()
             if self.near(round_)
-            and now - seen < recent
+            and self._asks(now, seen)
             and who not in self.journal.entries.members
             and not gone(who, self.removed)
         )
@@ -1958,6 +1943,7 @@ class RoundMachine:
         entries, found, new = self.journal.entries, list[Member](), self._new(joiners)
         inside, tally = {each.peer for each in self.config}, entries.tally
         by_one = dict[bytes, list[Admitted]]()  # by invite, of those that ask
+        named = list[Admitted]()
         for joiner in joiners:
             if joiner.peer in new:
                 warrant = self.doors.warrant(joiner.peer)
@@ -1967,47 +1953,98 @@ class RoundMachine:
                 if same and crowded(entries.came, inside, same, self.shape.most):
                     continue
                 after = tally.after([warrant])
-                if after is None:
+                if after is None or self.sites.clashes(warrant, named):
                     continue
+                named.append(warrant)
                 tally, by_one[warrant.invite] = after, same
             found.append(joiner)
         fresh = [joiner for joiner in found if joiner.peer in new]
         late = set(fresh[room_for(self.config, fresh, self.shape.topology) :])
         return [joiner for joiner in found if joiner not in late]
 
-    def entering(self, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
-        """What an entry with this next configuration states of its new members, and the hash of the
-        tally after it.
+    def guests(self, now: float, beside: Sequence[Admitted] = ()) -> list[Admitted]:
+        """By what peers are counted that an entry does not make members, after those ``beside``
+        them: they ask for it, and their invites have a use left.
         """
-        found = [self.doors.warrant(peer) for peer in sorted(self._new(config))]
-        admitted = tuple(each for each in found if each is not None and each.certificate)
+        found, tally = list[Admitted](), self.journal.entries.tally.after(beside)
+        named = {each.peer for each in beside}
+        for peer, seen in sorted(self._guests.items()):
+            guest = self.doors.guest(peer) if self._asks(now, seen) else None
+            if tally is None or guest is None or peer in named or len(found) == MOST_GUESTS:
+                continue
+            after = None if tally.counts(peer) else tally.after([guest])
+            if after is not None:
+                tally = after
+                found.append(guest)
+        return found
+
+    def _counts_one_more(self, peer: PeerId) -> bool:
+        guest, tally = self.doors.guest(peer), self.journal.entries.tally
+        return guest is not None and not tally.counts(peer) and tally.after([guest]) is not None
+
+    def _asks(self, now: float, seen: float) -> bool:
+        """Whether who asked to be let in or counted at ``seen`` still does."""
+        return now - seen < max(1.0, 4 * self.timing.fetch_s)
+
+    def entering(self, now: float, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
+        """What an entry with this next configuration states of its new members and of those that
+        are only counted, and the hash of the tally after it.
+        """
+        warrants = [self.doors.warrant(peer) for peer in sorted(self._new(config))]
+        admitted = [each for each in warrants if each is not None and each.certificate]
+        admitted += self.guests(now, admitted)
+        admitted.sort(key=lambda each: each.peer)
         tally = self.journal.entries.tally
-        return admitted, (tally.after(admitted) or tally).hash
+        return tuple(admitted), (tally.after(admitted) or tally).hash
+
+    def retired_by(self, joiners: Sequence[Member]) -> set[PeerId]:
+        """Whose names these have, who would enter."""
+        warrants = [self.doors.warrant(peer) for peer in self._new(joiners)]
+        return self.sites.retires([each for each in warrants if each is not None])
+
+    def spent_words(self) -> tuple[SpentWord, ...]:
+        """What an entry of this member's says of sites that may spend no more."""
+        return self.sites.news([word for word in self._words() if self._said(word)])
+
+    @property
+    def ends_by_words(self) -> bool:
+        """Whether an entry would end the run by what sites have said of themselves."""
+        return self.sites.ends(self.spent_words()) if self.shape.sites else False
+
+    def _said(self, word: SpentWord) -> bool:
+        payload = spent_payload(self.run, word.peer)
+        return self.actions.verify(word.peer, payload, word.signature)
 
     def objection(self, entry: Entry) -> str:
-        """What this member has against the new members of an entry, as far as it knows; others may
-        know otherwise.
+        """What this member has against the new members of an entry and those that it counts, as far
+        as it knows; others may know otherwise.
         """
         new = self._new(entry.next_config)
-        return self.doors.objection(new, entry.admitted) if new else ""
+        return self.doors.objection(new, entry.admitted) if new or entry.admitted else ""
 
     def _admits(self, entry: Entry) -> bool:
-        """Whether an entry proves that its new members may enter, and counts them: the same at
-        every member.
+        """Whether an entry proves that its new members and guests may enter, and counts them: the
+        same at every member.
         """
-        new, after = self._new(entry.next_config), self.journal.entries.tally.after(entry.admitted)
+        new, before = self._new(entry.next_config), self.journal.entries.tally
+        after = before.after(entry.admitted)
         named = [each.peer for each in entry.admitted]
+        members = [each for each in entry.admitted if each.peer in new]
         return (
             after is not None
             and entry.tally == after.hash
-            and named == sorted({*named} & new)
+            and named == sorted({*named})
+            and len(named) <= len(members) + MOST_GUESTS
+            and not any(before.counts(peer) for peer in {*named} - new)
             and not crowded(
                 self.journal.entries.came,
                 [each.peer for each in entry.next_config],
-                entry.admitted,
+                members,
                 self.shape.most,
             )
             and self.doors.valid(new, entry.admitted)
+            and self.sites.fits(entry)
+            and all(map(self._said, entry.spent))
         )
 
     def _new(self, config: Sequence[Member]) -> set[PeerId]:

@@ -15,6 +15,7 @@ from ..group import Plan
 from ..identifiers import PeerId
 from ..messages import Ready
 from ..pace import Pace
+from ..witnesses import stated_by
 from .state import Shape
 from .timing import Timing
 
@@ -71,20 +72,28 @@ def silent_s(timing: Timing, pulls: float, gap_s: float, rtt_s: float) -> float:
 
 
 def transfer_s(
-    plan: Plan, ready: Mapping[PeerId, Ready], members: int, chunk_bytes: tuple[int, int]
+    plan: Plan,
+    ready: Mapping[PeerId, Ready],
+    members: int,
+    chunk_bytes: tuple[int, int],
+    witnesses: int = 0,
 ) -> float:
     """How long the bytes of a plan take at the announced rates. ``chunk_bytes``: of a contribution
-    and of a result.
+    and of a result; ``witnesses``: of each part, to which contributions go, too.
     """
     part_bytes, result_bytes = chunk_bytes
-    owned: dict[str, int] = {}
-    for part in plan.parts:
+    owned, stated = dict[str, int](), dict[str, int]()
+    for part, peers in zip(plan.parts, stated_by(plan, witnesses), strict=True):
         owned[part.owner] = owned.get(part.owner, 0) + part.stop - part.first
+        for peer in peers:
+            stated[peer] = stated.get(peer, 0) + part.stop - part.first
+    sent = plan.chunks * min(witnesses + 1, max(1, len(plan.contributors)))
     longest = 0.0
     for contributor in plan.contributors:
         offer = ready.get(contributor.member.peer)
         own = owned.get(contributor.member.peer, 0)
-        nbytes = (plan.chunks - own) * part_bytes + max(1, members - 1) * own * result_bytes
+        kept = stated.get(contributor.member.peer, 0)
+        nbytes = (sent - kept) * part_bytes + max(1, members - 1) * own * result_bytes
         longest = max(longest, nbytes / (rate(offer) if offer else UNMEASURED))
     return longest
 

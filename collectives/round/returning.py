@@ -4,11 +4,12 @@ A home from a backup votes as a life that has said more than the copy knows, and
 not show it. Where it lags, certificates may: but they hold the votes of one quorum, and a promise
 was heard by one convener. So each member notes the newest that it *heard* every other one say
 (`LastSaid`), and a member whose process has just begun says nothing in a round before it has asked
-(`CopyCheck`): members that are a quorum together with it must have answered, and it must have
-reached the entries that they had by then. Who was heard to say more than its journal knows has lost
-votes: it goes on as another life (`RoundMachine.renew`), which asks in its turn. Who answers need
-not have asked itself, so a run whose members all start at once goes on after one round trip. What
-this proves, and what is assumed, is in docs/protocol/liveness.md (assumption 2).
+(`CopyCheck`, for `recovery.Recovery`): members that are a quorum together with it must have
+answered, and it must have reached the entries that they had by then. Who was heard to say more than
+its journal knows has lost votes: it goes on as another life (`RoundMachine.renew`), which asks in
+its turn. Who answers need not have asked itself, so a run whose members all start at once goes on
+after one round trip. What this proves, and what is assumed, is in docs/protocol/liveness.md
+(assumption 2).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from blake3 import blake3
 
 from .. import messages as m
 from ..group import Member
@@ -41,6 +42,33 @@ def reduced_payload(run: str, who: PeerId, meaning: bytes, parts: m.PartDigests)
     is of what ``meaning`` stands for.
     """
     return msgspec.msgpack.encode(("atoll/reduced/1", run, who, meaning, parts))
+
+
+def given_payload(
+    run: str, log: str, round_: int, base: bytes, cid: bytes, first: int, stop: int, root: bytes
+) -> bytes:
+    """The bytes under the signature of what a member contributes to the chunks [first, stop): their
+    Merkle root. Two of one contribution and the same chunks prove that it lies.
+    """
+    return msgspec.msgpack.encode(("atoll/given/1", run, log, round_, base, cid, first, stop, root))
+
+
+def receipts_digest(receipts: m.Receipts) -> bytes:
+    """What an account's signature binds of its receipts: 32 bytes."""
+    return blake3(msgspec.msgpack.encode(receipts)).digest()
+
+
+def account_payload(
+    run: str,
+    who: PeerId,
+    meaning: bytes,
+    parts: m.PartDigests,
+    inputs: m.Inputs,
+    receipts: bytes,
+) -> bytes:
+    """The bytes under the signature of an account of what was stated so; ``receipts``: their
+    digest."""
+    return msgspec.msgpack.encode(("atoll/account/2", run, who, meaning, parts, inputs, receipts))
 
 
 def claim_payload(run: str, log: str, round_: int, who: Member, claim: m.Claim) -> bytes:

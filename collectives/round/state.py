@@ -18,6 +18,7 @@ from ..group import Certified, Config, Contributor, Entry, Member, Plan, Topolog
 from ..identifiers import PeerId
 from ..pace import Pace
 from ..swarm import SampleSettings
+from .missums import Refuted, SumStatement
 
 VOTES_KEPT = 8  # of a member in a round
 PROPOSALS_KEPT = 8  # of a member in a round
@@ -34,7 +35,11 @@ class Shape:
     contributors the reducer needs. ``kin``: all contributions to an entry are copies of one vector,
     which their cids begin with. ``single``: one member, the coordinator, adds up everything.
     ``sample``: how many of the members take part in a round; None: all that can. ``arrivals``: for
-    whom a round waits; None: for all that can.
+    whom a round waits; None: for all that can, once one has come. ``whole``: it waits until all who
+    take part have done their work (`turns`). ``spare``: the part of the time that a member with a
+    thin link may cost the others (`thin`); 0: all are waited for. ``sites``: how many sites a sum
+    needs, in a run with noise, whose members have names (`sites`); 0 in all others. ``witnesses``:
+    so many members state what comes of each part beside its owner (`witnesses`).
     """
 
     numel: int
@@ -47,6 +52,10 @@ class Shape:
     single: bool = False
     sample: SampleSettings | None = None
     arrivals: ArrivalSettings | None = None
+    whole: bool = False
+    spare: float = 0.0
+    sites: int = 0
+    witnesses: int = 0
 
     @property
     def most(self) -> int:
@@ -145,6 +154,12 @@ class RoundActions(Protocol):
         """Whether the peer is believed dead, frozen or unreachable."""
         ...
 
+    def excluded(self, peer: PeerId) -> bool:
+        """Whether the peer takes no part in the run, however alive: it is banned, on another
+        history, or two processes have its key.
+        """
+        ...
+
     def deaf_to(self, peer: PeerId) -> bool:
         """Whether this member does not listen to the peer for now, or the peer not to it
         (`unread`), though it may be as alive as any.
@@ -190,6 +205,20 @@ class RoundActions(Protocol):
     ) -> None:
         """A member has proposed (payload, signature) an entry whose part ``index`` has the digest
         of a part of ``plan``, which is another result. The bytes of the plan are here."""
+        ...
+
+    def disputed(self, peers: Sequence[PeerId]) -> None:
+        """These state different sums of a part, and others state it anew: one of them lies, or one
+        whose contribution they were sent."""
+        ...
+
+    def refuted(self, found: Refuted) -> None:
+        """A member has stated a sum that is proved to be wrong."""
+        ...
+
+    def unfounded(self, wrong: SumStatement, preimage: bytes, index: int) -> None:
+        """A member has stated the sum of a part (``index``) of inputs of which one is not what its
+        contributor has signed; ``preimage``: of what it states (`digest.meaning_preimage`)."""
         ...
 
     def pace(self) -> Pace:
@@ -259,11 +288,8 @@ class OpenRound:
     decided: Certified | None = None
     applying: bool = False
     decided_at: float = 0.0
-    vote_sent_at: float | None = None  # where the decision comes over relays
     # The rate of the slowest contributor, by the plan of a relayed round.
     slowest: int | None = None
-    closing_told: bool = False  # the own column knows that a contribution is there
-    passed_on: bool = False  # the own row knows the decision
     # When all others were last told of the own contribution, since too few were known.
     announced_at: float = -1e9
     # the ballot in which the own contribution is not offered: it held up the others in the one
@@ -297,6 +323,12 @@ class OpenRound:
             oldest = proposed.popleft()
             if oldest not in needed and all(digest != oldest for _, digest in self.votes):
                 self.known.pop(oldest, None)
+
+    @property
+    def first_after_s(self) -> float:
+        """How long it had been open when its first contribution was there; 0 until then."""
+        first = self.closing_at or self.first_ready_at
+        return first - self.born if first is not None else 0.0
 
     def hold(self, bound: Plan | Entry, digests: tuple[bytes, ...]) -> None:
         """All result bytes with these part digests are stored here; they were reduced, or checked,

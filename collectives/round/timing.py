@@ -19,6 +19,10 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ready_grace_min_s: float = 1.0  # a straggler of one scheduling hiccup is waited for
     # Upper bound of the wait after the first Ready; a quarter of a round below it.
     ready_grace_s: float = 5.0
+    # A member in the middle of a step can offer nothing: so long are the others waited for at
+    # least, as a part of the round, where steps last longer than seconds.
+    step_share: float = 0.0
+    step_most_s: float = 60.0  # however long steps are
     fetch_s: float = 0.25  # how often a lagging or joining member asks for what was decided
     # How often a member to which nothing happens asks whether it missed a decision.
     quiet_s: float = 2.0
@@ -29,6 +33,9 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # duration of an exchange have passed; 0: at once. With 9, whoever offers one as each round
     # opens costs the others a tenth of their time at most.
     least_turn: float = 0.0
+    # Who is lost stays a member for so long: on a busy machine most are back within it, and out of
+    # a configuration that shrank meanwhile they could not help the others to a majority.
+    evict_s: float = 0.0
     keep_rounds: int = 8  # result bytes kept for laggards
     # more members than so many beat to some of each other, and take their word for the rest
     sparse_above: int = 32
@@ -36,9 +43,9 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # for a larger one
     weight: float = 1.0
 
-    def grace(self, round_s: float | None, ballot: int = 0) -> float:
+    def grace(self, round_s: float | None, ballot: int = 0, open_s: float = 0.0) -> float:
         """How long after the first Ready the convener waits for the others, given the last round's
-        duration.
+        duration; ``open_s``: how long this one had been open then.
 
         In a later ballot all have been waited for already. An infinite ``ready_grace_s`` waits for
         everyone, in every ballot.
@@ -47,4 +54,6 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return self.pull_s
         if round_s is None:
             return self.ready_grace_s
-        return min(self.ready_grace_s, max(self.ready_grace_min_s, 0.25 * round_s))
+        usual_s = min(self.ready_grace_s, max(self.ready_grace_min_s, 0.25 * round_s))
+        share = min(self.step_share, 0.25)
+        return max(usual_s, min(self.step_most_s, share * max(round_s, open_s)))

@@ -25,12 +25,19 @@
     qr                 a text as a QR code
     invites            invite new, inspect, revoke
     templates          manifests to start from
+    founding           from a file of settings to a run; its pretrained model on this machine
     runs               new, validate, export, rm
+    machines           machines as people name them, and this one
+    fitting            whether a machine holds a run, and which setting makes it so
+    fit                fit
+    holding            what `plan` plans for: the run as machines hold it
     planning           plan
     curves, simulating pictures of runs; simulate
+    simulating_sites   simulate --sites: sizes, speeds and deaths of a federated run's sites
     simulating_fleet   simulate --peers: a run on the user's own machines
     consent            where an invite is taken from, what the run is, whether the owner agrees
     join               join
+    chat               chat
 
 A command's module is imported when the command runs, and heavy packages inside its functions:
 ``atoll --help`` loads click and nothing else.
@@ -67,6 +74,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "new": ("runs", "Check and sign a run's manifest; print its id and an invite."),
     "validate": ("runs", "Check a run's manifest and say what it means."),
+    "fit": ("fit", "Say what this machine, or a list of machines, can train."),
     "plan": (
         "planning",
         "Say which settings reach a loss soonest here, how long a round takes, and why.",
@@ -75,7 +83,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "simulating",
         "Try federated methods, or the run on machines of your own, in virtual time.",
     ),
-    "join": ("join", "Join a run by invite and train, with a live view."),
+    "join": (
+        "join",
+        "Join a run by invite and train, with a live view; or found the run of a file.",
+    ),
     "begin": ("beginning", "Let a run begin with the members that are there."),
     "pause": ("pausing", "Stop training in a run and go on serving it."),
     "resume": ("pausing", "Train again in a run that was paused."),
@@ -124,6 +135,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "id": ("identity", "Print this machine's peer id, whose key is made where there is none."),
     "invite": ("invites", "Make, inspect or revoke invites."),
     "export": ("runs", "Write a run's model as safetensors that load without atoll."),
+    "chat": ("chat", "Talk to a model: a folder that atoll export wrote, or the newest checkpoint"),
     "rm": ("runs", "Forget a run that this machine is not in any more."),
     "config": ("identity", "Show or change settings."),
     "explain": ("meta", "Explain an error code."),
@@ -143,10 +155,11 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "service",
         "new",
         "validate",
+        "fit",
         "plan",
         "completion",
     ),
-    "Train": ("join", "begin", "pause", "resume", "leave", "export", "rm"),
+    "Train": ("join", "begin", "pause", "resume", "leave", "export", "chat", "rm"),
     "Look": (
         "status",
         "ui",

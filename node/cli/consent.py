@@ -166,12 +166,16 @@ def agree(
     """Show what the run asks of this machine, where it lacks that, and which code of its own runs
     for it, and ask. ``down``: bytes/s that may come in, where that is limited.
 
-    Raises ConfigError when the run cannot be trained with ``script`` and ``data``."""
+    Raises ConfigError when the run cannot be trained with ``script`` and ``data``, or takes more
+    memory than this machine has (E416)."""
     from .costs import describe_lines
-    from .needs import machine_lines, needs_of, this_machine
+    from .fitting import refuse_too_large
+    from .needs import machine_lines, needs_of, this_machine, whole_machine
 
     manifest = signed.open()
     check_fit(manifest, script, data)
+    if script is None:
+        refuse_too_large(manifest, whole_machine())
     heading = _heading(signed.run_id, manifest, invite)
     terminal.say(terminal.style(heading, sys.stderr, bold=True))
     lines = describe_lines(manifest, down)
@@ -225,10 +229,15 @@ def check_fit(manifest: Manifest, script: Path | None, data: str) -> None:
             why="Every member brings the model in her own script.",
             hint="--script train.py",
         )
-    if script is None and manifest.data.source == "local" and not data:
+    if script is None and manifest.data.source in ("local", "shared") and not data:
+        own = manifest.data.source == "local"
         raise ConfigError(
-            "this run trains on every member's own text",
+            "this run trains on every member's own text"
+            if own
+            else f"this run trains on one file of all members, {manifest.data.sha256[:12]}…",
             key="$.data.source",
-            why='Its manifest says data.source = "local".',
-            hint="--data FILE_OR_FOLDER, or FILE.py:NAME, a function that returns a Dataset",
+            why=f'Its manifest says data.source = "{manifest.data.source}".',
+            hint="--data chats.jsonl, a file or folder of chats, pairs or text"
+            if manifest.model.pretrained
+            else "--data FILE_OR_FOLDER, or FILE.py:NAME, a function that returns a Dataset",
         )

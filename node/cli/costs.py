@@ -16,13 +16,14 @@ from ...collectives.codec_names import (
 )
 from ...collectives.codecs.accuracy import bytes_per_value, coarse_share, ladder
 from ...optim.federated.methods import SUMS
+from ...security.rule_names import parse_reducer
 from ..home.output import bytes_text, count_text, span_text
-from ..manifest import Manifest
+from ..manifest import Manifest, adapters_of
 from ..manifest.federated import PLAIN_LANES, privacy_lines
 from ..manifest.limits import LimitsTable
 from ..manifest.methods import counting, rounds_text
 from ..manifest.optional_tables import liars_borne
-from ..manifest.presets import momentum_text
+from ..manifest.presets import growth_text, momentum_text
 from ..manifest.tables import AdaptersTable
 from ..views.documents import lying_text, rule_text
 from .needs import FLOAT_BYTES, needs_document, needs_lines, needs_of
@@ -35,11 +36,8 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
     """A run's settings and costs, for JSON. Bytes are those of a round with many members; with n of
     them (n-1)/n of it. ``down``: bytes/s that a newcomer's link brings, where they are known.
     """
-    parameters, settings, federated = (
-        manifest.parameters,
-        manifest.settings(),
-        manifest.mode == "federated",
-    )
+    parameters, settings = manifest.parameters, manifest.settings()
+    federated = manifest.kind == "federated"
     found: dict[str, Any] = {
         "run_id": manifest.run_id,
         "name": manifest.name,
@@ -50,10 +48,11 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
         "data": manifest.data.source,
         "method": manifest.federated.method if federated else settings.method,
         "sync_every": settings.sync_every,
+        "growth": settings.growth,
         "round_s": settings.round_s,
         "rounds": settings.rounds,
         "start_with": manifest.train.start_with,
-        "mode": manifest.mode,
+        "kind": manifest.kind,
         "federated": msgspec.to_builtins(manifest.federated) if federated else None,
         "codec": "masked" if settings.secure else "fp32" if settings.btard else settings.codec,
         "error": settings.error,
@@ -61,8 +60,10 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
         "rule": manifest.robust.reducer,
         "worker_momentum": manifest.robust.momentum,
         "lying": manifest.quorum.lying,
+        "sums": sums_text(manifest),
         "bans": manifest.quorum.bans,
         "adapters": msgspec.to_builtins(manifest.adapters),
+        "pretrained": _pretrained_document(manifest),
         "buffers": settings.buffers,
         "secure": msgspec.to_builtins(settings.secure),
         "btard": msgspec.to_builtins(settings.btard),
@@ -129,7 +130,7 @@ def _entry_lines(manifest: Manifest) -> list[str]:
 
 
 def _data_text(described: dict[str, Any]) -> str:
-    if described["model"] != "builtin:gpt":
+    if described["model"].startswith("local:"):
         return "what your script reads; it never leaves this machine"
     return (
         "your own; it never leaves this machine"
@@ -155,7 +156,7 @@ def _adapters_text(adapters: AdaptersTable) -> str:
 def _steps_text(manifest: Manifest) -> str:
     """What a round does."""
     settings = manifest.settings()
-    if manifest.mode == "federated":
+    if manifest.kind == "federated":
         table = manifest.federated
         own = [f"Ditto with pull {table.pull:g}"] if table.own else []
         asked = [f"{_sample_text(table.sample)} a round"] if table.sample is not None else []
@@ -190,6 +191,26 @@ def _codec_text(described: dict[str, Any]) -> str:
     (fine, coarse), share = ladder(error), coarse_share(error)
     picked = fine if coarse is None or share < 5e-4 else f"{fine}, {coarse} for {share:.1%}"
     return f"{picked}: {error:g} of a round may be lost"
+
+
+def sums_text(manifest: Manifest) -> str:
+    """Whether what owners of parts state is checked, where some members may be hostile; "" in any
+    other run."""
+    rule, lying = parse_reducer(manifest.robust.reducer), manifest.quorum.lying
+    if not lying:
+        return (
+            ""
+            if rule is None or manifest.secure is not None
+            else "not checked: the rule bounds what members contribute. One that changes its "
+            "program plans itself as owner of all parts, and states any sum of them; [quorum] "
+            "lying = 1 bears one"
+        )
+    if (plan := manifest.exchange.plan) != "butterfly":
+        return f'each its owner\'s word: with plan = "{plan}" they are not checked'
+    return (
+        f"each part's is stated by {lying + 1} members, and decided where they state the same; "
+        f"a round has {1 + lying / 2:g} times the bytes"
+    )
 
 
 def explain_rule(manifest: Manifest) -> list[str]:
@@ -243,25 +264,26 @@ def explain_evaluate(manifest: Manifest) -> str:
         return f"{text}, and the governor takes the plain mean, at all members from one entry"
     if manifest.train.outer.governor and lying:
         who = f"{lying} member{'s' if lying > 1 else ''}"
-        return f"{text}; the governor does not go by it, since {who} may lie"
+        return f"{text}; the governor says so and changes nothing, since {who} may lie"
     return f"{text}; with [train.outer] governor = true the outer step then takes the plain mean"
 
 
 def describe_lines(manifest: Manifest, down: float | None = None) -> list[str]:
     """The same for people."""
     d = describe(manifest, down)
-    every = f"{d['sync_every']} steps" if d["sync_every"] is not None else span_text(d["round_s"])
+    every = f"{d['sync_every']} steps" if d["round_s"] is None else span_text(d["round_s"])
     size = (
         f"{count_text(d['parameters'])} parameters"
         if d["parameters"]
         else "as large as your script's"
     )
     lines = [
-        f"model    {d['model']}, {size}",
+        *(_pretrained_lines(manifest) or [f"model    {d['model']}, {size}"]),
         f"data     {_data_text(d)}",
         f"rounds   {rounds_text(manifest, every)}, {_steps_text(manifest)}"
         + (f", {d['rounds']} in all" if d["rounds"] else ", without end")
-        + (f"; the first waits for {d['start_with']} members" if d["start_with"] else ""),
+        + (f"; the first waits for {d['start_with']} members" if d["start_with"] else "")
+        + (f"; {growth_text(manifest)}" if d["growth"] else ""),
     ]
     if manifest.adapters != AdaptersTable():
         lines.append(f"adapters {_adapters_text(manifest.adapters)}")
@@ -283,12 +305,54 @@ def describe_lines(manifest: Manifest, down: float | None = None) -> list[str]:
             lines.append(
                 f"{'':7}  who organises bans no member alone: {2 * d['lying'] + 1} members do"
             )
+    if d["sums"]:
+        lines.append(f"sums     {d['sums']}")
     lines += _wire_lines(manifest, d)
     if (needs := needs_of(manifest)) is not None:
         lines += needs_lines(needs, down)
     lines += _taken_lines(manifest)
     lines += _privacy_lines(manifest)
     lines.append("code     nothing is downloaded and executed")
+    return lines
+
+
+def _pretrained_document(manifest: Manifest) -> dict[str, Any] | None:
+    """The same for JSON; None where there is none."""
+    if not manifest.model.pretrained:
+        return None
+    lora = msgspec.to_builtins(adapters_of(manifest))
+    return {**msgspec.to_builtins(manifest.model), "lora": lora}
+
+
+def _pretrained_lines(manifest: Manifest) -> list[str]:
+    """Which pretrained model, under which licence, how large, and what of it trains; empty where
+    the run has none.
+    """
+    model = manifest.model
+    if not model.pretrained:
+        return []
+    where = getattr(model, model.entry)
+    base, lora = model.base, adapters_of(manifest)
+    if base is None:
+        lines = [f"model    {where}, looked at when the run is founded (atoll new, atoll join)"]
+    else:
+        at = f" at {model.revision[:12]}" if model.hub is not None else ""
+        licence = f"licence {base.licence}" if base.licence else "its licence is not known"
+        files = f"{len(base.files)} file{'' if len(base.files) == 1 else 's'}"
+        lines = [
+            f"model    {where}{at}, {count_text(base.parameters)} parameters, {licence}"
+            + (", gated: each member accepts it on the hub" if base.gated else ""),
+            f"{'':7}  {bytes_text(base.size)} in {files}, compared by sha256",
+        ]
+    if lora is not None:
+        layers = lora.targets if isinstance(lora.targets, str) else ", ".join(lora.targets)
+        lines.append(
+            f"trains   {'4-bit ' * (model.method == 'qlora')}LoRA of rank {lora.rank}, alpha "
+            f"{lora.alpha:g}, on {layers}"
+            + (f": {count_text(manifest.parameters)} parameters" if manifest.parameters else "")
+        )
+    elif base is not None:
+        lines.append(f"trains   all of it, in {model.dtype}")
     return lines
 
 
@@ -312,7 +376,7 @@ def _taken_lines(manifest: Manifest) -> list[str]:
             f"kept     this machine signs its contributions and keeps those to the newest {kept} "
             "entries of each log,"
         )
-        lines.append(f"{'':7}  so that rounds can be recomputed (atoll audit --recompute)")
+        lines.append(f"{'':7}  so that rounds can be recomputed (atoll audit RUN --recompute 5)")
     return lines
 
 
@@ -368,7 +432,7 @@ def _wire_lines(manifest: Manifest, d: dict[str, Any]) -> list[str]:
 
 def _privacy_lines(manifest: Manifest) -> list[str]:
     lines = list[str]()
-    if manifest.mode == "federated":
+    if manifest.kind == "federated":
         lines += [
             f"{'privacy' if number == 0 else '':7}  {line}"
             for number, line in enumerate(privacy_lines(manifest))

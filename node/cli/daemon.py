@@ -547,11 +547,13 @@ def _say_finished(terminal: Terminal, client: NodeClient, run: str) -> None:
 
 def finished_words(client: NodeClient, run_id: str) -> str:
     """That a run of the node has all its rounds, and what there is to do; "" where it has not."""
+    from ..run.status import read_run_status
     from ..views.documents import finished_text, run_state
 
     for entry in client.status().get("runs") or ():
         if entry.get("run_id") == run_id and entry.get("finished"):
-            return f"{entry.get('name')} is {run_state(entry)}. {finished_text(entry)}"
+            status = read_run_status(entry)
+            return f"{status.name} is {run_state(status)}. {finished_text(status)}"
     return ""
 
 

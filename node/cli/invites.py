@@ -89,16 +89,35 @@ def fresh_invite(
     peer: str = "",
     role: Role = "train",
     uses: int = 0,
+    name: str = "",
 ) -> Invite:
     """An invite to a stored run: the organiser's own, for one ``peer`` only where that is given, or
-    a member's from the one she joined with.
+    a member's from the one she joined with. Raises ConfigError where the run wants a name.
     """
+    from ..manifest import decode_manifest
     from ..run.capability import check_expiry
     from ..run.invite import make_invite
     from ..run.standing import load_standing
     from .identity import identity_of
 
     identity = identity_of(terminal)
+    named = decode_manifest(signed.manifest).names_sites
+    if named and not name and role != "observe":
+        raise ConfigError(
+            "an invite of this run is for one site, by name",
+            key="--name",
+            why="A run with [privacy] counts what a site has spent by its name, whatever key it "
+            "comes with; a pseudonym will do.",
+            hint=f"One for each site: atoll invite new {signed.run_id[:8]} --name site-a",
+        )
+    if name and not named:
+        raise ConfigError(
+            "--name is for runs with [privacy] that sites enter by invites",
+            key="--name",
+            why="Nothing else is bound to a site's name.",
+            hint="Leave it out.",
+            exit_code=2,
+        )
     if identity.peer == signed.organiser:
         return make_invite(
             signed.run_id,
@@ -109,9 +128,18 @@ def fresh_invite(
             peer=peer,
             role=role,
             uses=uses,
+            name=name,
         )
-    if peer or uses or role != "train":
-        what = "for one peer" if peer else "for so many peers" if uses else f"to {role}"
+    if name or peer or uses or role != "train":
+        what = (
+            "for a site"
+            if name
+            else "for one peer"
+            if peer
+            else "for so many peers"
+            if uses
+            else f"to {role}"
+        )
         raise NotAdmittedError(
             f"only the organiser makes invites {what}: {short_peer(signed.organiser)}",
             hint="Ask the organiser.",
@@ -153,6 +181,12 @@ def invite_command() -> None:
     help="Only the first so many peers enter by it. Organiser only.",
 )
 @click.option(
+    "--name",
+    default="",
+    metavar="SITE",
+    help="The site that it lets in, in a run with [privacy]. Organiser only.",
+)
+@click.option(
     "--role",
     type=click.Choice(ROLES),
     default="train",
@@ -171,6 +205,7 @@ def new(
     bootstrap: tuple[str, ...],
     peer: str,
     uses: int | None,
+    name: str,
     role: Role,
     qr: bool,
 ) -> None:
@@ -181,9 +216,17 @@ def new(
     """
     from ...security.identity import is_peer_id
     from ..manifest import decode_manifest, list_runs, load_run
+    from ..run.capability import MOST_NAME, SITE_NAME
 
     terminal = current()
     check_addresses(bootstrap)
+    if len(name) > MOST_NAME or re.search(SITE_NAME, name) is None:
+        raise ConfigError(
+            f"{name!r} is no name of a site",
+            key="--name",
+            hint=f"Up to {MOST_NAME} of a-z, 0-9, '.', '_', '-': --name site-a",
+            exit_code=2,
+        )
     if peer and not is_peer_id(peer):
         raise ConfigError(
             f"{peer!r} is no peer id",
@@ -209,6 +252,7 @@ def new(
         peer,
         role,
         uses or 0,
+        name,
     )
     line = invite.encode()
     terminal.data(line, {"invite": line, **described(invite)})
@@ -242,6 +286,7 @@ def inspect(given: str | None, invite_file: Path | None) -> int:
     found = inspect_invite(invite)
     left_s = found.expires_s - time.time()
     only, uses = found.capability.peer, found.capability.uses
+    site = [f"site       {found.capability.name}"] if found.capability.name else []
     lines = [
         f"run        {found.run_id}",
         f"organiser  {short_peer(found.organiser)}   {found.organiser}",
@@ -253,6 +298,7 @@ def inspect(given: str | None, invite_file: Path | None) -> int:
         ),
         f"role       {found.capability.role}",
         f"for        {f'{short_peer(only)} only   {only}' if only else 'any peer'}",
+        *site,
         f"uses       {f'the first {uses} that enter by it' if uses else 'any number'}",
         *(f"address    {address}" for address in found.bootstrap),
     ]
@@ -343,6 +389,7 @@ def described(invite: Invite) -> dict[str, Any]:
         "expires": iso_time(invite.expires_s),
         "for": invite.capability.peer,
         "role": invite.capability.role,
+        "site": invite.capability.name or None,
         "uses": invite.capability.uses or None,
         "bootstrap": list(invite.bootstrap),
     }

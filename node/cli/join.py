@@ -19,11 +19,12 @@ from ..client.speaking import QUIET_VARIABLE
 from ..client.starting import BEGIN_VARIABLE, enter_pressed
 from ..home.interpreter import PYTHON
 from ..home.output import Terminal, as_json, bytes_text, current, span_text
-from ..home.own_data import factory_in, is_factory
+from ..home.own_data import data_in, is_factory
 from ..home.paths import user_path
-from .consent import INVITE_VARIABLE, agree, describe_run, preview, target_of
+from .consent import INVITE_VARIABLE, agree, check_fit, describe_run, preview, target_of
 from .daemon import connect, running
-from .options import DATA, DRAIN, GIVEN, HOURS, RUN, asking_options, shared_options
+from .founding import bring_base, founding_in, is_settings, say_invite
+from .options import DATA, DRAIN, GIVEN, HOURS, RUN, GivenPath, asking_options, shared_options
 from .settings import settings_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class _JoinCommand(click.Command):
 
 
 @click.command("join", cls=_JoinCommand, context_settings={"ignore_unknown_options": False})
-@click.argument("target", metavar="[INVITE|RUN|-]", type=RUN, required=False)
+@click.argument("target", metavar="[INVITE|RUN|RUN.toml|-]", type=RUN, required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGS...]")
 @click.option(
     "--invite-file",
@@ -72,6 +73,12 @@ class _JoinCommand(click.Command):
         "What to train on: a function of yours that returns a Dataset; or, for the built-in model, "
         "a text file or folder."
     ),
+)
+@click.option(
+    "--model",
+    type=GivenPath(exists=True, path_type=Path),
+    metavar="PATH",
+    help="Where this machine has the run's pretrained model: a folder, or a GGUF file.",
 )
 @click.option(
     "--steps", type=click.IntRange(1), help="Leave after so many inner steps of your own."
@@ -113,6 +120,7 @@ def join_command(
     invite_file: Path | None,
     script: Path | None,
     data: str | None,
+    model: Path | None,
     steps: int | None,
     threads: int | None,
     max_up: str | None,
@@ -123,7 +131,8 @@ def join_command(
     fresh_key: bool,
     dry_run: bool,
 ) -> int:
-    """Join a run by invite and train, with a live view.
+    """Join a run by invite and train, with a live view; or found the run of a file
+    RUN.toml, if this machine has not yet.
 
     An invite lets in whoever holds it, so give it where nobody else reads it: in --invite-file
     FILE, on stdin (atoll join -), or in ATOLL_INVITE. An argument stands in the shell's history,
@@ -145,13 +154,24 @@ def join_command(
         use_separate_home(terminal, target)
     settings = settings_of(terminal, ask=True)
     down = bytes_per_s(max_down or "", "max_down") or settings.config.limits[1] or None
-    invite, signed = preview(terminal, target, settings.config, dry_run=dry_run)
+    given = data or data_in(settings)
+    founding = (
+        founding_in(terminal, target, lambda run: dry_run or check_fit(run, script, given))
+        if is_settings(target)
+        else None
+    )
+    invite, signed = (
+        preview(terminal, target, settings.config, dry_run=dry_run)
+        if founding is None
+        else (None, founding.signed)
+    )
     if dry_run and signed is not None:
         describe_run(terminal, signed, invite, down)
         return 0
-    given = data or factory_in(settings)
     if signed is not None and not agree(terminal, signed, invite, script, given, down):
         return 1
+    if signed is not None:
+        bring_base(terminal, signed, model, founding)
     with ExitStack() as stack:
         limits = {"max_up": max_up, "max_down": max_down, "hours": hours}
         client, mine = _node(terminal, stack, limits, drain)
@@ -164,19 +184,38 @@ def join_command(
             finally:
                 if not go and info.run_id not in known:
                     client.leave(info.run_id, now=True)
-        command = [*PYTHON, "-m", "atoll.node.cli.run_script", str(script), *arguments]
-        if script is None:
-            command = _recipe({"--data": data, "--steps": steps, "--threads": threads})
+            bring_base(terminal, entered, model)
+        if founding is not None:
+            say_invite(terminal, entered)
+        own: dict[str, object] = {"--data": data, "--steps": steps, "--threads": threads}
+        command = _command(entered, script, arguments, own)
         environment = _environment(terminal, info, data, mine=mine)
         if begin:
             environment[BEGIN_VARIABLE] = "1"
         return _train(terminal, client, info, command, environment, script, drain)
 
 
-def _recipe(options: dict[str, object]) -> list[str]:
-    """The command of the built-in script; options that are None are left out."""
+def recipe_of(signed: SignedManifest) -> str:
+    """The module of the script that comes with atoll for such a run."""
+    from ..manifest import decode_manifest
+
+    pretrained = decode_manifest(signed.manifest).model.pretrained
+    return f"atoll.node.recipes.{'finetune' if pretrained else 'train'}"
+
+
+def _command(
+    signed: SignedManifest,
+    script: Path | None,
+    arguments: tuple[str, ...],
+    options: dict[str, object],
+) -> list[str]:
+    """What trains: the user's script with ``arguments``, or the built-in one with the ``options``
+    that are not None.
+    """
+    if script is not None:
+        return [*PYTHON, "-m", "atoll.node.cli.run_script", str(script), *arguments]
     given = [(name, str(value)) for name, value in options.items() if value is not None]
-    command = [*PYTHON, "-m", "atoll.node.recipes.train", "--until-stdin-ends"]
+    command = [*PYTHON, "-m", recipe_of(signed), "--until-stdin-ends"]
     return [*command, *(part for pair in given for part in pair)]
 
 
@@ -301,6 +340,7 @@ def _train(
     """Run the training process and show the run until it ends. ``script``: where it is one of the
     user's own, which may do anything. ``drain``: seconds until all is over after SIGTERM.
     """
+    from ..run.status import read_run_status
     from ..views.live import RunProgress, TrainingView
     from .child import ChildCommand
 
@@ -341,8 +381,9 @@ def _train(
                 continue
             for entry in runs:
                 if entry.get("run_id") == info.run_id:
-                    view.take_status(entry, draining=bool(child.interrupted))
-                    attached = attached or bool(entry.get("script_pid"))
+                    told = read_run_status(entry)
+                    view.take_status(told, draining=bool(child.interrupted))
+                    attached = attached or told.script_pid is not None
             if not attached and time.monotonic() - started_s > ATTACH_S:
                 view.say(
                     f"{script} has run for {ATTACH_S:.0f} s and has attached nothing: it must call "

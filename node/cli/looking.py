@@ -91,8 +91,8 @@ def replay_command(
     """Show again what happened in a run, from the file of its events.
 
     FILE is events.jsonl of a run's folder, or the folder, which has the older files, too, or what
-    atoll demo --keep-events wrote; also compressed by gzip. Several are those of several peers of
-    one run, of which the first is the one who looks.
+    atoll demo --keep-events FILE wrote; also compressed by gzip. Several are those of several peers
+    of one run, of which the first is the one who looks.
     """
     from ..look.source import Replay
 

@@ -1,33 +1,44 @@
-"""What a run needs of a member's machine, in bytes a parameter: host memory, the memory of a GPU,
-disk, and what a newcomer fetches; and whether this machine has it.
+"""What a run needs of a member's machine: host memory, the memory of a GPU, disk, and what a
+newcomer fetches; and whether a machine has it.
 
-Figures of host memory are those of plain runs; `scripts/bench/bench_memory.py` measures them.
+Figures of host memory are those of plain runs, in bytes a parameter;
+`scripts/bench/bench_memory.py` measures them. What training itself takes is known of pretrained
+models (`recipes.models.sizing`), measured by `scripts/bench/bench_fit.py`.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...collectives.codec_names import BYTES_PER_VALUE, RESULTS, exact_share
 from ...collectives.codecs.accuracy import bytes_per_value, ladder
+from ...collectives.outer_rules import OUTER_RULES
 from ...collectives.swarm import MOST_REPLAYED, RunSettings
 from ..home.output import bytes_text, span_text
-from ..manifest import Manifest
+from ..manifest import Manifest, adapters_of
+from ..manifest.tables import ShapeTable
+from ..recipes.models.shapes import whole_parameters
+from ..recipes.models.sizing import (
+    PROGRAMS,
+    StepBytes,
+    StepSettings,
+    on_gpu,
+    step_bytes,
+    trained_of,
+)
 
 FLOAT_BYTES = 4
-STATE_VECTORS = {"adam": 2, "yogi": 2, "adamw": 2, "delayed_nesterov": 2}
-"""Vectors as long as the anchor that an outer optimizer keeps, where it is not one. (The rules
-themselves load torch, for which nobody who reads a manifest waits.)"""
-_MOMENTA = {"delayed_nesterov": 2}  # of them, those that momentum_dtype is about, where not one
 _SNAPSHOTS = {"none": 0, "late": 1, "eager": 3}  # vectors of a script that trains on meanwhile
 # of weights and gradients, and what the built-in recipe's inner optimizer keeps, in float32
 _TRAINED = {"adamw": 4, "sgd": 2}
 CHECKPOINTS = 3  # the newest, the one before, and one that is being written
 USUAL_RATE = 12_500_000  # bytes/s: 100 Mbit/s, where nobody says what a link carries
 SMI_S = 5.0
+NODE_PROGRAM = 160 << 20  # of a node's process that holds nothing of a run
+_FILE_BYTES = 2  # a parameter in the files of a pretrained model, where nobody has looked
 
 
 def state_bytes(settings: RunSettings) -> int:
@@ -35,8 +46,9 @@ def state_bytes(settings: RunSettings) -> int:
     anchor and the outer optimizer's vectors, float32, momenta as `momentum_dtype` says.
     """
     outer = settings.outer
-    saved = 2 * _MOMENTA.get(outer.kind, 1) if outer.momentum_dtype == "bf16" else 0
-    return FLOAT_BYTES * (1 + STATE_VECTORS.get(outer.kind, 1)) - saved
+    facts = OUTER_RULES.get(outer.kind, OUTER_RULES["nesterov"])  # also of a federated momentum
+    saved = 2 * facts.momenta if outer.momentum_dtype == "bf16" else 0
+    return FLOAT_BYTES * (1 + max(1, facts.vectors)) - saved
 
 
 def host_bytes(settings: RunSettings) -> float:
@@ -55,16 +67,12 @@ def host_bytes(settings: RunSettings) -> float:
 
 
 def host_peak_bytes(settings: RunSettings) -> float:
-    """The most of it while a round is under way: the contribution, the next anchor beside the
-    present one, what others have contributed to this member's part, and the result.
+    """The most of it while a round is under way, when the outer step is made: the contribution,
+    the next anchor beside the present one, and the result. What others have contributed to this
+    member's part is gone by then, and is less than an anchor.
     """
     contribution = settings.method != "gradient_averaging"
-    return (
-        host_bytes(settings)
-        + FLOAT_BYTES * (contribution + 1)
-        + _sent(settings)
-        + result_bytes(settings)
-    )
+    return host_bytes(settings) + FLOAT_BYTES * (contribution + 1) + result_bytes(settings)
 
 
 def result_bytes(settings: RunSettings) -> float:
@@ -93,8 +101,11 @@ def _codec(settings: RunSettings) -> str:
 class Needs:
     """Of one member, in bytes. ``host`` between rounds and ``host_peak`` in them, beside the model
     and its optimizer: None where no figure is known. ``gpu``: weights, gradients and inner
-    optimizer of the built-in model, without activations; atoll itself keeps nothing of the model's
-    size there. ``disk``: at most. ``fetched``: by who joins.
+    optimizer of the built-in model, without activations; all that is there of a pretrained one
+    whose shape is known. atoll itself keeps nothing of the model's size there. ``disk``: at most,
+    with a pretrained model's files, the ``base``. ``fetched``: by who joins, of other members.
+    ``step``: what training takes on a machine without a GPU, where that is known; ``loaded``: a
+    pretrained model's weights, which go through host memory on their way to a GPU.
     """
 
     host: int | None
@@ -102,38 +113,94 @@ class Needs:
     gpu: int | None
     disk: int
     fetched: int
+    step: StepBytes | None = None
+    base: int = 0
+    loaded: int = 0
 
     def join_s(self, down: float) -> float:
-        """Seconds in which a link of ``down`` bytes/s brings what a newcomer fetches."""
-        return self.fetched / down
+        """Seconds in which a link of ``down`` bytes/s brings what a newcomer fetches, of members
+        and of a hub.
+        """
+        return (self.fetched + self.base) / down
+
+    def host_all(self, *, gpu: bool) -> int | None:
+        """The most of a machine's memory that node and script take together, programs and training
+        included where it trains there; None where that is not known.
+        """
+        if self.step is None or self.host is None or self.host_peak is None:
+            return self.host_peak
+        programs = PROGRAMS + NODE_PROGRAM
+        if gpu:
+            return programs + max(self.loaded + self.host, self.host_peak)
+        held = self.step.weights + self.step.optimizer  # gradients are gone when a round begins
+        return programs + max(self.step.peak + self.host, held + self.host_peak)
 
 
-def needs_of(manifest: Manifest, parameters: int | None = None) -> Needs | None:
+def step_settings(manifest: Manifest, *, gpu: bool = False) -> StepSettings:
+    """How a run of a pretrained model trains, as the recipe does it."""
+    model, inner, length = manifest.model, manifest.train.inner, manifest.data.length
+    lora, dtype = adapters_of(manifest), model.dtype
+    if dtype == "auto":
+        dtype = "float32" if model.method == "full" else "bfloat16"
+    return StepSettings(
+        method=model.method,
+        dtype=dtype,
+        checkpointing=model.checkpointing,
+        length=length,
+        micro_batch=inner.micro_batch,
+        accumulated=max(1, -(-inner.tokens_per_step // (length * inner.micro_batch))),
+        optimizer=inner.optimizer,
+        rank=lora.rank if lora is not None else 1,
+        in_backward=inner.in_backward,
+        autocast=gpu and (dtype == "float32" or model.method != "full"),
+    )
+
+
+def needs_of(
+    manifest: Manifest, parameters: int | None = None, shape: ShapeTable | None = None
+) -> Needs | None:
     """What a run needs; None where the size of its model is not known. ``parameters``: of another
-    size than the manifest says, or where it says none.
+    size than the manifest says, or where it says none. ``shape``: of a pretrained model that
+    nobody has looked at yet.
     """
+    base = manifest.model.base
+    shape = base.shape if base is not None else shape
     size = parameters if parameters is not None else manifest.parameters
+    shape = shape if manifest.model.pretrained and parameters is None else None
+    if size is None and shape is not None:
+        size = trained_of(shape, step_settings(manifest))
     if size is None:
         return None
     settings = manifest.settings()
-    plain = not (manifest.mode == "federated" or settings.secure or settings.btard)
+    plain = not (manifest.kind == "federated" or settings.secure or settings.btard)
     state = state_bytes(settings)
     # results are kept from the older checkpoint on
     results = 2 * min(manifest.checkpoint.every, MOST_REPLAYED) + 1
     own = manifest.audit.keep_contributions * _sent(settings)
-    trained = _TRAINED[manifest.train.inner.optimizer]
+    files = base.size if base is not None else 0
+    step, gpu, loaded = None, None, 0
+    if manifest.model.entry == "builtin:gpt":
+        gpu = size * FLOAT_BYTES * _TRAINED[manifest.train.inner.optimizer]
+    elif shape is not None:
+        files = files or _FILE_BYTES * whole_parameters(shape)
+        step = step_bytes(shape, step_settings(manifest))
+        gpu = on_gpu(step_bytes(shape, step_settings(manifest, gpu=True)))
+        loaded = 0 if manifest.model.method == "qlora" else step.weights
     return Needs(
         round(size * host_bytes(settings)) if plain else None,
         round(size * host_peak_bytes(settings)) if plain else None,
-        size * FLOAT_BYTES * trained if manifest.model.entry == "builtin:gpt" else None,
-        round(size * (CHECKPOINTS * state + results * result_bytes(settings) + own)),
+        gpu,
+        round(size * (CHECKPOINTS * state + results * result_bytes(settings) + own)) + files,
         size * state,
+        step,
+        files,
+        loaded,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class FreeHere:
-    """What this machine has free, in bytes; None: not known, or no GPU."""
+    """What a machine has free, in bytes; None: not known, or no GPU."""
 
     host: int | None
     gpu: int | None
@@ -152,26 +219,52 @@ def host_memory() -> int | None:
     return _host(Path("/proc/meminfo"))
 
 
-def _host(meminfo: Path) -> int | None:
+def _host(meminfo: Path, *names: str) -> int | None:
+    """What the kernel says of these names together; of what is free without any."""
+    found = list[int]()
     try:
         for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
+            if line.partition(":")[0] in (names or ("MemAvailable",)):
+                found.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError, IndexError):
-        pass
-    return None
+        return None
+    return sum(found) if found else None
 
 
-def _gpu() -> int | None:
+def whole_machine(card: Path = Path("/dev/kfd")) -> FreeHere:
+    """What this machine has of memory, used or not: what does not fit in it never will. Of a GPU
+    that nvidia-smi does not know, ``card``, nothing is said, and nothing of the memory beside it.
+    """
+    if card.exists():
+        return FreeHere(None, None, None)
+    host = _host(Path("/proc/meminfo"), "MemTotal", "SwapTotal")
+    return FreeHere(host, _gpu("memory.total"), None)
+
+
+def _gpu(what: str = "memory.free") -> int | None:
     """Free memory of the GPU that has most."""
-    if (program := shutil.which("nvidia-smi")) is None:
-        return None
-    command = [program, "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=SMI_S, check=True)
-        return max(int(line) for line in told.stdout.split()) << 20
-    except (OSError, ValueError, subprocess.SubprocessError):
+        return max(int(line) for line in _smi(what).split()) << 20
+    except ValueError:
         return None
+
+
+def gpu_name() -> str:
+    """What the driver calls the first GPU; "": there is none."""
+    return _smi("name").partition("\n")[0].strip()
+
+
+def _smi(what: str) -> str:
+    """What nvidia-smi says of it, a line a GPU; "" where it says nothing."""
+    if (program := shutil.which("nvidia-smi")) is None:
+        return ""
+    command = [program, f"--query-gpu={what}", "--format=csv,noheader,nounits"]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=SMI_S, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _disk(folder: Path) -> int | None:
@@ -184,16 +277,19 @@ def _disk(folder: Path) -> int | None:
         return None
 
 
-def shortages(needs: Needs, machine: FreeHere) -> list[str]:
-    """What of it this machine does not have free, a sentence each."""
+def shortages(needs: Needs, machine: FreeHere, whose: str = "this machine") -> list[str]:
+    """What of it a machine does not have free, a sentence each."""
+    trains = needs.step is not None
+    gpu = machine.gpu is not None
     # the system keeps results' pages only as long as it has room: they need not be there
+    peak = "at the peak of a round" if not trains else "at the peak" if gpu else "while it trains"
     pairs = (
-        ("host memory", "at the peak of a round", needs.host_peak, machine.host),
-        ("GPU memory", "without activations", needs.gpu, machine.gpu),
+        ("host memory", peak, needs.host_all(gpu=gpu), machine.host),
+        ("GPU memory", "at the peak" if trains else "without activations", needs.gpu, machine.gpu),
         ("disk", "at most", needs.disk, machine.disk),
     )
     return [
-        f"this machine has {bytes_text(free)} of {what} free, and the run needs about "
+        f"{whose} has {bytes_text(free)} of {what} free, and the run needs about "
         f"{bytes_text(needed)} {when}"
         for what, when, needed, free in pairs
         if needed is not None and free is not None and free < needed
@@ -208,26 +304,40 @@ def needs_lines(needs: Needs, down: float | None = None) -> list[str]:
             f"memory   about {bytes_text(needs.host)} between rounds, "
             f"{bytes_text(needs.host_peak)} at their peak, beside the model and its optimizer"
         )
-    if needs.gpu is not None:
+    if needs.step is not None and needs.gpu is not None:
+        alone, beside = needs.host_all(gpu=False), needs.host_all(gpu=True)
+        lines.append(
+            f"train    {bytes_text(needs.gpu)} of GPU memory"
+            + (f" and {bytes_text(beside)} of the machine's" if beside is not None else "")
+            + (f"; {bytes_text(alone)} without a GPU" if alone is not None else "")
+        )
+    elif needs.gpu is not None:
         lines.append(
             f"gpu      {bytes_text(needs.gpu)} and activations, where the model is trained on one"
         )
     rate = USUAL_RATE if down is None else down
     lines.append(
         f"disk     up to {bytes_text(needs.disk)} for the newest states and the results since"
+        + (", and the model's files" if needs.base else "")
     )
     lines.append(
-        f"joining  fetches {bytes_text(needs.fetched)}: {span_text(needs.join_s(rate))} "
-        f"at {8e-6 * rate:.4g} Mbit/s"
+        f"joining  fetches {bytes_text(needs.fetched)}"
+        + (f", and the model's {bytes_text(needs.base)}" if needs.base else "")
+        + f": {span_text(needs.join_s(rate))} at {8e-6 * rate:.4g} Mbit/s"
     )
     return lines
 
 
 def needs_document(needs: Needs, down: float | None = None) -> dict[str, object]:
     """For JSON; seconds are those of `needs_lines`."""
+    step = needs.step
     return {
         "host_bytes": needs.host,
         "host_peak_bytes": needs.host_peak,
+        "host_all_bytes": needs.host_all(gpu=False),
+        "host_beside_gpu_bytes": needs.host_all(gpu=True),
+        "step_bytes": None if step is None else asdict(step),
+        "base_bytes": needs.base,
         "gpu_bytes": needs.gpu,
         "disk_bytes": needs.disk,
         "join_bytes": needs.fetched,

@@ -13,16 +13,26 @@ import msgspec
 
 from ...collectives.errors import ConfigError
 from ..home.output import Terminal, bytes_text, current, short_peer, span_text
-from ..manifest.presets import AUTO
+from ..manifest.presets import AUTO, begins_short, steps_of
 from .daemon import connect
 from .options import GIVEN, GivenPath, shared_options
 from .reaching import find_peer
 
 if TYPE_CHECKING:
     from ...collectives.group import TopologyKind
-    from ...optim.planning import Conditions, Estimate, PeerConditions, Price, TrainingPlan
+    from ...optim.planning import (
+        Alternative,
+        Choice,
+        Conditions,
+        Estimate,
+        PeerConditions,
+        Price,
+        RunCost,
+        TrainingPlan,
+    )
     from ..client.commands import NodeClient
     from ..manifest import Manifest
+    from .holding import Planned
 
 DEFAULT_RATE = "100Mbit/s"
 DEFAULT_RTT_MS = 50.0
@@ -59,6 +69,17 @@ MOST_SHOWN = 16  # peers in a line
     type=GIVEN,
     metavar="UP/DOWN[/STEP_MS[/MOST]]",
     help="One peer, instead of --peers; repeatable. MOST: samples that its memory holds.",
+)
+@click.option(
+    "--machine",
+    "machines",
+    multiple=True,
+    type=GIVEN,
+    metavar="MACHINES",
+    help=(
+        'Machines with their memory, such as "8 x 4090@100Mbit/64GB", as for atoll fit; '
+        "repeatable. Nothing is proposed that one of them does not hold."
+    ),
 )
 @click.option(
     "--node",
@@ -104,6 +125,7 @@ def plan_command(
     up: str,
     down: str | None,
     rows: tuple[str, ...],
+    machines: tuple[str, ...],
     node: str | None,
     rtt_ms: float | None,
     share: float | None,
@@ -116,51 +138,45 @@ def plan_command(
 
     Nothing is changed: paste what it prints into RUN.toml. RATE: 20Mbit/s, 2.5MB/s.
     """
-    from ...collectives.codecs.accuracy import ladder
-    from ...optim.planning import Choice, Conditions, estimate, plan, price
+    from ...optim.planning import Conditions, plan
     from ..manifest import load_manifest
+    from .holding import PlanRequest, planned_for
 
     terminal = current()
     run = load_manifest(manifest)
-    if step_ms is None:
-        raise ConfigError(
-            "how long does an inner step take?",
-            key="step",
-            why="Everything is planned against the time of a step, and only your script knows it.",
-            hint="Time a few steps without atoll; then: atoll plan RUN.toml --step-ms 250",
-        )
-    found, most = _given(rows, peers, up, down or up, step_ms / 1000, run.topology)
+    own, run = run.parameters, _of_size(run, parameters)
+    asked = PlanRequest(manifest, run, step_ms, parameters, rows, machines, node, batch)
+    planned = planned_for(asked)
+    run, step_s, most = planned.run, planned.step_s, list[int | None]()
+    if machines:
+        found = _of_machines(planned, up, down or up)
+    else:
+        found, most = _given(rows, peers, up, down or up, step_s, run.topology)
     _holds(most, batch)
     rtt_s = (DEFAULT_RTT_MS if rtt_ms is None else rtt_ms) / 1000
     if node:
         with connect(terminal) as client:
-            found, measured_s = _measured(terminal, client, node, step_ms / 1000)
+            found, measured_s = _measured(terminal, client, node, step_s)
         rtt_s = measured_s if rtt_ms is None else rtt_s
         most = [None] * len(found)
     samples: dict[str, int] | None = None
     if batch is not None:
         found, samples = _balanced(found, most, batch)
-    conditions = Conditions(_size(run, parameters), tuple(found), rtt_s, share, max_steps)
+    conditions = Conditions(
+        *(planned.size, tuple(found), rtt_s, share, max_steps),
+        steps=steps_of(run),
+        cold=begins_short(run),
+        held=planned.pairs,
+    )
     decided = plan(conditions)
-    now = choice = None
-    if run.train.sync_every is not None:
-        train, exchange = run.train, run.exchange
-        codec = exchange.codec if exchange.error is None else ladder(exchange.error).fine
-        choice = Choice(run.train.sync_every, codec, train.overlap, train.delay, exchange.fragments)
-        now = estimate(conditions, choice)
-    settings = decided.settings()
-    if run.train.method == "diloco":
-        settings["train.outer"] = {"preset": AUTO}
-    needed, needs = _needs(terminal, run, conditions, decided, settings)
-    lines = _lines(terminal, conditions, decided, explain, settings, samples, needed)
-    present = None
-    if now is not None and choice is not None:
-        cost = price(conditions.parameters, choice, len(conditions.peers))
-        present = {**_predicted(now), "price": _price(cost)}
-        lines.append(
-            f"as {manifest.name} is: {now.share:.1%} training, {_bytes(now)} a round, "
-            f"{cost.loss - 1:.1%} more loss"
-        )
+    settings = _decided_settings(run, conditions, decided)
+    needed, needs = _needs(terminal, planned, conditions, decided, settings)
+    settings = planned.settings() | settings
+    lines = planned.lines() + _lines(
+        terminal, conditions, decided, explain, settings, samples, needed
+    )
+    line, present = _as_it_is(planned, conditions, manifest.name, own)
+    lines += line
     terminal.data(
         "\n".join(lines),
         {
@@ -168,22 +184,120 @@ def plan_command(
             **needs,
             "samples": samples,
             "settings": settings,
+            "held": planned.document(),
             "present": present,
         },
     )
 
 
+def _decided_settings(
+    run: Manifest, conditions: Conditions, decided: TrainingPlan
+) -> dict[str, dict[str, Any]]:
+    """Tables of the manifest with what the plan decides; the run has as many steps as before."""
+    from ...optim.planning import full_rounds
+
+    settings = decided.settings()
+    if run.train.rounds is not None and conditions.steps is not None:
+        settings["train"]["rounds"] = full_rounds(conditions.steps, decided.choice.sync_every)
+    if run.train.method == "diloco":
+        settings["train.outer"] = {"preset": AUTO}
+    return settings
+
+
+def _of_size(run: Manifest, parameters: int | None) -> Manifest:
+    """The manifest for a model of so many parameters: nothing of a model of another size is left
+    in it.
+    """
+    from ..manifest.tables import ModelTable
+
+    if parameters is None or run.parameters in (None, parameters):
+        return run
+    other = ModelTable(entry="local:another", parameters=max(1, parameters))
+    return msgspec.structs.replace(run, model=other)
+
+
+def _present(run: Manifest) -> Choice | None:
+    """The manifest's own settings; None where its rounds are not of so many steps."""
+    from ...collectives.codecs.accuracy import ladder
+    from ...optim.planning import Choice
+
+    train, exchange = run.train, run.exchange
+    if train.sync_every is None:
+        return None
+    codec = exchange.codec if exchange.error is None else ladder(exchange.error).fine
+    return Choice(train.sync_every, codec, train.overlap, train.delay, exchange.fragments)
+
+
+def _as_it_is(
+    planned: Planned, conditions: Conditions, name: str, own: int | None
+) -> tuple[list[str], dict[str, Any] | None]:
+    """What the file's own settings would do, for people and for JSON. ``own``: the size that the
+    file says.
+    """
+    from ...collectives.swarm import PLAIN_MEAN
+    from ...optim.planning import costs_of, estimate, price_of
+
+    run = planned.run
+    if (choice := _present(run)) is None:
+        return [], None
+    if not planned.holds(choice.codec, choice.overlap):
+        return [f"as {name} is, not every machine holds it"], None
+    now, settings = estimate(conditions, choice), run.settings()
+    plain = run.train.method == "local_sgd" or settings.outer == PLAIN_MEAN
+    cost = price_of(conditions, choice, plain=plain)
+    begins, whole = costs_of(conditions, choice, settings.lengths)
+    line = (
+        f"as {name} is{_size_words(own, conditions.parameters)}: {now.share:.1%} training, "
+        f"{_bytes(now)} a round, {cost.loss - 1:.1%} more loss"
+        f"{'' if whole is None else f'; {_run_words(whole)}'}"
+    )
+    return [line], {**_predicted(now), "price": _price(cost), **_costs(begins, whole)}
+
+
+def _run_words(cost: RunCost) -> str:
+    return (
+        f"{cost.rounds:,} rounds, {cost.steps:,} steps: {span_text(cost.seconds)}, "
+        f"{bytes_text(cost.nbytes)} up"
+    )
+
+
+def _costs(begins: RunCost | None, run: RunCost | None) -> dict[str, Any]:
+    """What the short rounds cost with which a run begins, and all of it, for JSON."""
+    return {
+        name: None
+        if cost is None
+        else {
+            "rounds": cost.rounds,
+            "steps": cost.steps,
+            "seconds": round(cost.seconds, 3),
+            "training_share": round(cost.share, 6),
+            "bytes_up": cost.nbytes,
+            "bytes_down": cost.received,
+        }
+        for name, cost in (("begins", begins), ("run", run))
+    }
+
+
+def _size_words(own: int | None, planned: int) -> str:
+    """Where the plan is for a model of another size than the manifest's."""
+    if own in (None, planned):
+        return ""
+    return f", but for a model of {planned:,} parameters in place of its own {own:,}"
+
+
 def _needs(
     terminal: Terminal,
-    run: Manifest,
+    planned: Planned,
     conditions: Conditions,
     decided: TrainingPlan,
     settings: Mapping[str, Mapping[str, Any]],
 ) -> tuple[list[str], dict[str, object]]:
     """What the plan needs of a member's machine, for people and for JSON. The time of a join is
-    that of the slowest of the group.
+    that of the slowest of the group. Without named machines this one is looked at.
     """
+    from ...optim.planning.estimate import EFFICIENCY
     from .needs import (
+        FreeHere,
         machine_document,
         machine_lines,
         needs_document,
@@ -192,13 +306,24 @@ def _needs(
         this_machine,
     )
 
-    needs = needs_of(_with(run, settings), conditions.parameters)
+    size = conditions.parameters if planned.shape is None else None
+    needs = needs_of(_with(planned.run, settings), size, planned.shape)
     assert needs is not None
-    down, free = _slowest_join(conditions, decided.group), this_machine(terminal.paths.state_dir)
-    return (
-        [*needs_lines(needs, down), *machine_lines(needs, free)],
-        {"needs": needs_document(needs, down), **machine_document(needs, free)},
-    )
+    down, free = _slowest_join(conditions, decided.group), FreeHere(None, None, None)
+    if not planned.machines:
+        free = this_machine(terminal.paths.state_dir)
+    lines = needs_lines(needs, down)
+    document = needs_document(needs, down)
+    if len(decided.group) == 1:  # nobody joins
+        lines.pop()
+    elif needs.fetched:
+        costs_s = needs.fetched / down / EFFICIENCY + decided.estimate.round.seconds
+        document["join_costs_s"] = round(costs_s, 3)
+        lines[-1] += f", and keeps the others from rounds for up to {span_text(costs_s)}"
+    return [*lines, *machine_lines(needs, free)], {
+        "needs": document,
+        **machine_document(needs, free),
+    }
 
 
 def _with(manifest: Manifest, settings: Mapping[str, Mapping[str, Any]]) -> Manifest:
@@ -228,19 +353,15 @@ def _holds(most: Sequence[int | None], batch: int | None) -> None:
         )
 
 
-def _size(manifest: Manifest, parameters: int | None) -> int:
-    size = parameters if parameters is not None else manifest.parameters
-    if size is None:
-        raise ConfigError(
-            "how many parameters does the model have?",
-            key="parameters",
-            why="The manifest leaves the model to each member's script.",
-            hint=(
-                "Say it: atoll plan RUN.toml --parameters 10000000, or [model] "
-                "parameters in the manifest"
-            ),
-        )
-    return size
+def _of_machines(planned: Planned, up: str, down: str) -> list[PeerConditions]:
+    """Peers as the machines are; ``up`` and ``down``: the link of those that say none."""
+    from ...optim.planning import PeerConditions
+
+    usual = _rate(up, "up"), _rate(down, "down")
+    return [
+        PeerConditions(each.name, each.up or usual[0], each.down or each.up or usual[1], step_s)
+        for each, step_s in zip(planned.machines, planned.steps_s, strict=True)
+    ]
 
 
 def _given(
@@ -377,7 +498,7 @@ def _lines(
 ) -> list[str]:
     estimate, head = decided.estimate, "plan" if decided.reached else "the best there is"
     if len(decided.group) == 1 < len(conditions.peers):
-        head = "train alone"
+        return _alone_lines(terminal, decided, explain)
     lines = [
         terminal.style(f"{head}: {estimate.share:.1%} training", sys.stdout, bold=True),
         (
@@ -389,14 +510,21 @@ def _lines(
             )
         )
         + (f"; {decided.choice.fragments} fragments" if decided.choice.fragments > 1 else ""),
-        (
-            f"  bytes    {_bytes(estimate)}, every {decided.choice.sync_every} steps "
-            f"({span_text(estimate.period_s)})"
-        ),
-        f"  loss     {decided.price.loss - 1:.1%} more than synchronous training, says a table: "
-        f"{decided.price.samples - 1:.0%} more samples to the same loss",
-        f"  group    {len(decided.group)} of {len(conditions.peers)} peers",
     ]
+    if estimate.nbytes:
+        lines += [
+            (
+                f"  bytes    {_bytes(estimate)}, every {decided.choice.sync_every} steps "
+                f"({span_text(estimate.period_s)})"
+            ),
+            f"  loss     {decided.price.loss - 1:.1%} more than synchronous training, says a "
+            f"table: {decided.price.samples - 1:.0%} more samples to the same loss",
+        ]
+    if decided.begins is not None:
+        lines.append(f"  begins   with short rounds: {_run_words(decided.begins)}")
+    if decided.run is not None:
+        lines.append(f"  run      {_run_words(decided.run)}")
+    lines.append(f"  group    {len(decided.group)} of {_counted(len(conditions.peers))}")
     steps = decided.steps(conditions)
     if len(set(steps.values())) > 1:
         lines.append(f"  steps    {_counts(steps)} of each round")
@@ -405,6 +533,8 @@ def _lines(
         longest_s = max(peer.step_s for peer in conditions.peers)
         lines.append(f"  samples  {shared} in a step, which takes {span_text(longest_s)}")
     lines += (f"  {line}" for line in needed)
+    if decided.rejected:
+        lines += ["", *(f"  {line}" for line in _rejected(decided.rejected))]
     if explain or not decided.reached:
         lines += ["", *(f"  {sentence}" for sentence in decided.why)]
     elif len(decided.group) < len(conditions.peers):
@@ -412,6 +542,31 @@ def _lines(
     lines.append("")
     for table, values in settings.items():
         lines += [f"[{table}]", *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
+    return lines
+
+
+def _alone_lines(terminal: Terminal, decided: TrainingPlan, explain: bool) -> list[str]:
+    """Where one machine is there before any group: no settings, since there is no run to make."""
+    head = f"train alone, on {decided.group[0]}: without a run, and without atoll"
+    lines = [terminal.style(head, sys.stdout, bold=True), ""]
+    lines += (f"  {line}" for line in _rejected(decided.rejected))
+    lines += ["", *(f"  {sentence}" for sentence in (decided.why if explain else decided.why[-1:]))]
+    return [*lines, ""]
+
+
+def _counted(peers: int) -> str:
+    return "1 peer" if peers == 1 else f"{peers} peers"
+
+
+def _rejected(rows: Sequence[Alternative]) -> list[str]:
+    """What else there is: how long it would take, what of it is training, and why."""
+    width = max(len("INSTEAD"), *(len(row.what) for row in rows))
+    lines = [f"{'INSTEAD':{width}}  {'TO THE LOSS':>13}  TRAINING  WHY"]
+    for row in rows:
+        longer = row.long - 1
+        time = f"{longer:.0%} longer" if longer < 10 else f"{row.long:.0f} times"
+        time = time if longer >= 0 else f"{-longer:.0%} sooner"
+        lines.append(f"{row.what:{width}}  {time:>13}  {row.share:8.1%}  {row.why}")
     return lines
 
 
@@ -428,6 +583,8 @@ def _counts(counts: Mapping[str, int]) -> str:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
@@ -457,6 +614,7 @@ def _price(cost: Price) -> dict[str, float]:
             "steps": cost.steps,
             "codec": cost.codec,
             "late": cost.late,
+            "plain": cost.plain,
         }.items()
     }
 
@@ -464,10 +622,15 @@ def _price(cost: Price) -> dict[str, float]:
 def _document(conditions: Conditions, decided: TrainingPlan) -> dict[str, Any]:
     return {
         "reached": decided.reached,
-        "predicted": {**_predicted(decided.estimate), "price": _price(decided.price)},
+        "predicted": {
+            **_predicted(decided.estimate),
+            "price": _price(decided.price),
+            **_costs(decided.begins, decided.run),
+        },
         "group": list(decided.group),
         "steps": decided.steps(conditions),
         "why": list(decided.why),
+        "rejected": [asdict(row) for row in decided.rejected],
         "parameters": conditions.parameters,
         "rtt_s": conditions.rtt_s,
         "share": conditions.share,

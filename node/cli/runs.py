@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ...collectives.codec_names import CODECS
-from ...collectives.errors import ConfigError, StateError
+from ...collectives.errors import ConfigError, StateError, StorageError
 from ..home.durations import duration_s
 from ..home.output import bytes_text, current
 from .costs import describe, describe_lines, explain_evaluate, explain_rule
 from .daemon import finished_words, running
-from .identity import identity_of
+from .founding import founding_of, keep_founding
 from .invites import addresses_in_use, check_addresses, fresh_invite
 from .needs import machine_document, machine_lines, needs_of, this_machine
 from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
-from .templates import TEMPLATES
+from .templates import MODEL_LINE, TEMPLATES, with_model
 
 if TYPE_CHECKING:
-    from ..manifest import Manifest
+    from ..home.output import Terminal
+    from ..manifest import Manifest, SignedManifest
 
 PRIVACY_FILE = "privacy"
 
@@ -52,7 +53,7 @@ init = "seed:1337"
                                    # do with what training changes in them (docs/buffers.md)
 
 [data]
-source = "builtin:stdlib-text"     # or "local": every member's own text, given by atoll join --data
+source = "builtin:stdlib-text"     # or "local": a member's own text, atoll join RUN --data FILE
 
 [train]
 method = "diloco"                  # or "local_sgd"
@@ -87,7 +88,7 @@ codec = "int8_dither"              # CODECS
 #                                  # others; butterfly | ring | two-level | three-level (labels
 #                                  # SITE/HOST: within a machine first)
 # tree = { lab = { box-1 = 4, box-2 = 4 }, home = 1 }  # in place of plan: places and how many peers
-#                                  # each has (docs/operating/links.md); atoll validate --draw
+#                                  # each (docs/operating/links.md); atoll validate RUN.toml --draw
 # check = true                     # ... and another member of the site adds up what its head does;
 #                                  # default: in federated runs
 
@@ -99,13 +100,14 @@ codec = "int8_dither"              # CODECS
 # f = 1                            # of the contributions of a round, which needs 2 f + 1
 #                                  # contributors (krum, multi_krum: 2 f + 3)
 # before = ["nnm"]                 # steps before the rule: nnm | arc | bucketing2 | clipping10
-# momentum = 0.9                   # members contribute running means, so that honest ones differ
+# momentum = 0.8                   # members contribute running means, so that honest ones differ
 #                                  # less
 
 # [btard]                          # training that anybody can do again from public seeds: who gives
 #                                  # another result is found, proven and removed;
-# validators = 1                   # needs [join] policy = "allow" with all peers, and a script with
-#                                  # SeededTraining: docs/operating/hostile.md
+# validators = 1                   # needs kind = "seeded" at the top, [join] policy = "allow" with
+#                                  # all peers, and a script with SeededTraining:
+#                                  # docs/operating/hostile.md
 
 # [quorum]
 # lying = 1                        # though so many members do anything at all, the log stays one:
@@ -118,7 +120,7 @@ codec = "int8_dither"              # CODECS
 #                                  # mean is that of the products
 # base = "values"                  # what is compared of frozen parameters; "shapes" for QLoRA
 
-# mode = "federated"               # at the top of the file: data stay at home, see
+# kind = "federated"               # at the top of the file: data stay at home, see
 #                                  # docs/operating/private.md; [train.outer] is then [federated]
 # [federated]
 # method = "fedavg"                # fedavg | fedavgm | fedadam | fedyogi | fedadagrad; sites of
@@ -165,22 +167,36 @@ every = 10                         # rounds
 def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> None:
     """Check a run's manifest and say what it means."""
     from ..manifest import load_manifest
-    from ..manifest.federated import noise_text, privacy_lines
+    from ..manifest.federated import noise_text, privacy_lines, site_lines, too_few_sites
+    from ..manifest.methods import check_work
     from ..manifest.presets import explain_outer
     from .drawing import tree_of
 
     terminal = current()
     found = load_manifest(manifest)
+    check_work(found, manifest.name)
+    asked = click.get_current_context().get_parameter_source("peers")
+    if asked is click.core.ParameterSource.COMMANDLINE and (few := too_few_sites(found, peers)):
+        raise ConfigError(
+            f"{manifest.name}: {few}",
+            key="$.secure.threshold",
+            code="E414",
+            why="Every round would wait for ever.",
+            hint="A smaller [secure] threshold, or more sites.",
+        )
     head = terminal.style(f"{found.name}  {found.run_id}", sys.stdout, bold=True)
     lines, described = describe_lines(found), {"valid": True, **describe(found)}
     needs, machine = needs_of(found), this_machine(terminal.paths.state_dir)
     lines += machine_lines(needs, machine)
     described |= machine_document(needs, machine)
+    if sites := site_lines(found, peers):
+        lines += [f"{'' if number else 'sites':7}  {line}" for number, line in enumerate(sites)]
+        described["sites"] = sites
     if explain:
         outer = explain_outer(found)
         lines.append(f"why      outer values: {outer}")
         described["explained"] = {"outer": outer} | (
-            {"who_sees_what": privacy_lines(found)} if found.mode == "federated" else {}
+            {"who_sees_what": privacy_lines(found)} if found.kind == "federated" else {}
         )
         if rule := explain_rule(found):
             lines += [
@@ -214,6 +230,12 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
     help="Print the manifest for this purpose, and do nothing else.",
 )
 @click.option(
+    "--model",
+    type=GIVEN,
+    metavar="ORG/NAME|PATH",
+    help="For --template finetune: a model of the hub, a folder or a GGUF file.",
+)
+@click.option(
     "--bootstrap",
     multiple=True,
     type=GIVEN,
@@ -244,6 +266,7 @@ def new_command(
     manifest: Path | None,
     example: bool,
     template: str | None,
+    model: str | None,
     bootstrap: tuple[str, ...],
     expires: str,
     start: Path | None,
@@ -258,27 +281,25 @@ def new_command(
     the manifest's seed, would give it. Without RUN.toml its settings are those of the run that was
     exported: atoll new --from DIR --name NAME
     """
-    from ..manifest import list_runs, save_run, sign_manifest
     from ..records.beginnings import check_unbegun, keep_start, weights_in
 
     terminal = current()
     if example:
         terminal.data(EXAMPLE.rstrip(), {"example": EXAMPLE})
         return
-    if template is not None:
-        terminal.data(
-            TEMPLATES[template].rstrip(), {"template": template, "text": TEMPLATES[template]}
-        )
+    if template is not None or model is not None:
+        text = _template(template, model)
+        terminal.data(text.rstrip(), {"template": template, "text": text})
         return
     found, life_s = _settings(manifest, start, name), duration_s(expires)
     check_addresses(bootstrap)
     terminal.paths.ensure()
-    signed = sign_manifest(found, identity_of(terminal))
-    known = signed.run_id in list_runs(terminal.paths, [])
+    founding = founding_of(terminal, found, manifest.parent if manifest is not None else Path())
+    signed, known = founding.signed, founding.known
     weights = weights_in(start) if start is not None else None
     if known and weights is not None:
         check_unbegun(terminal.paths, signed, weights)
-    folder = save_run(terminal.paths, signed)
+    folder = keep_founding(terminal, founding)
     if weights is not None:
         keep_start(weights, folder)
     invite = why = ""
@@ -292,15 +313,15 @@ def new_command(
     finished = ""
     if known and (client := running(terminal)) is not None:
         with client:
-            finished = finished_words(client, found.run_id)
+            finished = finished_words(client, signed.run_id)
     lines = [
-        f"run     {found.run_id}  {found.name}",
+        f"run     {signed.run_id}  {found.name}",
         f"invite  {invite}" if invite else "invite  none yet",
     ]
     terminal.data(
         "\n".join(lines),
         {
-            "run_id": found.run_id,
+            "run_id": signed.run_id,
             "name": found.name,
             "organiser": signed.organiser,
             "invite": invite or None,
@@ -317,7 +338,17 @@ def new_command(
         terminal.say(
             f"No invite yet: {why}. Type  atoll up --background && atoll invite new {found.name}"
         )
-    terminal.say(finished or f"Train in it: atoll join {found.run_id[:8]}")
+    terminal.say(finished or f"Train in it: atoll join {signed.run_id[:8]}")
+
+
+def _template(template: str | None, model: str | None) -> str:
+    """The text of a template, with this model where one is named."""
+    text = TEMPLATES.get(template or "", "")
+    if model is None:
+        return text
+    if MODEL_LINE not in text:
+        raise click.UsageError("--model is for --template finetune; a file says its own model")
+    return with_model(text, model)
 
 
 def _settings(manifest: Path | None, start: Path | None, name: str | None) -> Manifest:
@@ -352,24 +383,62 @@ def _settings(manifest: Path | None, start: Path | None, name: str | None) -> Ma
     type=click.Choice(("float32", "bfloat16", "float16")),
     help="Convert floating tensors; default: as trained.",
 )
+@click.option(
+    "--merge",
+    is_flag=True,
+    help="Of adapters on a pretrained model: write the whole model, with the adapters merged in.",
+)
+@click.option(
+    "--shard-size",
+    type=click.IntRange(1_000_000),
+    metavar="BYTES",
+    help="Write a model of transformers that is larger in several files of so many bytes (5 GB).",
+)
+@click.option(
+    "--credit",
+    multiple=True,
+    type=GIVEN,
+    metavar="NAME",
+    help="Name a member who agreed to stand on the model's card; repeatable. Nobody else is named.",
+)
 @shared_options
 def export_command(
-    run: str, folder: Path, force: bool, adapter: Path | None, dtype: str | None
+    run: str,
+    folder: Path,
+    force: bool,
+    adapter: Path | None,
+    dtype: str | None,
+    merge: bool,
+    shard_size: int | None,
+    credit: tuple[str, ...],
 ) -> None:
     """Write a run's model as safetensors that load without atoll.
 
     RUN is an id, its beginning, or a name. Written: model.safetensors with all that the script's
-    state_dict() has, the model's own configuration and tokenizer, atoll.json; of a PEFT model the
-    folder that PeftModel.from_pretrained loads. What is not the whole model is called
-    partial.safetensors.
+    state_dict() has, the model's own configuration and tokenizer, atoll.json, a card (README.md);
+    of a PEFT model the folder that PeftModel.from_pretrained loads. What is not the whole model is
+    called partial.safetensors.
     """
     from ...collectives.swarm import MOST_REPLAYED
     from ..manifest import load_run
     from ..records.export import export_run
+    from ..records.sharding import LARGEST
 
     terminal = current()
     signed = load_run(terminal.paths, run)
-    done = export_run(terminal.paths, signed, folder, force=force, adapter=adapter, dtype=dtype)
+    if merge:
+        _merge(terminal, signed, folder, dtype, shard_size or LARGEST, credit, force=force)
+        return
+    done = export_run(
+        terminal.paths,
+        signed,
+        folder,
+        force=force,
+        adapter=adapter,
+        dtype=dtype,
+        largest=shard_size or LARGEST,
+        credited=credit,
+    )
     human = (
         f"{folder}  round {done.round}, {done.parameters:,} parameters in {len(done.tensors)} "
         f"tensors, {bytes_text(done.bytes)}"
@@ -402,6 +471,95 @@ def export_command(
     terminal.say(f"{what}: {done.load}")
 
 
+def _merge(
+    terminal: Terminal,
+    signed: SignedManifest,
+    folder: Path,
+    dtype: str | None,
+    largest: int,
+    credited: Sequence[str],
+    *,
+    force: bool,
+) -> None:
+    """Export the adapter, and write the model that it and its base are together. Raises
+    ConfigError, StorageError.
+    """
+    import tempfile
+
+    from ..manifest import adapters_of
+    from ..records.export import export_run
+
+    manifest = signed.open()
+    if adapters_of(manifest) is None:
+        raise ConfigError(
+            f"{manifest.name} has no adapters on a pretrained model that atoll knows",
+            key="--merge",
+            hint="Leave --merge out; adapters of a script of your own: merge_and_unload() of peft.",
+            exit_code=2,
+        )
+    from ..recipes.models.bringing import base_folder
+    from ..recipes.models.merging import merge_adapter
+
+    base = base_folder(terminal.paths, signed.run_id)
+    if base is None:
+        raise StateError(
+            "the run's pretrained model is not on this machine",
+            exit_code=73,
+            hint="atoll join RUN brings it; the adapter alone needs none: leave --merge out.",
+        )
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise StorageError(
+            f"{folder} is not empty",
+            why="Nothing is replaced unasked.",
+            hint="Add --force, or give another folder.",
+            exit_code=73,
+        )
+    with tempfile.TemporaryDirectory() as made:
+        done = export_run(terminal.paths, signed, Path(made))
+        difference = merge_adapter(
+            base, Path(made), folder, dtype, manifest.model.hub or "", largest
+        )
+    _write_card(terminal, signed, folder, done.round, credited)
+    files = sorted(path.name for path in folder.iterdir())
+    load = f'transformers.AutoModelForCausalLM.from_pretrained("{folder}")'
+    terminal.data(
+        f"{folder}  round {done.round}, merged; its logits in float32 differ by {difference:.2g} "
+        "of their size",
+        {
+            "run_id": signed.run_id,
+            "folder": folder,
+            "round": done.round,
+            "difference": difference,
+            "files": files,
+            "load": load,
+        },
+    )
+    terminal.say(f"Load it: import transformers; model = {load}")
+
+
+def _write_card(
+    terminal: Terminal,
+    signed: SignedManifest,
+    folder: Path,
+    round_: int,
+    credited: Sequence[str],
+) -> None:
+    """The card of a merged model."""
+    from ..home.paths import write_atomic
+    from ..records.model_card import CARD_FILE, card_of, evaluation_in, worked_in
+
+    card = card_of(
+        signed,
+        round_,
+        worked=worked_in(terminal.paths, signed),
+        evaluation=evaluation_in(terminal.paths.run_dir(signed.run_id)),
+        credited=credited,
+        how='import transformers; model = transformers.AutoModelForCausalLM.from_pretrained(".")',
+        merged=True,
+    )
+    write_atomic(folder / CARD_FILE, card, 0o644)
+
+
 @click.command("rm")
 @click.argument("run", type=RUN)
 @asking_options
@@ -430,7 +588,11 @@ def rm_command(run: str) -> int:
                     hint=f"atoll leave {given}, then: atoll rm {given}",
                 )
     folder = terminal.paths.run_dir(signed.run_id)
-    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    size = sum(
+        file.stat().st_size
+        for file in folder.rglob("*")
+        if file.is_file() and not file.is_symlink()  # a pretrained model stays where it is
+    )
     if not terminal.confirm(f"Delete {bytes_text(size)} of {name} ({given}) for good?"):
         return 1
     try:

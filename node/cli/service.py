@@ -72,7 +72,7 @@ def install_command(
     drain: float | None,
     shown: bool,
 ) -> None:
-    """Write a service and start it. Its settings are those of this home: atoll config set.
+    """Write a service and start it. Its settings are those of this home: atoll config show
 
     First the node:  atoll service install   Then, for each run:  atoll service install --join RUN
     A run that this machine is not in yet is joined once by hand: you are asked, a service is not.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from msgspec import structs
 
 from ...collectives.errors import ConfigError, StorageError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from ..manifest import Manifest
 
 MAX_CLIENTS = 10_000
+SERVER_LR = {"fedadam": 0.03, "fedyogi": 0.03, "fedadagrad": 0.03, "fedavgm": 0.3}
 PLAIN_LR = 0.1  # of inner steps of plain SGD
 
 
@@ -65,6 +67,12 @@ PLAIN_LR = 0.1  # of inner steps of plain SGD
     type=GIVEN,
     metavar="S,S",
     help="Seconds a step, repeated over the clients.",
+)
+@click.option(
+    "--sites",
+    type=GIVEN,
+    metavar="N@S,N@S",
+    help='Sites of so many examples each, and seconds a step: "960@1s, 640@1s, 20@5s".',
 )
 @click.option(
     "--rounds", type=click.IntRange(1, 1_000_000), help="Outer steps (the manifest's, or 50)."
@@ -165,7 +173,8 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     Without it, federated methods are compared on clients with uneven data. The classes of a real
     run do the work; no network is used. The server's step is the manifest's, [federated], where it
     has this method, robust rules are those of [robust] with its f, and what [secure] and [privacy]
-    do to contributions is done to them, noise included.
+    do to contributions is done to them, noise included. Where it says its work, rounds close as
+    those of nodes do, of --sites that --churn kills.
     """
     from ..manifest import load_manifest
     from ..recipes.simulated import load_task
@@ -175,6 +184,13 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
     if given["peers"] is not None:
         return simulated_fleet(terminal, run, given | {"task": task, "out": out})
     given["lr"] = PLAIN_LR if given["lr"] is None else given["lr"]
+    _take_sites(given)
+    if given["personal"] == "clusters" and run.secure is not None:
+        raise ConfigError(
+            "clusters of sites whose contributions are masked",
+            key="personal",
+            why="They are found from contributions in the clear.",
+        )
     if run.btard is not None and given["attack"] is not None:
         raise ConfigError(
             f"--attack was removed for runs with [btard], as {run.name} is",
@@ -200,6 +216,7 @@ def simulate_command(manifest: Path, out: Path | None, task: str | None, **given
         for name, found in document["table"].items()
         if "epsilon" in found
     ]
+    lines += document.pop("said")
     if out is not None:
         lines += _write(out, document)
     return terminal.data("\n".join(lines), document)
@@ -209,21 +226,17 @@ def _run(
     terminal: Terminal, manifest: Manifest, task: Any, given: dict[str, Any]
 ) -> dict[str, Any]:
     """All runs of all methods, as one document."""
-    from ...optim.federated.simulation import NAMES, dirichlet, label_shards, personalised, simulate
+    from ...optim.federated.simulation import NAMES, personalised, simulate
     from ...optim.federated.simulation.report import curve, row
     from ...optim.federated.simulation.study import ARRIVING
+    from .simulating_sites import round_lines, round_rows
 
     wanted: str = given["methods"] or (
-        manifest.federated.method if manifest.mode == "federated" else "fedavg"
+        manifest.federated.method if manifest.kind == "federated" else "fedavg"
     )
     names = list(NAMES) if wanted == "all" else [name.strip() for name in wanted.split(",")]
-    devices, clients = _fleet(given), given["clients"]
-    if given["personal"] == "clusters" and manifest.secure is not None:
-        raise ConfigError(
-            "clusters of sites whose contributions are masked",
-            key="personal",
-            why="They are found from contributions in the clear.",
-        )
+    devices, clients, said = _fleet(manifest, given), given["clients"], list[str]()
+    rounds: dict[str, Any] = {}
     table: dict[str, Any] = {}
     curves: dict[str, Any] = {}
     sites: dict[str, Any] = {}
@@ -239,11 +252,7 @@ def _run(
         results: list[Any] = []
         for seed in range(given["seeds"]):
             settings = _settings(manifest, name, seed, given)
-            parts = (
-                label_shards(task.labels, clients, given["shards"], seed)
-                if given["shards"]
-                else dirichlet(task.labels, clients, given["alpha"], seed)
-            )
+            parts = _parts(task, given, seed)
             terminal.say(f"{name}, seed {seed}: {clients} clients are trained on this machine")
             results.append(simulate(task, parts, devices, settings))
             how = (given["personal"] or manifest.federated.own) if seed == 0 else None
@@ -259,6 +268,9 @@ def _run(
         elif manifest.secure is not None:
             terminal.say(f"{name}: without [secure] and [privacy], with which it does not go")
         by_site[name] = results[0].by_site
+        if results[0].settings.work is not None:
+            said += round_lines(name, results)
+            rounds[name] = round_rows(results)
         terminal.say(f"{name}: {table[name]['accuracy']:.3f}")
     return {
         "settings": {
@@ -269,7 +281,39 @@ def _run(
         "curves": curves,
         "by_site": by_site,
         "sites": sites,
+        "rounds": rounds,
+        "said": said,
     }
+
+
+def _parts(task: Any, given: dict[str, Any], seed: int) -> Any:
+    """Who has which samples."""
+    from ...optim.federated.simulation import dirichlet, label_shards, sized
+
+    if given["sizes"]:
+        return sized(task.labels, given["sizes"], given["alpha"], seed)
+    if given["shards"]:
+        return label_shards(task.labels, given["clients"], given["shards"], seed)
+    return dirichlet(task.labels, given["clients"], given["alpha"], seed)
+
+
+def _take_sites(given: dict[str, Any]) -> None:
+    """Sites that are described stand in place of so many clients, and their speeds."""
+    given["sizes"] = None
+    if given["sites"] is None:
+        return
+    from .simulating_sites import parse_sites
+
+    typed = click.get_current_context().get_parameter_source
+    for name in ("clients", "speeds", "shards"):
+        if typed(name) is ParameterSource.COMMANDLINE:
+            raise ConfigError(
+                f"--{name} beside --sites",
+                key=name,
+                why="The sites say how many they are, what each has, and how fast it is.",
+            )
+    given["sizes"], speeds = parse_sites(given["sites"])
+    given["clients"], given["speeds"] = len(speeds), ",".join(map(str, speeds))
 
 
 def _settings(manifest: Manifest, name: str, seed: int, given: dict[str, Any]) -> StudySettings:
@@ -278,12 +322,7 @@ def _settings(manifest: Manifest, name: str, seed: int, given: dict[str, Any]) -
 
     rounds, train = given["rounds"] or manifest.train.rounds or 50, manifest.train
     steps = given["steps"] or train.sync_every or 10
-    server_lr = given["server_lr"] or {
-        "fedadam": 0.03,
-        "fedyogi": 0.03,
-        "fedadagrad": 0.03,
-        "fedavgm": 0.3,
-    }.get(name, 1.0)
+    server_lr = given["server_lr"] or SERVER_LR.get(name, 1.0)
     settings = StudySettings(
         name,
         rounds=rounds,
@@ -302,19 +341,21 @@ def _settings(manifest: Manifest, name: str, seed: int, given: dict[str, Any]) -
         buffer=given["buffer"] or 5,
         unbiased=given["unbiased"],
     )
-    if manifest.mode == "federated" and name == manifest.federated.method:
+    if manifest.kind == "federated" and name == manifest.federated.method:
         settings = replace(
             settings,
             buffer=given["buffer"] or manifest.federated.buffer,
             period=manifest.federated.period_s,
         )
         settings = replace(
-            settings, fading=fading_of(manifest.federated), slack=manifest.federated.slack
+            settings,
+            fading=fading_of(manifest.federated),
+            slack=manifest.federated.slack,
+            most=math.ceil(steps * manifest.federated.longest),
         )
-        settings = replace(settings, most=math.ceil(steps * manifest.federated.longest))
     if name not in NAMES:
         settings.check(given["clients"])
-    if manifest.mode == "federated":
+    if manifest.kind == "federated":
         outer = (
             manifest.federated.settings()
             if name == manifest.federated.method and given["server_lr"] is None
@@ -325,8 +366,14 @@ def _settings(manifest: Manifest, name: str, seed: int, given: dict[str, Any]) -
             outer=outer,
             even=manifest.secure is not None and manifest.secure.max_weight == 1,
         )
-    if given["seconds"] is not None:
-        settings = replace(settings, seconds=given["seconds"])
+    if manifest.work is not None and name not in ARRIVING:
+        settings = replace(
+            settings,
+            work=manifest.work,
+            even=manifest.work.weights == "equal",
+            fewest=_fewest(manifest),
+        )
+    settings = replace(settings, seconds=given["seconds"] or settings.seconds)
     if (
         name in ARRIVING
     ):  # as much time as the others have, and as many outer steps as it makes of it
@@ -362,7 +409,18 @@ def _secure_means(manifest: Manifest, settings: StudySettings, clients: int) -> 
             key="clients",
             hint=f"--clients {needed}, or more",
         )
-    return partial(SecureMeans, run.secure, run.privacy, members, settings.seed)
+    return partial(SecureMeans, run.secure, run.privacy, settings.seed)
+
+
+def _fewest(manifest: Manifest) -> Callable[[int], int]:
+    """How many contributions a round needs of so many members."""
+    secure = manifest.settings().secure
+    if secure is None:
+        return lambda _: 1
+    from ..secure.vectors import threshold_of
+    from ..session.pre_round import LEAST_SITES
+
+    return lambda members: max(LEAST_SITES, threshold_of(secure, members))
 
 
 def _spent(manifest: Manifest, rounds: float) -> dict[str, float]:
@@ -385,13 +443,26 @@ def _knobs(manifest: Manifest, given: dict[str, Any]) -> Knobs:
     from ...optim.federated.member import Knobs
 
     table = manifest.federated
-    beta = table.beta if manifest.mode == "federated" and "beta" in READS[table.method] else 0.3
+    beta = table.beta if manifest.kind == "federated" and "beta" in READS[table.method] else 0.3
     return Knobs(
         given["lr"], table.mu, beta if given["beta"] is None else given["beta"], table.ahead
     )
 
 
-def _fleet(given: dict[str, Any]) -> Fleet:
+def _fleet(manifest: Manifest, given: dict[str, Any]) -> Fleet:
+    from .simulating_sites import killed_sites
+
+    found = _machines(given)
+    killed = killed_sites(
+        manifest, given["churn"], given["clients"], given["seconds"], given["seed"]
+    )
+    devices = [
+        replace(device, killed=spans) for device, spans in zip(found.devices, killed, strict=True)
+    ]
+    return replace(found, devices=tuple(devices))
+
+
+def _machines(given: dict[str, Any]) -> Fleet:
     from ...optim.federated.simulation import fleet
 
     speeds = _numbers(given["speeds"], "speeds")

@@ -124,7 +124,7 @@ def _settings(manifest: Manifest, given: dict[str, Any]) -> RunSettings:
     for there, table in (
         (manifest.btard is not None, "[btard]"),
         (manifest.secure is not None, "[secure]"),
-        (manifest.mode == "federated", 'mode = "federated"'),
+        (manifest.kind == "federated", 'kind = "federated"'),
         (manifest.train.target_samples is not None, "[train] target_samples"),
         (manifest.adapters.settings().mode not in ("", "plain"), "[adapters]"),
     ):
@@ -133,7 +133,7 @@ def _settings(manifest: Manifest, given: dict[str, Any]) -> RunSettings:
                 f"a run with {table} is not played on machines of one's own",
                 key="peers",
                 why="Played are DiLoCo and local SGD, also in fragments and with late results.",
-                hint="Without --peers, atoll simulate plays federated methods",
+                hint="Without --peers, atoll simulate RUN.toml plays federated methods",
             )
     settings = manifest.settings()
     rounds = given["rounds"] or settings.rounds

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 FEDERATED_HOSPITAL = """\
 # Several hospitals train one model; patients' data stay where they are.   atoll new run.toml
 # Who can see what of whom, in plain words:   atoll validate run.toml --explain
@@ -13,7 +17,7 @@ schema = 1
 name = "hospitals"
 description = "say here what is trained, on what, and who answers for it"
 contact = "somebody@hospital.example"
-mode = "federated"
+kind = "federated"
 
 [model]
 entry = "local:hospitals"          # every site runs the same script, with the same model, on its
@@ -24,17 +28,22 @@ source = "local"                   # what a function in a file of each site's ow
                                    # ever leaves the site
 
 [train]
-sync_every = 50                    # inner steps a round
+start_with = 4                     # the first round waits for so many sites
 rounds = 50                        # each spends of epsilon: atoll validate says how much, and
                                    # refuses more than the limit
 
 [federated]
-method = "fedavg"                  # fedavg | fedavgm | fedadam | fedyogi | fedadagrad
+method = "fedavg"                  # fedavg | fedavgm | fedadam | fedyogi | fedadagrad | fedprox
+work = { epochs = 1 }              # what a site does in a round, at its own pace; or
+                                   # { steps = 100 }, which does not tell how large a site is
+weights = "examples"               # a site counts by its examples, as its script says them:
+                                   # attach(..., examples=N); or "equal"
 topology = "serverless"            # or "coordinator": one site adds up (masked) contributions
 
 [secure]
 threshold = 4                      # nobody, the organiser included, sees more than a sum of so many
-                                   # sites; fewer, and the round waits
+                                   # sites; fewer, and the round waits: of four none may be away, of
+                                   # five or six one, of seven two
 
 [privacy]                          # bounds what all data of one site can show through; with few
                                    # sites its noise drowns what they learn: atoll validate
@@ -47,6 +56,8 @@ clip = 1.0                         # largest norm of a site's contribution; look
                                    # trial on public data
 delta = 1e-5
 stop_at_epsilon = 12
+most_examples = 1000               # a site of so many counts in full, one of 20 a fiftieth of that
+normaliser = 3.0                   # the sum is divided by it: about what your sites count together
 
 [join]
 policy = "invite"                  # better, once all have run atoll id:  policy = "allow"  and
@@ -95,4 +106,47 @@ codec = "int8_dither"
 every = 1
 """
 
-TEMPLATES = {"federated-hospital": FEDERATED_HOSPITAL, "lora": LORA}
+FINETUNE = """\
+# A language model fine-tuned by several machines, each on its own file (docs/finetune.md):
+#     atoll join run.toml --data chats.jsonl       founds the run and prints the others' invite
+schema = 1
+name = "finetune"
+
+[model]
+hub = "ORG/NAME"                   # with revision = "main"; or folder = "DIR", gguf = "FILE.gguf"
+method = "lora"                    # "full": all of it trains; "qlora": on a base in four bits
+
+[data]
+source = "local"                   # each member's own: --data FILE of chats, pairs or text
+length = 1024                      # tokens of a sample, at most
+
+[train]
+sync_every = 10                    # inner steps a round
+rounds = 30                        # where the run ends
+start_with = 2                     # the first round waits for so many members
+
+[train.inner]
+lr = 2e-4                          # with method = "full": 1e-5
+steps = 300                        # length of the cosine: sync_every * rounds
+tokens_per_step = 8192             # of each member
+
+[evaluate]                         # members are told when averaging does not help
+"""
+
+MODEL_LINE = 'hub = "ORG/NAME"'
+
+
+def with_model(text: str, model: str) -> str:
+    """The template with this model: a folder or a GGUF file that exists, else a name on the hub;
+    the run is called after it.
+    """
+    path = Path(model).expanduser()
+    key = "gguf" if path.is_file() else "folder" if path.is_dir() else "hub"
+    where = model if key == "hub" else str(path.absolute())
+    name = re.sub(r"[^a-z0-9.-]+", "-", Path(model).name.removesuffix(".gguf").lower()).strip("-.")
+    text = text.replace('name = "finetune"', f'name = "{name[:56] or "model"}-tuned"', 1)
+    head, _, rest = text.partition(MODEL_LINE)
+    return f"{head}{key} = {json.dumps(where)}\n{rest.partition(chr(10))[2]}"
+
+
+TEMPLATES = {"federated-hospital": FEDERATED_HOSPITAL, "lora": LORA, "finetune": FINETUNE}

@@ -380,6 +380,7 @@ class RunSwarm(SeededWork):
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> Ticket:
         """Does not wait for the node; an exception in ``write`` leaves nothing frozen. Raises
         SwarmClosedError without a node (``write`` is then not called), LocalProtocolError while
@@ -391,7 +392,7 @@ class RunSwarm(SeededWork):
                 hint="contribute_fragment() offers one of them",
             )
         return self.contribute_fragment(
-            0, samples=samples, write=write, base=base, loss=loss, lag=lag
+            0, samples=samples, write=write, base=base, loss=loss, lag=lag, hold_s=hold_s
         )
 
     def contribute_fragment(
@@ -403,6 +404,7 @@ class RunSwarm(SeededWork):
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> Ticket:
         """Waits and raises as `contribute` does."""
         if (
@@ -444,11 +446,18 @@ class RunSwarm(SeededWork):
             ticket = self._tickets[fragment] = Ticket(self, os.urandom(16))
             try:
                 ticket.call = at.link.submit(
-                    lambda id_: p.Contribute(id_, ticket.cid, samples, base, fragment, reading)
+                    lambda id_: p.Contribute(
+                        id_, ticket.cid, samples, base, fragment, reading, hold_s
+                    )
                 )
             except SwarmClosedError as error:  # perhaps sent, perhaps not: the next node will know
                 self._lose(at, error)
             return ticket
+
+    @property
+    def holds(self) -> bool:
+        """A contribution can wait for others to end the round (``hold_s``)."""
+        return True
 
     @property
     def closing(self) -> int:

@@ -44,7 +44,11 @@ class Beside:
 
 
 def _run(work: Callable[[], None], held: _Frames) -> None:
-    work()
+    try:
+        work()
+    finally:
+        # An error of the work that somebody keeps holds its frames, and by f_back this one, too.
+        del held
 
 
 def beside(work: Callable[[], None]) -> Beside | None:

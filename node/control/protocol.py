@@ -247,6 +247,8 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
     base: int | None = None
     fragment: Fragment = 0
     reading: Reading = NO_READING
+    # Above 0: offered once another member has ended the round, or after so many seconds.
+    hold_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
 
 
 class Computed(msgspec.Struct, frozen=True, tag="computed"):

@@ -305,7 +305,12 @@ class ConnectionRequests:
 
     async def _contribute(self, request: p.Contribute) -> None:
         self._of(request.fragment).contribute(
-            request.cid, request.samples, request.base, request.fragment, request.reading
+            request.cid,
+            request.samples,
+            request.base,
+            request.fragment,
+            request.reading,
+            request.hold_s,
         )
         self._done(request.id)
 

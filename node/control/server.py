@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -108,11 +109,10 @@ class ControlServer:
         return trio.socket.from_stdlib_socket(sock)
 
     def _unlink(self, inode: int) -> None:
-        try:
+        """One that stays is of no harm: nobody listens, and the next node takes it away."""
+        with contextlib.suppress(OSError):
             if self.path.stat().st_ino == inode:  # another node may have taken the name meanwhile
                 self.path.unlink()
-        except FileNotFoundError:
-            pass
 
 
 async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType | None:

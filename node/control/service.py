@@ -94,11 +94,12 @@ class ScriptSession(Protocol):
         base: int | None = None,
         fragment: int = 0,
         reading: Reading = NO_READING,
+        hold_s: float = 0.0,
     ) -> None:
         """The fragment's part of ``contribution`` is written and stays frozen until
         `ConnectionRequests.decided`; offer it under ``cid`` (16 random bytes, made by the client)
         to the open round, or to the next one where an earlier script's contribution is frozen in
-        it.
+        it. ``hold_s``: as of `Swarm.contribute`.
 
         Raises LocalProtocolError when this session has an undecided one of this fragment.
         """

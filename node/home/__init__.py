@@ -10,6 +10,7 @@ config             the node's settings
 interpreter        the Python of processes that are started: it imports nothing from the current
                    folder
 process_title      invites out of the list of processes
+site_files         files of a site's own as modules, which spawned workers find as well
 own_data           a site's own data, by a function in a file of its own
 failures           errors of the node as messages
 lifecycle, private_node, ending   one node a home; a script's own node; what ends with whom

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 
 from ...collectives.errors import ConfigError
+from ...collectives.foreign import WORDS
 from ..net.transport.addresses import everywhere
 from .bandwidth import bytes_per_s
 from .endpoint import Endpoint, endpoint_of
@@ -83,6 +85,13 @@ class NodeDataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             pattern=r"\A(.+\.py:[A-Za-z_]\w*)?\Z",
             max_length=4096,
             description="FILE.py:NAME, a function that returns a Dataset",
+        ),
+    ] = ""
+    # A file or folder of records, for the built-in models; `factory` goes before it.
+    path: Annotated[
+        str,
+        msgspec.Meta(
+            max_length=4096, pattern=WORDS, description="a path without control characters"
         ),
     ] = ""
 
@@ -213,7 +222,9 @@ def set_value(paths: Paths, key: str, text: str) -> Any:
     _merge(table, _nested(key, value), "", {})
     config = convert(table, NodeConfig, f"{key} = {text}")
     _check(config.node, key)
-    _ = config.notify_command
+    command = config.notify_command
+    if key == "notify.command":
+        _check_command(command)
     paths.ensure()
     write_atomic(paths.config_file, _toml(table).encode())
     return value
@@ -242,6 +253,31 @@ def _check(node: NodeTable, key: str) -> None:
                 check_announce(address)
         case _:
             pass
+
+
+def _check_command(command: tuple[str, ...]) -> None:
+    """Raise ConfigError where the node, in a folder of its own, could not run it."""
+    program = command[0] if command else ""
+    if not program or (
+        (os.path.isabs(program) or os.sep not in program) and shutil.which(program) is not None
+    ):
+        return
+    here = Path(program).expanduser().absolute()
+    if not here.exists():
+        hint = "Give the whole path of a program, or the name of one that is installed."
+    elif not os.access(here, os.X_OK) or here.is_dir():
+        hint = f"chmod +x {shlex.quote(str(here))}"
+    else:
+        whole = shlex.join([str(here), *command[1:]])
+        hint = f"atoll config set notify.command {shlex.quote(whole)}"
+    raise ConfigError(
+        f"notify.command names {program!r}, which the node cannot run",
+        key="$.notify.command",
+        code="E413",
+        why="Else nobody would hear of a verdict. The node runs it without a shell, in another "
+        "folder.",
+        hint=hint,
+    )
 
 
 def _close_key(key: str) -> str:

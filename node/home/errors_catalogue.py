@@ -359,7 +359,12 @@ run has other members there is nothing to do: the old files are set aside, the s
 from the others and checked on arrival. Where nobody else is known to have the state, nothing is
 touched and the run waits: restore the file from a backup and try again, or, if others do have
 the state, move the run's folder away and join again. Your key and your other runs are not
-touched. If it happens again, check the disk.""",
+touched. If it happens again, check the disk.
+
+Disks that lost what they had confirmed can leave no member with a whole state: `atoll status`
+says "lacking state" at all of them, and that every member seeks it. Each still has a checkpoint.
+`atoll export RUN DIR` writes the newest one there and prints its round; do it at each member, and
+at the one with the newest: `atoll new --from DIR --name NAME`. Rounds after it are lost.""",
     ),
     "E304": ErrorPage(
         "out-of-date",
@@ -389,7 +394,9 @@ Nothing of either is lost:
     atoll export RUN DIR        on a member of each: keep both models
 
 Then choose one. On every machine of the other: atoll down, move the run's folder away (`atoll
-config path` names the folder of runs), atoll up, join again.""",
+config path` names the folder of runs), atoll up, join again. In a run with privacy put the file
+`privacy` of the old folder into the new one before its script contributes: what a site has spent
+in the history that is given up stands there only.""",
     ),
     "E306": ErrorPage(
         "recertify",
@@ -421,7 +428,8 @@ recertify`). Its journal must never vote again, so the node takes no part any mo
 script did since its last certified round is in no round of the run.
 
 To come back as a new member: atoll down, move the run's folder away (`atoll config path` names
-the folder of runs), atoll up, and join again. The state is fetched from the others.""",
+the folder of runs), atoll up, and join again. The state is fetched from the others. In a run with
+privacy the log counts, by the site's name, what it may have spent before.""",
     ),
     "E308": ErrorPage(
         "doubled",
@@ -434,7 +442,9 @@ more part in the run until one of them is gone; `atoll peers` of the other membe
 peer as doubled.
 
 Stop one of the two (`atoll down`). On its machine enter again with a key of its own: atoll join
-INVITE --fresh-key. Then start the other again: atoll down, atoll up.""",
+INVITE --fresh-key. Then start the other again: atoll down, atoll up. In a run with privacy both are
+one site, which has one key at a time: stop one of them for good, or give the other's machine an
+invite for a name of its own, if its data are others.""",
     ),
     "E309": ErrorPage(
         "foreign-state",
@@ -448,7 +458,7 @@ in one round. Nothing was changed.
 Find the home whose key the message names, and put each run's folder back beside its key (`atoll
 config path` names both). Where that key is gone: atoll down, move the run's folder away, atoll
 up, join again. The state is fetched from the other members, and this node is a member in a new
-life. A run with privacy counts what was spent in that folder too (its file `privacy`): keep it.""",
+life. In a run with privacy the log counts, by the site's name, what it may have spent before.""",
     ),
     "E310": ErrorPage(
         "other-base",
@@ -542,6 +552,39 @@ all are told at once.
 
     atoll validate RUN.toml --explain      what the settings come to
     atoll new --template federated-hospital      a manifest whose settings fit together""",
+    ),
+    "E415": ErrorPage(
+        "base-model",
+        "a run's pretrained model cannot be had here, or is another than the run's",
+        78,
+        """\
+The founder signs the sha256 of every file of the model that a run starts from, and what its
+tokenizer makes of a text. A member's copy is compared before it trains. The message names what
+differs, or what is missing:
+
+* a gated model: accept its licence on the hub, then  hf auth login;
+* no network: a folder that has the files, with --model DIR;
+* another revision, another tokenizer file: leave --model out, or get the founder's files;
+* libraries that read equal files otherwise: the founder's versions, which the message names;
+* weights as pickles, Python of the model's own, the package kernels beside transformers: these
+  would run code, and are refused.
+
+    atoll validate RUN.toml       which model it is
+    atoll join RUN --model DIR    where this machine has it""",
+    ),
+    "E416": ErrorPage(
+        "too-large",
+        "a machine does not hold the run: memory or disk would not do",
+        78,
+        """\
+What training takes is counted from the shape of the model before anything is downloaded: weights,
+gradients, the optimizer's state, activations, and atoll's own. The message says what is short,
+and the settings with which the run would fit; they are the founder's to choose, since all members
+train alike.
+
+    atoll fit                     what this machine can train
+    atoll fit RUN.toml            by which method, with which settings
+    atoll plan RUN.toml           with --machine for each: settings that all of them hold""",
     ),
     "E501": ErrorPage(
         "storage",

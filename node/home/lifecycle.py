@@ -115,10 +115,13 @@ class NodeLock:
         write_atomic(self._file, msgspec.json.encode(node))
 
     def release(self) -> None:
-        """Take the file away and give the home free. Idempotent."""
+        """Take the file away and give the home free. Idempotent. A file that stays names a process
+        that holds no lock.
+        """
         if self._fd >= 0:
             if self.in_place:  # else the file is another node's
-                self._file.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self._file.unlink(missing_ok=True)
             os.close(self._fd)
             self._fd = -1
             if self._name is not None:

@@ -173,7 +173,7 @@ def as_json(machine: Mapping[str, Any]) -> str:
 def error_object(error: AtollError) -> dict[str, Any]:
     """What ``--json`` prints for an error."""
     described = page(error.code)
-    found = {
+    found: dict[str, Any] = {
         "code": error.code,
         "slug": described.slug,
         "message": error.message,
@@ -184,6 +184,11 @@ def error_object(error: AtollError) -> dict[str, Any]:
     }
     if isinstance(error, ConfigError) and error.key:
         found["key"] = error.key
+    if isinstance(error, ConfigError) and error.faults:
+        found["faults"] = [
+            {"key": each.key, "message": each.message, "why": each.why, "hint": each.hint}
+            for each in error.faults
+        ]
     return {"error": found}
 
 

@@ -8,7 +8,6 @@ a peer says never names code that is run here.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
@@ -20,12 +19,15 @@ from ...collectives.errors import ConfigError
 from ...collectives.foreign import shown
 from .config import Loaded, load_config
 from .paths import Paths, find_paths
+from .site_files import import_site_file
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 FORM = re.compile(r"(?P<file>.+\.py):(?P<name>[A-Za-z_]\w*)")
 KEY = "data.factory"
+PATH_KEY = "data.path"
+LEAST = 2  # samples of a site
 HINT = "FILE.py:NAME, a function without arguments that returns a torch Dataset"
 
 
@@ -61,16 +63,38 @@ def factory_of(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
     A line on stderr names an ``atoll.toml`` of the current folder that is left aside because nobody
     has trusted it.
     """
+    return factory_in(_loaded(paths, environ))
+
+
+def data_of(paths: Paths, environ: Mapping[str, str] = os.environ) -> str:
+    """What this machine's settings name for a built-in model to train on (`data_in`), told of an
+    untrusted file as `factory_of` tells.
+    """
+    return data_in(_loaded(paths, environ))
+
+
+def _loaded(paths: Paths, environ: Mapping[str, str]) -> Loaded:
     loaded = load_config(paths, environ=environ)
     if loaded.unused:
         print(f"atoll: {shown(loaded.unused)}", file=sys.stderr, flush=True)
-    return factory_in(loaded)
+    return loaded
 
 
 def factory_in(loaded: Loaded) -> str:
     """The factory that these settings name, or an empty string. A path in a settings file is
     relative to that file, one in the environment to the current folder."""
-    where, origin = loaded.config.data.factory, loaded.origins.get(KEY, "")
+    return _named(loaded, loaded.config.data.factory, KEY)
+
+
+def data_in(loaded: Loaded) -> str:
+    """What these settings name for a built-in model to train on: a factory, else a file or folder,
+    else an empty string.
+    """
+    return factory_in(loaded) or _named(loaded, loaded.config.data.path, PATH_KEY)
+
+
+def _named(loaded: Loaded, where: str, key: str) -> str:
+    origin = loaded.origins.get(key, "")
     if not where or not Path(origin).is_absolute():  # files are absolute, variables are not
         return where
     return str(Path(origin).parent / Path(where).expanduser())
@@ -108,11 +132,63 @@ def site_data(
             why=why,
             hint=HINT,
         )
-    if len(data) < 1:
+    if len(data) < LEAST:
         raise ConfigError(
-            f"{where} returns a data set of no samples", key=KEY, hint="Look at what it reads."
+            f"{where} returns a data set of {'no samples' if len(data) < 1 else 'one sample'}",
+            key=KEY,
+            why="Of one nothing can be held out, and what a site gives would be that one's alone.",
+            hint="Look at what it reads. A site with less takes part together with another.",
         )
+    for sentence in oddities(data):
+        print(f"atoll: {where}: {sentence}", file=sys.stderr, flush=True)
+    from ...optim.data.declared import declare
+
+    declare(len(data))
     return cast("Dataset[Any]", data)  # which takes no more than that
+
+
+def example_ledger(name: str, *, home: str | None = None) -> Path:
+    """The file in which this machine counts what is spent of the privacy of one data set's
+    examples, over all runs (`optim.federated.examples.PrivateExamples`). ``name``: the data set's,
+    of letters, digits, dots, dashes and underscores. Raises ConfigError for another.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ConfigError(
+            f"{name!r} is no name of a data set",
+            key="name",
+            hint='1 to 64 letters, digits, dots, dashes and underscores, such as "patients-2026"',
+        )
+    return find_paths(home).state_dir / "examples" / f"{name}.json"
+
+
+def oddities(data: Any) -> list[str]:
+    """What of a data set of tensors will not train as it is meant, a sentence each. Others are not
+    looked into: what reading one sample costs, only the site knows.
+    """
+    tensors: Any = getattr(data, "tensors", None)
+    if not isinstance(tensors, tuple):
+        return []
+    found = list[str]()
+    for at, each in enumerate(cast("tuple[Any, ...]", tensors)):
+        if each.is_floating_point():
+            bad = int((~each.isfinite()).reshape(len(each), -1).any(1).sum())
+            if bad:
+                found.append(
+                    f"{bad} of {len(each)} samples hold NaN or infinity (part {at} of a sample). "
+                    "What is trained with them is NaN and is not contributed: fill them in, or "
+                    "leave those samples out"
+                )
+    labels = cast("tuple[Any, ...]", tensors)[-1]
+    if (
+        len(cast("tuple[Any, ...]", tensors)) > 1
+        and labels.dim() == 1
+        and len(labels.unique()) == 1
+    ):
+        found.append(
+            f"all {len(labels)} samples are of one class ({labels[0].item()}). The model learns to "
+            "say it here; that is no fault where other sites have the others"
+        )
+    return found
 
 
 def made_in_file(where: str, key: str, hint: str) -> object:
@@ -139,15 +215,8 @@ def _function(where: str, key: str, hint: str) -> Callable[[], object]:
             why=f"It is to define {parts['name']}().",
             hint=hint,
         )
-    found = importlib.util.spec_from_file_location(f"atoll_{path.stem}", path)
-    assert found is not None, path  # the suffix says how it is read
-    assert found.loader is not None, path
-    folder = str(path.absolute().parent)
-    if folder not in sys.path:  # last: for what lies beside it, in nothing's place
-        sys.path.append(folder)
-    module = importlib.util.module_from_spec(found)
     try:
-        found.loader.exec_module(module)
+        module = import_site_file(path)
     except (OSError, SyntaxError) as error:
         raise ConfigError(f"cannot read {path}: {error}", key=key, hint=hint) from None
     function: Any = getattr(module, parts["name"], None)

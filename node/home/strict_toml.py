@@ -9,6 +9,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 import msgspec
@@ -57,7 +58,7 @@ def convert(table: dict[str, Any], kind: type[T], name: str) -> T:
     """``table`` as a ``kind``. Raises ConfigError whose ``key`` is the path of the first offending
     value, and which tells the other faults, too: unknown and missing keys and wrong values.
     """
-    if faults := list(_faults(table, kind, kind, "$", name)):
+    if faults := list(find_faults(table, kind, name)):
         raise together(faults)
     try:
         return msgspec.convert(table, kind)
@@ -65,18 +66,32 @@ def convert(table: dict[str, Any], kind: type[T], name: str) -> T:
         raise _explain(str(error), kind, name) from None
 
 
+def find_faults(
+    table: dict[str, Any], kind: type[msgspec.Struct], name: str
+) -> Iterator[ConfigError]:
+    """All that is wrong with a table by the types of ``kind``: unknown and missing keys and wrong
+    values, each with its path as ``key``.
+    """
+    return _faults(table, kind, kind, "$", name)
+
+
 def together(faults: Sequence[ConfigError]) -> ConfigError:
-    """The first of several faults, which tells the others, too, each with its hint beside it: a
-    person mends all of them at once.
+    """One error for several faults, at least one: the first, which tells the others, too, each with
+    its hint beside it, so that a person mends all of them at once. ``faults`` are its ``faults``.
     """
     first, *others = faults
-    if others:
-        first.message += f" (the first of {len(faults)} faults)"
-        further = [" ".join(filter(None, (f"Also, {e.message}.", e.hint))) for e in others]
-        first.why = "\n".join([" ".join(filter(None, (first.why, first.hint))), *further])
-        first.hint = f"Mend all {len(faults)}, then try again."
-    first.annotate()
-    return first
+    if not others:
+        return first
+    further = [" ".join(filter(None, (f"Also, {e.message}.", e.hint))) for e in others]
+    whole = ConfigError(
+        f"{first.message} (the first of {len(faults)} faults)",
+        key=first.key,
+        code=first.code,
+        why="\n".join([" ".join(filter(None, (first.why, first.hint))), *further]),
+        hint=f"Mend all {len(faults)}, then try again.",
+    )
+    whole.faults = tuple(faults)
+    return whole
 
 
 def _faults(
@@ -85,7 +100,7 @@ def _faults(
     """What is wrong with each key of a table and of the tables in it. ``msgspec`` stops at the
     first, so each value is converted by itself.
     """
-    fields = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+    fields = {field.encode_name: field for field in fields_of(kind)}
     for key, value in table.items():
         if key not in fields:
             text = f"Object contains unknown field `{key}` - at `{path}`"
@@ -172,7 +187,7 @@ def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
             key=path,
             code="E412",
             why="This setting has no default.",
-            hint=f"Add `{found['field']} = …`.",
+            hint=f"Add `{found['field']} = {_example(_wanted_at(kind, path))}`.",
         )
     found = cast("re.Match[str]", _OTHER.match(text))
     path = found["path"] or "$"
@@ -187,6 +202,9 @@ def _wrong(what: str, path: str, wanted: Any, name: str, of: str = "") -> Config
         hint = f"Choose one of: {', '.join(map(str, choices))}"
     else:
         hint = f"Write {described}." if described else f"Change {of}{path}."
+        if (example := _example(wanted)) != "…":
+            described = described or "another value"
+            hint = f"Write {described}, such as `{path.rpartition('.')[2]} = {example}`."
     return ConfigError(
         f"{name}: {of}{path} {words}",
         key=path,
@@ -261,14 +279,24 @@ def _description(wanted: Any) -> str:
     return ""
 
 
+def _example(wanted: Any) -> str:
+    """A value of a type, as a text has it; dots where the type gives none."""
+    for meta in getattr(wanted, "__metadata__", ()):
+        if meta.examples:
+            return json.dumps(meta.examples[0])
+    return "…"
+
+
+@cache
+def fields_of(kind: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The fields of a table's type. (msgspec reads its annotations anew each time.)"""
+    return msgspec.structs.fields(kind)
+
+
 def _fields_at(kind: Any, path: str) -> Sequence[msgspec.structs.FieldInfo]:
     """The fields of the struct at a msgspec path such as ``$.train.outer``."""
     for step in [s for s in re.split(r"[.\[\]]+", path.removeprefix("$")) if s]:
-        fields = {f.name: f.type for f in msgspec.structs.fields(kind)}
+        fields = {f.name: f.type for f in fields_of(kind)}
         wanted = fields.get(step, kind)
         kind = _struct_in(wanted) or wanted
-    return (
-        msgspec.structs.fields(kind)
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-        else ()
-    )
+    return fields_of(kind) if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()

@@ -27,6 +27,6 @@ EVERYTHING = Allowed()
 
 def allowed_of(manifest: Manifest) -> Allowed:
     """Of a run with this manifest."""
-    if manifest.mode != "federated":
+    if manifest.kind != "federated":
         return EVERYTHING
     return Allowed(samples=manifest.secure is None, timings=False, losses=False)

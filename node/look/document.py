@@ -12,6 +12,7 @@ from typing import Any
 from ...collectives.foreign import escaped
 from ..home.names import name_of
 from ..run.quorum import no_quorum
+from ..run.status import RunStatus
 from ..views.documents import path_text, run_state, too_few
 from ..views.reach_views import reach_text
 from .view import CodedTrouble, Curve, PeerPicture, RoundPicture, RunPicture
@@ -35,7 +36,7 @@ def document(
         "run": {
             "id": escaped(about.run_id),
             "name": escaped(about.name),
-            "mode": about.mode,
+            "kind": about.kind,
             "rounds": about.rounds,
             "sync_every": about.sync_every,
             "codec": escaped(about.codec),
@@ -67,7 +68,7 @@ def figures(view: RunPicture, now: float) -> dict[str, Any]:
     """`RunPicture.quick`, without what may not be shown."""
     found = view.quick(now)
     if not view.about.allowed.samples:
-        found["samples"] = None
+        found["samples"], found["gain"] = None, ""
     return found
 
 
@@ -191,10 +192,10 @@ def _lines(view: RunPicture, after: int) -> dict[str, Any]:
 
 def verdicts(view: RunPicture) -> list[CodedTrouble]:
     """What is wrong now, the newest last: while the node answers, by its word."""
-    if not view.status:
+    if view.status is None:
         return list(view.verdicts.values())
     found = [each for each in view.verdicts.values() if each.event.startswith("verdict.")]
-    for trouble in (view.status.get("trouble"), *(view.node.get("troubles") or ())):
+    for trouble in (view.status.trouble, *(view.node.get("troubles") or ())):
         if isinstance(trouble, Mapping):
             words = (str(trouble.get(key) or "") for key in ("code", "message", "hint", "why"))
             found.append(CodedTrouble(view.at or 0.0, "run.trouble", *words))
@@ -215,7 +216,7 @@ def verdict_row(event: CodedTrouble) -> dict[str, Any]:
 
 def state_words(view: RunPicture) -> str:
     """What the run does here."""
-    if view.status:
+    if view.status is not None:
         return escaped(run_state(view.status), 400)
     newest = view.rounds[-1].round if view.rounds else 0
     if view.about.rounds is not None and newest >= view.about.rounds:
@@ -231,7 +232,8 @@ def reach_words(view: RunPicture) -> str:
 
 def waits_words(view: RunPicture) -> str:
     """What is waited for, once no round came for long, and what is lacking; "" for nothing."""
-    lack = no_quorum(view.status.get("quorum")) or too_few(view.status)
+    status = view.status or RunStatus()
+    lack = no_quorum(status.quorum) or too_few(status)
     waiting = view.waiting
     if not waiting or waiting.get("state") == "finished":
         return escaped(lack, 400)

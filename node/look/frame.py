@@ -56,9 +56,6 @@ def _head(found: Mapping[str, Any], width: int, paint: Paint) -> list[str]:
     parts = [f"round {quick['round']}{of}", f"{quick['reachable']} of {quick['members']} members"]
     if quick["period_s"]:
         parts.append(f"{span_text(quick['period_s'])} a round")
-        if run["rounds"] and quick["round"] < run["rounds"] and found["script"]:
-            left = (run["rounds"] - quick["round"]) * quick["period_s"]
-            parts.append(f"{span_text(left)} left")
     if quick["training_share"] is not None:
         parts.append(f"training {quick['training_share']:.0%}")
     sent, ddp = quick["bytes_sent"], quick["ddp_bytes"]
@@ -68,9 +65,11 @@ def _head(found: Mapping[str, Any], width: int, paint: Paint) -> list[str]:
     more = [traffic]
     if quick["samples"]:
         more.insert(0, f"{count_text(quick['samples'])} samples")
-    for key, what in (("disk_bytes", "disk"), ("memory_bytes", "memory")):
-        if quick[key]:
-            more.append(f"{what} {bytes_text(quick[key])}")
+    if quick.get("gain"):
+        more.append(quick["gain"])
+    more += [f"{label} {words}" for label, words in quick["figures"]]
+    if quick["memory_bytes"]:
+        more.append(f"memory {bytes_text(quick['memory_bytes'])}")
     lines = [head]
     if run["rounds"]:
         filled = min(width, width * quick["round"] // run["rounds"])

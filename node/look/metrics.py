@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 
 from ...collectives.foreign import escaped
 from ..home.names import name_of
+from ..run.status import FIGURES, RunStatus, read_run_status
 from ..views.documents import metrics_of
 from .allowed import Allowed
 from .document import path_kind
@@ -61,7 +62,7 @@ class RunMetric(NamedTuple):
 
     name: str
     about: str
-    read: Callable[[Document, Sequence[Document]], Iterable[MetricValue]]
+    read: Callable[[RunStatus, Sequence[Document]], Iterable[MetricValue]]
     labels: tuple[str, ...] = ()
     keeps: str = ""
 
@@ -70,12 +71,12 @@ def _one(*keys: str) -> Callable[[Document], Iterable[MetricValue]]:
     return lambda status: [MetricValue(_at(status, keys))]
 
 
-def _of(*keys: str) -> Callable[[Document, Sequence[Document]], Iterable[MetricValue]]:
-    return lambda run, peers: [MetricValue(_at(run, keys))]
+def _of(field: str, *keys: str) -> Callable[[RunStatus, Sequence[Document]], list[MetricValue]]:
+    return lambda run, peers: [MetricValue(_at(getattr(run, field), keys))]
 
 
-def _count(key: str) -> Callable[[Document, Sequence[Document]], Iterable[MetricValue]]:
-    return lambda run, peers: [MetricValue(len(run.get(key) or ()))]
+def _count(field: str) -> Callable[[RunStatus, Sequence[Document]], list[MetricValue]]:
+    return lambda run, peers: [MetricValue(len(getattr(run, field) or ()))]
 
 
 def _at(document: Any, keys: Sequence[str]) -> Any:
@@ -119,35 +120,35 @@ def _gpus(key: str) -> Callable[[Document], Iterable[MetricValue]]:
     return read
 
 
-def _contributors(run: Document, peers: Sequence[Document]) -> Iterator[MetricValue]:
-    if run.get("last_round"):
-        yield MetricValue(len(run["last_round"].get("contributors") or ()))
+def _contributors(run: RunStatus, peers: Sequence[Document]) -> Iterator[MetricValue]:
+    if run.last_round:
+        yield MetricValue(len(run.last_round.get("contributors") or ()))
 
 
-def _samples(run: Document, peers: Sequence[Document]) -> Iterator[MetricValue]:
-    if run.get("last_round"):
-        yield MetricValue(sum((run["last_round"].get("contributors") or {}).values()))
+def _samples(run: RunStatus, peers: Sequence[Document]) -> Iterator[MetricValue]:
+    if run.last_round:
+        yield MetricValue(sum((run.last_round.get("contributors") or {}).values()))
 
 
-def _refused(run: Document, peers: Sequence[Document]) -> Iterator[MetricValue]:
+def _refused(run: RunStatus, peers: Sequence[Document]) -> Iterator[MetricValue]:
     kinds = Counter[str]()
     for peer in peers:
         kinds.update(peer.get("over_budget") or {})
     return (MetricValue(count, (kind,)) for kind, count in kinds.items())
 
 
-def _verdicts(run: Document, peers: Sequence[Document]) -> Iterator[MetricValue]:
-    codes = Counter(str(each.get("code")) for each in run.get("verdicts") or ())
-    if run.get("trouble"):
-        codes[str(run["trouble"].get("code"))] += 1
+def _verdicts(run: RunStatus, peers: Sequence[Document]) -> Iterator[MetricValue]:
+    codes = Counter(str(each.get("code")) for each in run.verdicts)
+    if run.trouble:
+        codes[str(run.trouble.get("code"))] += 1
     return (MetricValue(count, (code,)) for code, count in codes.items())
 
 
-def _reports(run: Document, peers: Sequence[Document]) -> Iterator[MetricValue]:
-    return (MetricValue(value, (name,)) for name, value in metrics_of(run).items())
+def _reports(run: RunStatus, peers: Sequence[Document]) -> Iterator[MetricValue]:
+    return (MetricValue(value, (name,)) for name, value in metrics_of(run.metrics).items())
 
 
-def _peers(run: Document, peers: Sequence[Document]) -> Iterator[MetricValue]:
+def _peers(run: RunStatus, peers: Sequence[Document]) -> Iterator[MetricValue]:
     for peer in peers:
         if peer.get("member") and not peer.get("you"):
             who = str(peer.get("peer"))
@@ -219,7 +220,10 @@ RUN_METRICS = (
     ),
     RunMetric("atoll_epsilon_spent", "Privacy spent at this site.", _of("privacy", "epsilon")),
     RunMetric("atoll_epsilon_limit", "Where this site stops.", _of("privacy", "stop_at_epsilon")),
-    RunMetric("atoll_disk_bytes", "What the run takes on disk.", _of("disk_bytes")),
+    *(
+        RunMetric(figure.metric, figure.about, _of(figure.field), keeps=figure.keeps)
+        for figure in FIGURES
+    ),
     RunMetric(
         "atoll_refused_by_budget_total",
         "Messages of peers beyond their budgets.",
@@ -245,19 +249,19 @@ RUN_METRICS = (
 
 def families(documents: NodeDocuments) -> Iterator[Metric]:
     """The metrics of both tables, with what the documents say."""
+    runs = [read_run_status(run) for run in documents.status.get("runs") or ()]
     for metric in NODE_METRICS:
         yield _family(metric.name, metric.about, metric.labels, metric.read(documents.status))
     for metric in RUN_METRICS:
         found = list[MetricValue]()
-        for run in documents.status.get("runs") or ():
-            run_id = str(run.get("run_id", ""))
-            allowed = documents.allowed.get(run_id, NOTHING)
+        for run in runs:
+            allowed = documents.allowed.get(run.run_id, NOTHING)
             if metric.keeps and not getattr(allowed, metric.keeps):
                 continue
-            names = run_id, str(run.get("name", ""))
+            names = run.run_id, run.name
             found += [
                 MetricValue(sample.value, (*names, *sample.labels))
-                for sample in metric.read(run, documents.peers.get(run_id, ()))
+                for sample in metric.read(run, documents.peers.get(run.run_id, ()))
             ]
         yield _family(metric.name, metric.about, ("run", "run_name", *metric.labels), found)
 

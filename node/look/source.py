@@ -17,6 +17,7 @@ from ..client.commands import NodeClient
 from ..home.paths import Paths
 from ..manifest import Manifest, SignedManifest
 from ..run import diary
+from ..run.status import read_run_status
 from ..views.event_words import QUIET, Words
 from .allowed import allowed_of
 from .view import About, Event, RunPicture
@@ -37,7 +38,7 @@ def about_of(manifest: Manifest, run_id: str) -> About:
     return About(
         run_id,
         manifest.name,
-        manifest.mode,
+        manifest.kind,
         manifest.train.rounds,
         manifest.train.sync_every,
         manifest.exchange.codec,
@@ -182,7 +183,7 @@ class Live(_Threads):
                 )
                 with self.lock:
                     if row is not None:
-                        self.view.take_status(row, status)
+                        self.view.take_status(read_run_status(row), status)
                     else:
                         self.view.node_gone(NOT_IN_IT)
                 self._answered.set()

@@ -17,6 +17,8 @@ from typing import Annotated, Any
 import msgspec
 
 from ...collectives.group import MAX_MEMBERS
+from ..run.gain import gain_words
+from ..run.status import FIGURES, RunStatus
 from .allowed import EVERYTHING, Allowed
 
 KEPT_ROUNDS = 10_000
@@ -168,7 +170,7 @@ class About:
 
     run_id: str = ""
     name: str = ""
-    mode: str = "swarm"
+    kind: str = "swarm"
     rounds: int | None = None
     sync_every: int | None = None
     codec: str = ""
@@ -216,7 +218,8 @@ class RunPicture:
         self.began: float | None = None
         self.skipped = 0
         self.ddp_bytes = 0.0
-        self.status: dict[str, Any] = {}
+        # What the node said last of the run; None while none answers.
+        self.status: RunStatus | None = None
         self.node: dict[str, Any] = {}
         self.unanswered = ""  # why the node of a run that is looked at as it goes does not answer
         self.script: bool | None = None
@@ -281,20 +284,18 @@ class RunPicture:
             case _:
                 pass
 
-    def take_status(self, run: Mapping[str, Any], node: Mapping[str, Any]) -> None:
-        """The run's entry of a status document, and the document."""
+    def take_status(self, run: RunStatus, node: Mapping[str, Any]) -> None:
+        """What the node says of the run, and its status document."""
         self.changes += 1
-        self.status, self.node, self.unanswered = dict(run), dict(node), ""
+        self.status, self.node, self.unanswered = run, dict(node), ""
         self.me = str(node.get("peer") or self.me)
-        self.script = bool(run.get("script"))
-        away = {str(peer) for peer in run.get("unreachable") or ()}
-        for peer in run.get("members") or ():
-            if (row := self._peer(str(peer))) is not None:
-                row.link = {**row.link, "live": str(peer) not in away}
-        self._members([str(peer) for peer in run.get("members") or ()], None, ())
-        waiting = run.get("waiting")
-        quiet = isinstance(waiting, Mapping) and waiting.get("quiet")
-        self.waiting = dict(waiting) if quiet and isinstance(waiting, Mapping) else None
+        self.script = run.script
+        members = run.members or ()
+        for peer in members:
+            if (row := self._peer(peer)) is not None:
+                row.link = {**row.link, "live": peer not in run.unreachable}
+        self._members(members, None, ())
+        self.waiting = dict(run.waiting) if run.waiting and run.waiting.get("quiet") else None
 
     def take_peers(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """The rows of `atoll peers`."""
@@ -307,9 +308,9 @@ class RunPicture:
 
     def node_gone(self, why: str) -> None:
         """The node does not answer: what it said last is not so any more."""
-        if self.status or self.unanswered != why:
+        if self.status is not None or self.unanswered != why:
             self.changes += 1
-            self.status, self.node, self.waiting = {}, {}, None
+            self.status, self.node, self.waiting = None, {}, None
             self.script, self.unanswered = None, why
             for row in self.peers:
                 row.link = {}
@@ -466,8 +467,8 @@ class RunPicture:
             whole = sum(period for _, period in waited)
             share = max(0.0, 1 - sum(min(w, period) for w, period in waited) / whole)
         newest = self.rounds[-1] if self.rounds else None
-        sent = self.status.get("bytes_sent", self._base_sent + self._last_sent)
-        received = self.status.get("bytes_received", self._base_received + self._last_received)
+        status = self.status or RunStatus()
+        sent, received = status.bytes_sent, status.bytes_received
         return {
             "round": max((row.round for row in rows), default=0),
             "members": sum(row.member for row in self.peers),
@@ -478,10 +479,18 @@ class RunPicture:
             "samples": sum(row.samples for row in self.peers),
             "period_s": sum(periods) / len(periods) if periods else None,
             "training_share": share,
-            "bytes_sent": sent,
-            "bytes_received": received,
+            "gain": gain_words(status.gain or {}),
+            "bytes_sent": self._base_sent + self._last_sent if sent is None else sent,
+            "bytes_received": self._base_received + self._last_received
+            if received is None
+            else received,
             "ddp_bytes": round(self.ddp_bytes),
-            "disk_bytes": self.status.get("disk_bytes"),
+            "figures": [
+                [figure.label, words]
+                for figure in FIGURES
+                if (words := figure.text(status))
+                and (not figure.keeps or getattr(self.about.allowed, figure.keeps))
+            ],
             "memory_bytes": self.node.get("memory_bytes"),
             "loss": self.own_loss(),
             "age_s": max(0.0, now - newest.at) if newest else None,

@@ -1,4 +1,4 @@
-"""``mode = "federated"``: data that stay at home. Its tables, what they mean together, and who can
+"""``kind = "federated"``: data that stay at home. Its tables, what they mean together, and who can
 see what, in plain words.
 
 Importing this loads no torch.
@@ -8,119 +8,67 @@ from __future__ import annotations
 
 import math
 
-from ...collectives.errors import ConfigError
-from .manifest import Manifest, arrivals_of, exact_codecs
-from .methods import arrival_refusals, refusals, unread
-from .optional_tables import FederatedTable, PrivacyTable, SecureTable
-from .refusals import Refusal, refuse
+import msgspec
+
+from .manifest import Manifest, arrivals_of, exact_codecs, sample_of
+from .methods import method_rows, work_rows
+from .optional_tables import FederatedTable, SecureTable
+from .refusals import Row, against, faults_of
 
 PLAIN_LANES = "whoever is on the way between members can read and change what they exchange in bulk"
 """What is said of a run whose lanes are not encrypted."""
 
 
-def check_federated(manifest: Manifest, name: str) -> None:
-    """What a federated run must be, and what only such a run can have. Raises ConfigError."""
-    federated = manifest.federated
-    if manifest.mode != "federated":
-        for table in ("federated", "secure", "privacy"):
-            if getattr(manifest, table) != getattr(type(manifest)(schema=1, name="x"), table):
-                raise ConfigError(
-                    f"{name}: $.{table} is given, and the run is not federated",
-                    key=f"$.{table}",
-                    why="Its table would be ignored, and you might rely on it.",
-                    hint='mode = "federated", at the top',
+def federated_rows(manifest: Manifest) -> list[Row]:
+    """What a federated run must be."""
+    if manifest.kind != "federated":
+        return []
+    star = manifest.federated.topology == "coordinator"
+    return [
+        *against(
+            '$.federated.topology = "coordinator"',
+            [
+                (
+                    star and manifest.exchange.plan != "butterfly",
+                    "$.exchange.plan",
+                    "The coordinator adds up everything.",
+                    "Leave it out and leave tree out and leave check out.",
                 )
-        refuse(arrival_refusals(manifest), manifest, name, "[exchange.arrivals]")
-        return
-    strange = unread(federated)
-    train = manifest.train
-    star = federated.topology == "coordinator"
-    refused: list[Refusal] = [
-        (
-            star and manifest.exchange.plan != "butterfly",
-            "$.exchange.plan",
-            "The coordinator adds up everything.",
-            "Leave it out.",
+            ],
         ),
-        (
-            bool(strange),
-            f"$.federated.{strange[0] if strange else ''}",
-            f"{federated.method} has no such number.",
-            "Leave it out.",
-        ),
-        (
-            train.outer != type(train.outer)(),
-            "$.train.outer",
-            "The federated method is the outer step.",
-            "Leave [train.outer] out, and set lr and the like under [federated].",
-        ),
-        (
-            manifest.exchange.arrivals is not None,
-            "$.exchange.arrivals",
-            "The federated method says for whom a round waits.",
-            'Leave it out, or method = "fedbuff", "fedcompass" or another such one.',
-        ),
-        (
-            train.method != "diloco",
-            "$.train.method",
-            "The federated method says what a round does.",
-            "Leave it out.",
-        ),
-        (
-            train.overlap != "none",
-            "$.train.overlap",
-            "A site's work of one round would be in the sums of two.",
-            "Leave it out.",
-        ),
+        *method_rows(manifest),
+        *work_rows(manifest),
+        *_secure_rows(manifest),
+        *_privacy_rows(manifest),
     ]
-    refuse(refused, manifest, name, 'mode = "federated"')
-    refuse(
-        arrival_refusals(manifest) + refusals(manifest),
-        manifest,
-        name,
-        f'$.federated.method = "{federated.method}"',
-    )
-    if manifest.secure is not None:
-        _check_secure(manifest, name)
-    if manifest.privacy is not None:
-        _check_privacy(manifest, name)
 
 
-def _check_secure(manifest: Manifest, name: str) -> None:
-    """Long, since it is a table of refusals."""
+def _secure_rows(manifest: Manifest) -> list[Row]:
+    """What masked sums do not go with."""
     exchange, train, secure = manifest.exchange, manifest.train, manifest.secure
-    assert secure is not None
-    plain = type(exchange)()
-    refused: list[Refusal] = [
-        (
-            (exchange.codec, exchange.codecs) != (plain.codec, plain.codecs),
-            "$.exchange.codecs" if exchange.codec == plain.codec else "$.exchange.codec",
-            "Masked values are whole numbers of 32 bits, and travel as they are.",
-            "Leave it out.",
-        ),
-        (
-            exchange.exact,
-            "$.exchange.exact",
-            "Masked values are whole numbers of 32 bits, and travel as they are.",
-            "Leave it out.",
-        ),
-        (
-            exchange.error is not None,
-            "$.exchange.error",
-            "Masked values are whole numbers of 32 bits, and travel as they are.",
-            "Leave it out.",
-        ),
+    if secure is None:
+        return []
+    plain, fewest = type(exchange)(), _fewest(manifest, secure)
+    whole = "Masked values are whole numbers of 32 bits, and travel as they are."
+    untold = "How much each site has trained is not told."
+    listed = manifest.join.policy == "allow" and bool(manifest.join.allow)
+    out = "Leave it out."
+    rows = [
+        (exchange.codec != plain.codec, "$.exchange.codec", whole, out),
+        (exchange.codecs != plain.codecs, "$.exchange.codecs", whole, out),
+        (exchange.exact, "$.exchange.exact", whole, out),
+        (exchange.error is not None, "$.exchange.error", whole, out),
         (
             exchange.feedback,
             "$.exchange.feedback",
             "Nothing is lost on the way that could be carried.",
-            "Leave it out.",
+            out,
         ),
         (
             exchange.plan != "butterfly",
             "$.exchange.plan",
             "Masks come off the sum of all, not off partial sums.",
-            'plan = "butterfly"',
+            "Leave it out and leave tree out and leave check out.",
         ),
         (
             exchange.fragments > 1,
@@ -132,44 +80,31 @@ def _check_secure(manifest: Manifest, name: str) -> None:
             manifest.join.policy == "open",
             "$.join.policy",
             "Whoever may join as many members as he likes could be everybody in a sum but one.",
-            'policy = "invite"',
+            'policy = "invite", or leave it out.',
         ),
         (
-            manifest.join.policy == "allow"
-            and _fewest(manifest, secure) > len(manifest.join.allow) + 1,
+            listed and fewest > len(manifest.join.allow) + 1,
             "$.secure.threshold",
-            (
-                f"A round needs {_fewest(manifest, secure)} sites, and the organiser and "
-                f"{len(manifest.join.allow)} on the list may enter."
-            ),
-            "A smaller threshold, or more sites in [join] allow.",
+            f"A round needs {fewest} sites, and the organiser and {len(manifest.join.allow)} on "
+            "the list may enter: name more sites in [join] allow, or take a smaller threshold.",
+            'Leave it out, or [join] policy = "invite" and leave [join] allow out.',
         ),
         (
             len(set(secure.metrics)) < len(secure.metrics),
             "$.secure.metrics",
             "A name is there twice.",
-            'metrics = ["loss"]',
+            'Leave it out, or metrics = ["loss"].',
         ),
-        (
-            train.target_samples is not None,
-            "$.train.target_samples",
-            "How much each site has trained is not told.",
-            "sync_every = 100",
-        ),
-        (
-            train.inner.samples is not None,
-            "$.train.inner.samples",
-            "How much each site has trained is not told.",
-            "steps = 1000",
-        ),
+        (train.target_samples is not None, "$.train.target_samples", untold, out),
+        (train.inner.samples is not None, "$.train.inner.samples", untold, out),
         (
             train.share is not None,
             "$.train.share",
             "It follows what single members say of their time.",
-            "Leave it out.",
+            out,
         ),
     ]
-    refuse(_bucket_refusals(manifest, secure) + refused, manifest, name, "[secure]")
+    return against("[secure]", [*_bucket_rows(manifest, secure), *rows])
 
 
 def _fewest(manifest: Manifest, secure: SecureTable) -> int:
@@ -178,7 +113,7 @@ def _fewest(manifest: Manifest, secure: SecureTable) -> int:
     return secure.threshold * (1 if parsed is None else parsed.least)
 
 
-def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
+def _bucket_rows(manifest: Manifest, secure: SecureTable) -> list[tuple[bool, str, str, str]]:
     """A robust rule has something to compare with several sums only, and several sums are for a
     robust rule only.
     """
@@ -186,12 +121,13 @@ def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
     parsed = robust.parsed
     if parsed is None:
         what = "Several sums of fewer sites each say more than one, and a mean of them is no safer."
+        rule = '[robust] rule = "median" and [robust] f = 1'
         return [
             (
-                secure.buckets > 1,
+                secure.buckets > 1 and robust.rule == "mean",
                 "$.secure.buckets",
                 what,
-                'Add [robust] rule = "median" and f, or leave buckets out.',
+                f"Leave it out, or {rule}.",
             )
         ]
     single = "A robust rule compares single contributions, and with [secure] nobody can see one."
@@ -201,30 +137,28 @@ def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
     )
     moving = private is not None and private.quantile is not None
     whole = "Buckets' means are compared value by value, the same on every machine."
+    sums = f"[secure] buckets = {parsed.least} (or more)"
+    no_rule = "leave [robust] out and leave [secure] buckets out"
     return [
         (
             secure.buckets == 1,
             "$.robust.rule",
-            (
-                f"{single} It can compare the sums of buckets of sites, at the price that more "
-                "sums are known, each of fewer sites."
-            ),
-            (
-                f"buckets = {parsed.least} or more under [secure], for runs of "
-                f"{parsed.least * secure.threshold} sites or more; or leave out [robust]."
-            ),
+            f"{single} It can compare the sums of buckets of sites, at the price that more sums "
+            f"are known, each of fewer sites, in runs of {parsed.least * secure.threshold} sites "
+            "or more.",
+            f"{sums}, or {no_rule}",
         ),
         (
-            secure.buckets < parsed.least,
+            1 < secure.buckets < parsed.least,
             "$.secure.buckets",
             enough,
-            f"buckets = {parsed.least}, or more",
+            f"buckets = {parsed.least} (or more), or {no_rule}",
         ),
         (
             not parsed.by_coordinate,
             "$.robust.rule",
             whole,
-            'rule = "median", "trimmed_mean" or "meamed", without before',
+            f'rule = "median" and leave before out, or {no_rule}',
         ),
         (
             secure.max_weight != 1,
@@ -241,121 +175,106 @@ def _bucket_refusals(manifest: Manifest, secure: SecureTable) -> list[Refusal]:
         (
             moving,
             "$.privacy.quantile",
-            "A bucket with a hostile site in it could say anything of it.",
-            "Leave it out: clip is then fixed.",
+            "A bucket with a hostile site in it could say anything of it: clip is then fixed.",
+            "Leave it out and leave clip_rate out and leave count_noise out.",
         ),
     ]
 
 
-def _check_privacy(manifest: Manifest, name: str) -> None:
+def _privacy_rows(manifest: Manifest) -> list[Row]:
+    """What noise does not go with."""
     privacy, secure = manifest.privacy, manifest.secure
-    assert privacy is not None
+    if privacy is None:
+        return []
     if secure is None:
-        raise ConfigError(
-            f"{name}: $.privacy is given, and [secure] is not",
-            key="$.privacy",
-            why=(
+        return [
+            Row(
+                True,
+                "$.privacy",
                 "Each site adds a part of the noise only, which protects the sum; without [secure] "
-                "members see single contributions."
-            ),
-            hint="Add [secure].",
-        )
-    refused: list[Refusal] = [
-        (
-            secure.max_weight != 1,
-            "$.secure.max_weight",
-            "A site of larger weight would need more noise than the others.",
-            "Leave it out.",
-        ),
-        (
-            bool(secure.metrics),
-            "$.secure.metrics",
-            (
-                "The mean of a metric is of the sites' data as the model is, and "
-                "would go out without noise."
-            ),
-            "Leave it out: each site sees its own in atoll status.",
-        ),
-        (
-            secure.reach != SecureTable().reach,
-            "$.secure.reach",
-            "[privacy] clip bounds contributions.",
-            "Leave it out.",
-        ),
-        (
-            privacy.colluding >= secure.threshold,
-            "$.privacy.colluding",
-            (
-                "The noise of those who are left in the smallest sum must be "
-                "enough: nobody would be left."
-            ),
-            "Give less than [secure] threshold, or a larger threshold.",
-        ),
-        (
-            manifest.train.rounds is None,
-            "$.train.rounds",
-            (
-                "Every round spends of epsilon: a run without end would stop in the middle, at "
-                "one site after another."
-            ),
-            "rounds = 100, under [train]",
-        ),
-    ]
-    refuse(refused + _bound_refusals(privacy), manifest, name, "[privacy]")
-
-
-def _bound_refusals(privacy: PrivacyTable) -> list[Refusal]:
-    """What the bound of a contribution, fixed or following a quantile, does not go with."""
-    if privacy.quantile is None:
-        fixed = PrivacyTable(privacy.noise, privacy.clip, privacy.delta, privacy.stop_at_epsilon)
-        unread = [
-            key
-            for key in ("clip_rate", "count_noise")
-            if getattr(privacy, key) != getattr(fixed, key)
-        ]
-        return [
-            (
-                bool(unread),
-                f"$.privacy.{unread[0] if unread else ''}",
-                "The bound is fixed.",
-                "quantile = 0.5, or leave it out",
+                "members see single contributions.",
+                "[secure] threshold = 3, or leave it out",
+                says="$.privacy is given, and [secure] is not",
             )
         ]
-    if privacy.count_noise is not None:
-        few = privacy.count_noise <= privacy.noise / 2
-        why = "So little noise on the count alone would cost more than noise allows for both."
-        return [
+    few = privacy.count_noise is not None and privacy.count_noise <= privacy.noise / 2
+    return against(
+        "[privacy]",
+        [
             (
-                few,
+                secure.max_weight != 1,
+                "$.secure.max_weight",
+                "A site of larger weight would need more noise than the others.",
+                "Leave it out.",
+            ),
+            (
+                bool(secure.metrics),
+                "$.secure.metrics",
+                "The mean of a metric is of the sites' data as the model is, and would go out "
+                "without noise: each site sees its own in atoll status.",
+                "Leave it out.",
+            ),
+            (
+                secure.reach != SecureTable().reach,
+                "$.secure.reach",
+                "[privacy] clip bounds contributions.",
+                "Leave it out.",
+            ),
+            (
+                privacy.colluding >= secure.threshold,
+                "$.privacy.colluding",
+                "The noise of those who are left in the smallest sum must be enough: nobody would "
+                "be left.",
+                f"colluding = {secure.threshold - 1}, or leave it out.",
+            ),
+            (
+                manifest.train.rounds is None,
+                "$.train.rounds",
+                "Every round spends of epsilon: a run without end would stop in the middle, at one "
+                "site after another.",
+                "rounds = 10, or leave [privacy] out",
+            ),
+            (
+                privacy.quantile is not None and few,
                 "$.privacy.count_noise",
-                why,
-                f"count_noise = {2 * privacy.noise:g}, or leave it out",
-            )
-        ]
-    return []
+                "So little noise on the count alone would cost more than noise allows for both.",
+                f"count_noise = {float(2 * privacy.noise):g}, or leave it out.",
+            ),
+        ],
+    )
+
+
+def budget_rows(manifest: Manifest) -> list[Row]:
+    """Of a new run whose rounds would spend more than it allows. (Not asked of a run that is there:
+    logarithms differ in the last digit between machines, and each site counts for itself.) Also of
+    a run that draws some of its members: rounds for which too many are drawn who may not take part
+    any more would be drawn again and again.
+    """
+    rounds, privacy = manifest.train.rounds, manifest.privacy
+    if privacy is None or rounds is None or manifest.secure is None:
+        return []
+    if privacy.count_noise is not None and privacy.count_noise <= privacy.noise / 2:
+        return []  # refused already, and nothing can be counted
+    from ...security.privacy.budget import most_rounds
+
+    most = most_rounds(privacy.settings())
+    fewer = f"rounds = {most}, or " if most else ""
+    return [
+        Row(
+            rounds > most,
+            "$.train.rounds",
+            f"One more would pass stop_at_epsilon = {privacy.stop_at_epsilon:g} at every site that "
+            "takes part in all; so would they not with a larger noise or stop_at_epsilon.",
+            f"{fewer}[privacy] noise = 100.0, or leave [privacy] out",
+            says=f"$.train.rounds is {rounds}, and [privacy] is enough for {most}",
+        )
+    ]
 
 
 def check_budget(manifest: Manifest, name: str) -> None:
-    """Raises ConfigError for a new run whose rounds would spend more than it allows. (Not asked of
-    a run that is there: logarithms differ in the last digit between machines, and each site counts
-    for itself.) Also of a run that draws some of its members: rounds for which too many are drawn
-    who may not take part any more would be drawn again and again."""
-    rounds = manifest.train.rounds
-    if manifest.privacy is None or rounds is None:
-        return
-    from ...security.privacy.budget import most_rounds
-
-    if rounds > (most := most_rounds(manifest.privacy.settings())):
-        raise ConfigError(
-            f"{name}: $.train.rounds is {rounds}, and [privacy] is enough for {most}",
-            key="$.train.rounds",
-            code="E414",
-            why=(
-                f"One more would pass stop_at_epsilon = {manifest.privacy.stop_at_epsilon:g} at "
-                "every site that takes part in all."
-            ),
-            hint=f"rounds = {most}, or a larger noise or stop_at_epsilon",
-        )
+    """Raises ConfigError for rounds that would spend more than a run allows (`budget_rows`)."""
+    if faults := faults_of(budget_rows(manifest), manifest, name):
+        raise faults[0]
 
 
 def privacy_lines(manifest: Manifest) -> list[str]:
@@ -398,7 +317,10 @@ def _open_lines(manifest: Manifest) -> list[str]:
             "the coordinator, which is the organiser's node or another member's, sees your "
             "updates; all see how much you trained"
         )
+    if manifest.work is not None and manifest.work.weights == "examples":
+        what = what.replace("how much you trained", "how many examples you have")
     lines = [
+        *_work_lines(manifest),
         what + "; an update can give away what it was trained on",
         _metrics_line(SecureTable())
         if manifest.evaluate is None
@@ -423,9 +345,14 @@ def _open_lines(manifest: Manifest) -> list[str]:
 def _masked_lines(manifest: Manifest, secure: SecureTable) -> list[str]:
     """Who can see what of updates of which only sums are seen."""
     count = (
-        "how much you trained is in the sum, too"
+        "how many examples all have together is in the sum, too"
+        if manifest.work is not None and secure.max_weight > 1
+        else "how much you trained is in the sum, too"
         if secure.max_weight > 1
         else "all sites count the same, and how much you trained is not told"
+        if manifest.privacy is None or manifest.privacy.most_examples is None
+        else "you count by your examples, up to "
+        f"{manifest.privacy.most_examples:,}, and how many you have is under the noise"
     )
     return [
         "nobody sees your update, not even a part of it: it is masked, and the masks come off "
@@ -445,6 +372,7 @@ def _masked_lines(manifest: Manifest, secure: SecureTable) -> list[str]:
         "if all others in a sum work together against you, they can subtract their own updates and "
         "see yours; so may somebody who has been invited under many names",
         _privacy_line(manifest),
+        *_work_lines(manifest),
         (
             "a site can spoil the sum by what it contributes, and nobody can see who did: take in "
             "only sites you trust to follow the rules"
@@ -468,6 +396,21 @@ def _sums_text(secure: SecureTable, federated: FederatedTable) -> str:
     )
 
 
+def _work_lines(manifest: Manifest) -> list[str]:
+    """What the work of a round tells of a site."""
+    work = manifest.work
+    if work is None:
+        return []
+    if work.steps is not None:
+        return ["all sites make as many steps, so a round tells nothing of how much data you have"]
+    return [
+        f"a round is {work} at each site, and all see when you are done: with how fast your "
+        "machine is, that tells about how many examples you have ({ steps = 100 } does not)"
+        if work.epochs is not None
+        else f"a round is {work} at each site, so it tells how fast your machine is"
+    ]
+
+
 def _metrics_line(secure: SecureTable) -> str:
     if not secure.metrics:
         return (
@@ -489,7 +432,10 @@ def _privacy_line(manifest: Manifest) -> str:
         )
     from ...security.privacy.budget import epsilon_after
 
-    spent = epsilon_after(privacy.settings(), rounds)
+    terms = privacy.settings()
+    spent = epsilon_after(terms, rounds)
+    # where one contribution takes the place of another it moves the sum by twice the bound
+    exchanged = epsilon_after(msgspec.structs.replace(terms, noise=terms.noise / 2), rounds)
     moving = (
         ""
         if privacy.quantile is None
@@ -503,8 +449,47 @@ def _privacy_line(manifest: Manifest) -> str:
         f"site that takes part in all {rounds} rounds spends epsilon {spent:.3g} at delta "
         f"{privacy.delta:g} (smaller is safer; above 10 it says little), against members too, as "
         f"long as no more than {privacy.colluding} of those in a sum tell the others their noise; "
-        f"a site stops by itself before {privacy.stop_at_epsilon:g}" + moving
+        f"a site stops by itself before {privacy.stop_at_epsilon:g}"
+        + moving
+        + "; that is of a site's "
+        "contribution being there or null; of its data being others' in its place it is epsilon "
+        f"{exchanged:.3g}"
     )
+
+
+def site_lines(manifest: Manifest, peers: int) -> list[str]:
+    """How many of so many sites may be away, and how many contributions may be lost, of a run with
+    masked sums; empty for others.
+    """
+    secure, privacy, rounds = manifest.secure, manifest.privacy, manifest.train.rounds
+    if secure is None or manifest.kind != "federated":
+        return []
+    drawn = sample.wanted(peers) if (sample := sample_of(manifest)) is not None else peers
+    needed = max(_fewest(manifest, secure), 2 * drawn // 3 + 1)
+    among = f"{peers} sites" if drawn == peers else f"the {drawn} of {peers} sites that are drawn"
+    if needed > drawn:
+        lines = [f"{among} are too few: a sum needs {needed}"]
+    else:
+        away = "none" if needed == drawn else f"{drawn - needed}"
+        lines = [f"of {among} {away} may be away: a sum needs {needed}"]
+    if privacy is None or rounds is None:
+        return lines
+    from ...security.privacy.budget import most_rounds
+
+    slack = most_rounds(privacy.settings()) - rounds
+    lost = "no contribution may be lost" if slack < 1 else f"{slack} contributions may be lost"
+    return [
+        *lines,
+        f"{lost} of a site, as where its machine is killed in the middle of a sum: one more, and "
+        "it stops before the last round"
+        + ("; fewer rounds, more noise or a larger stop_at_epsilon leave room" * (slack < 1)),
+    ]
+
+
+def too_few_sites(manifest: Manifest, peers: int) -> str:
+    """Why so many sites make no masked round; "" where they do."""
+    lines = site_lines(manifest, peers)
+    return lines[0] if lines and "too few" in lines[0] else ""
 
 
 def noise_text(manifest: Manifest, peers: int) -> str | None:
@@ -516,8 +501,9 @@ def noise_text(manifest: Manifest, peers: int) -> str | None:
         return None
     least = max(_fewest(manifest, secure), 2 * peers // 3 + 1)
     sites, smallest = max(peers, least), secure.threshold if secure.buckets > 1 else least
+    divided = privacy.normaliser or sites
     deviation = (
-        privacy.noise * privacy.clip * math.sqrt(sites / (smallest - privacy.colluding)) / sites
+        privacy.noise * privacy.clip * math.sqrt(sites / (smallest - privacy.colluding)) / divided
     )
     longer = (
         ""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from ...collectives.outer_rules import WITHOUT_MOMENTUM
 from .defaults import open_in
-from .tables import WITHOUT_MOMENTUM
 
 if TYPE_CHECKING:
     from .manifest import Manifest
@@ -36,7 +36,7 @@ def as_toml(manifest: Manifest) -> str:
     """
     added = open_in(manifest)
     top, spelt = ("exchange",) if added else (), {"exchange": added}
-    if manifest.mode != "federated":
+    if manifest.kind != "federated" and manifest.train.method != "local_sgd":
         outer = manifest.train.outer
         numbers = ("lr",) if outer.optimizer in WITHOUT_MOMENTUM else ("lr", "momentum")
         top = (*top, "train")

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from ...collectives.errors import ConfigError
-from ..home.strict_toml import convert
+from ..home.strict_toml import find_faults, together
 from .tables import ModelTable
 
 
@@ -29,32 +29,49 @@ class GptConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def gpt_config(model: ModelTable, name: str = "manifest") -> GptConfig:
     """The checked configuration of a ``builtin:gpt``. Raises ConfigError."""
-    try:
-        config = convert(dict(model.config), GptConfig, name)
-    except ConfigError as error:
-        key = error.key.replace("$", "$.model.config", 1)
-        raise ConfigError(
-            error.message.replace(error.key, key),
-            key=key,
-            why=error.why,
-            hint=error.hint.replace(error.key, key),
-        ) from None
+    if faults := gpt_faults(model, name):
+        raise together(faults)
+    return msgspec.convert(model.config, GptConfig)
+
+
+def gpt_faults(model: ModelTable, name: str) -> list[ConfigError]:
+    """All that is wrong with ``[model] config`` of a ``builtin:gpt``."""
+    if faults := list(find_faults(dict(model.config), GptConfig, name)):
+        return [_within(fault) for fault in faults]
+    config = msgspec.convert(model.config, GptConfig)
     if config.width % config.heads:
         fewer = range(min(config.heads, config.width), 0, -1)
-        raise ConfigError(
-            f"{name}: $.model.config.heads {config.heads} does not divide width {config.width}",
-            key="$.model.config.heads",
-            why="Every head takes an equal slice of the width.",
-            hint=f"For example heads = {next(h for h in fewer if config.width % h == 0)}",
+        heads = next(heads for heads in fewer if config.width % heads == 0)
+        faults.append(
+            ConfigError(
+                f"{name}: $.model.config.heads {config.heads} does not divide width {config.width}",
+                key="$.model.config.heads",
+                code="E413",
+                why="Every head takes an equal slice of the width.",
+                hint=f"heads = {heads} (for example)",
+            )
         )
     if model.parameters is not None and model.parameters != config.parameters:
-        raise ConfigError(
-            (
+        faults.append(
+            ConfigError(
                 f"{name}: $.model.parameters says {model.parameters:,}, the model has "
-                f"{config.parameters:,}"
-            ),
-            key="$.model.parameters",
-            why="The count does not fit the configuration.",
-            hint=f"Write parameters = {config.parameters}, or leave it out.",
+                f"{config.parameters:,}",
+                key="$.model.parameters",
+                code="E413",
+                why="The count does not fit the configuration.",
+                hint=f"parameters = {config.parameters}, or leave it out.",
+            )
         )
-    return config
+    return faults
+
+
+def _within(error: ConfigError) -> ConfigError:
+    """An error of the configuration alone, as one of the manifest."""
+    key = error.key.replace("$", "$.model.config", 1)
+    return ConfigError(
+        error.message.replace(error.key, key),
+        key=key,
+        code=error.code,
+        why=error.why,
+        hint=error.hint.replace(error.key, key),
+    )

@@ -19,7 +19,14 @@ from ...collectives.arrivals import (
 from ...collectives.codec_names import MASKED_CODEC
 from ...collectives.group import TopologyKind, least_members
 from ...collectives.identifiers import RunId
-from ...collectives.swarm import OuterSettings, RunSettings, SampleSettings, SiteSettings
+from ...collectives.layout import STEPS
+from ...collectives.swarm import (
+    OuterSettings,
+    RunSettings,
+    SampleSettings,
+    SiteSettings,
+    WorkSettings,
+)
 from .form import canonical
 from .gpt import gpt_config
 from .limits import LimitsTable
@@ -35,8 +42,10 @@ from .tables import (
     JoinTable,
     LanesTable,
     Line,
+    LoraTable,
     ModelTable,
     NetworkTable,
+    PromptsTable,
     QuorumTable,
     RobustTable,
     Text,
@@ -51,12 +60,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     same run.
     """
 
-    schema: int
+    schema: Annotated[int, msgspec.Meta(examples=[1])]
     name: Annotated[
         str,
         msgspec.Meta(
             pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z",
             description="1 to 64 letters, digits, dots, dashes, underscores",
+            examples=["my-run"],
         ),
     ]
     description: Text = ""
@@ -71,7 +81,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     quorum: QuorumTable = QuorumTable()
     network: NetworkTable = NetworkTable()
     robust: RobustTable = RobustTable()
-    mode: Literal["swarm", "federated"] = "swarm"
+    kind: Literal["swarm", "federated", "seeded"] = "swarm"
     federated: FederatedTable = FederatedTable()
     secure: SecureTable | None = None
     privacy: PrivacyTable | None = None
@@ -80,6 +90,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitsTable = LimitsTable()
     adapters: AdaptersTable = AdaptersTable()
     evaluate: EvaluateTable | None = None
+    prompts: PromptsTable | None = None
+    lora: LoraTable | None = None
+    # Of two runs with the same settings each has its own. Whoever founds one from a file gives it.
+    nonce: Annotated[
+        str,
+        msgspec.Meta(pattern=r"\A[a-z0-9]{0,32}\Z", description="up to 32 of a-z and 0-9"),
+    ] = ""
 
     def encode(self) -> bytes:
         """Canonical bytes: see `form`. A received manifest may be encoded differently:
@@ -93,7 +110,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def parameters(self) -> int | None:
-        """Parameters of the run's model, or None when only the members' script knows."""
+        """Parameters that travel, or None when only the members' script knows."""
         return (
             gpt_config(self.model).parameters
             if self.model.entry == "builtin:gpt"
@@ -107,21 +124,35 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return max(least_members(self.quorum.lying), 1 if rule is None else rule.least)
 
     @property
+    def work(self) -> WorkSettings | None:
+        """What a site of a federated run does in a round; None where it is not said."""
+        given = self.federated.work if self.kind == "federated" else None
+        if given is None:
+            return None
+        return WorkSettings(given.steps, given.samples, given.epochs, self.federated.weights)
+
+    @property
+    def names_sites(self) -> bool:
+        """Whether an invite must say which site it is for."""
+        return self.privacy is not None and self.join.policy == "invite"
+
+    @property
     def topology(self) -> TopologyKind:
         """On which ways contributions are added up, and whether heads of sites are checked."""
-        check = self.mode == "federated" if self.exchange.check is None else self.exchange.check
+        check = self.kind == "federated" if self.exchange.check is None else self.exchange.check
         return "checked" if check and self.exchange.plan == "two-level" else self.exchange.plan
 
     def settings(self) -> RunSettings:
         """What governs rounds and optimizers."""
         rounds = rounds_of(self)
-        rounds["outer"] = self._watched(rounds["outer"])
+        rounds["outer"] = self._governed(rounds["outer"])
         return RunSettings(
             method=self.train.method,
-            sync_every=self.train.sync_every,
+            sync_every=self.train.sync_every if self.work is None else self.work.steps,
             round_s=self.train.round_s,
             target_samples=self.train.target_samples,
             local_after=self.train.local_after,
+            growth=self.train.growth,
             overlap=self.train.overlap,
             delay=self.train.delay,
             mixing=self.train.mixing,
@@ -143,13 +174,16 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             **rounds,
         )
 
-    def _watched(self, outer: OuterSettings) -> OuterSettings:
-        """With a governor that goes by evaluations, if the run has both. Where some may lie they
-        advise only: members could tell what moves the outer step.
+    def _governed(self, outer: OuterSettings) -> OuterSettings:
+        """With a governor that goes by evaluations, if the run has both. Where some may lie it
+        advises only: what it sees are words and vectors of members, so one could move it.
         """
-        if self.evaluate is None or not outer.governor or self.quorum.lying:
+        if not outer.governor:
             return outer
-        return msgspec.structs.replace(outer, watch=self.evaluate.rounds)
+        if self.quorum.lying:
+            return msgspec.structs.replace(outer, advises=True)
+        rounds = self.evaluate.rounds if self.evaluate is not None else 0
+        return msgspec.structs.replace(outer, watch=rounds)
 
 
 def run_id_of(data: bytes) -> RunId:
@@ -169,11 +203,13 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
         }
     outer = (
         manifest.federated.settings()
-        if manifest.mode == "federated"
+        if manifest.kind == "federated"
         else manifest.train.outer.settings()
     )
     star = manifest.federated.topology == "coordinator"
-    site = site_of(manifest.federated) if manifest.mode == "federated" else None
+    site = site_of(manifest.federated) if manifest.kind == "federated" else None
+    if site is not None:
+        site = msgspec.structs.replace(site, work=manifest.work)
     arrivals = arrivals_of(manifest)
     if secure is not None:
         privacy = manifest.privacy.settings() if manifest.privacy is not None else None
@@ -208,7 +244,8 @@ def site_of(table: FederatedTable) -> SiteSettings | None:
     from ...optim.federated.methods import method_of_steps
 
     pull = table.pull if table.own else None
-    if method_of_steps(table.method).plain and pull is None and table.sample is None:
+    plain = method_of_steps(table.method).plain and pull is None and table.sample is None
+    if plain and table.work is None:
         return None
     return SiteSettings(table.method, table.mu, table.beta, table.ahead, pull)
 
@@ -216,7 +253,7 @@ def site_of(table: FederatedTable) -> SiteSettings | None:
 def sample_of(manifest: Manifest) -> SampleSettings | None:
     """Who takes part in a round; None: all that can."""
     given, secure, rule = manifest.federated.sample, manifest.secure, manifest.robust.parsed
-    if given is None or manifest.mode != "federated":
+    if given is None or manifest.kind != "federated":
         return None
     least = max(
         secure.threshold if secure is not None else 1, rule.least if rule is not None else 1
@@ -234,13 +271,15 @@ def exact_codecs(table: FederatedTable) -> dict[str, str]:
     """
     from ...optim.federated.methods import SUMS, method_of_steps
 
-    return dict.fromkeys(SUMS, "fp32") if method_of_steps(table.method).control else {}
+    method = method_of_steps(table.method)
+    beside = SUMS if method.control else (STEPS,) if method.normalised else ()
+    return dict.fromkeys(beside, "fp32")
 
 
 def arrivals_of(manifest: Manifest) -> ArrivalSettings | None:
     """For whom a round waits; None: for all that can contribute."""
     table, least = manifest.federated, manifest.train.sync_every or 1  # refused where not given
-    if manifest.mode != "federated":
+    if manifest.kind != "federated":
         arrivals = manifest.exchange.arrivals
         return None if arrivals is None else _asynchronous(arrivals, least)
     match table.method:

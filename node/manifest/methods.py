@@ -7,19 +7,9 @@ Importing this loads no torch.
 from __future__ import annotations
 
 from .manifest import Manifest, arrivals_of, sample_of, site_of
-from .optional_tables import READS, FederatedTable
-from .refusals import Refusal
+from .optional_tables import READS, FederatedTable, PrivacyTable
+from .refusals import Row, against, faults_of
 from .tables import ArrivalsTable
-
-
-def unread(table: FederatedTable) -> list[str]:
-    """Numbers that are given, and that the method does not have."""
-    plain = type(table)()
-    read = {*READS[table.method], *(("pull",) if table.own else ())}
-    names = dict.fromkeys((*(name for names in READS.values() for name in names), "pull"))
-    return [
-        name for name in names if name not in read and getattr(table, name) != getattr(plain, name)
-    ]
 
 
 def counting(table: FederatedTable) -> list[str]:
@@ -32,9 +22,11 @@ def counting(table: FederatedTable) -> list[str]:
 def rounds_text(manifest: Manifest, turn: str) -> str:
     """When there is a round, for people; ``turn``: how long one is."""
     table, arrivals = manifest.federated, manifest.exchange.arrivals
+    if (work := manifest.work) is not None:
+        return f"once every site that takes part has done {work}"
     if arrivals_of(manifest) is None:
         return f"every {turn}"
-    if manifest.mode != "federated" and arrivals is not None:
+    if manifest.kind != "federated" and arrivals is not None:
         return _asynchronous_text(arrivals, turn)
     when = {
         "fedasync": "at every arrival",
@@ -57,165 +49,336 @@ def _asynchronous_text(table: ArrivalsTable, turn: str) -> str:
     return f"of {table.quorum} or more arrivals{grace}, a member's turn being {turn}{own}"
 
 
-def arrival_refusals(manifest: Manifest) -> list[Refusal]:
+def arrival_rows(manifest: Manifest) -> list[Row]:
     """What a run does not go with whose rounds do not wait for everybody."""
     if arrivals_of(manifest) is None:
         return []
-    federated = manifest.mode == "federated"
-    waits = 'method = "fedavg"' if federated else "leave [exchange.arrivals] out"
+    federated = manifest.kind == "federated"
+    waits = '[federated] method = "fedavg"' if federated else "leave [exchange.arrivals] out"
     scaled = "Members scale what they contribute by what it is worth."
-    return [
-        (
-            manifest.train.sync_every is None,
-            "$.train.sync_every",
-            "A turn is so many steps, whatever the others do.",
-            "sync_every = 100",
-        ),
-        *(_of_sites(manifest) if federated else _of_diloco(manifest)),
-        (
-            manifest.robust.rule != "mean",
-            "$.robust.rule",
-            f"{scaled} A rule compares contributions of one scale.",
-            f"Leave [robust] out, or {waits}.",
-        ),
-        (
-            manifest.quorum.lying > 0,
-            "$.quorum.lying",
-            "Who has come by when is the convener's word.",
-            "Leave it out.",
-        ),
-        (
-            manifest.join.probation > 0,
-            "$.join.probation",
-            f"{scaled} Newcomers' are judged by their length.",
-            "Leave it out.",
-        ),
-        (
-            manifest.exchange.fragments > 1,
-            "$.exchange.fragments",
-            "A turn is of the model as a whole.",
-            "fragments = 1",
-        ),
-        (
-            manifest.train.share is not None,
-            "$.train.share",
-            "A turn is as long as the manifest says.",
-            "Leave it out.",
-        ),
-        (
-            manifest.settings().has_feedback,
-            "$.exchange.feedback",
-            f"{scaled} What the codec lost of one would be carried into another of another scale.",
-            'Leave it out, with codec = "int8" or a finer one.',
-        ),
-    ]
+    one = f'$.federated.method = "{manifest.federated.method}"'
+    settings = manifest.settings()
+    exchange = manifest.exchange
+    coded = "Leave it out." if exchange.feedback else 'codec = "int8", or leave codecs out'
+    rows = against(
+        one if federated else "[exchange.arrivals]",
+        [
+            (
+                manifest.train.sync_every is None,
+                "$.train.sync_every",
+                "A turn is so many steps, whatever the others do.",
+                "sync_every = 100 and leave round_s out and leave target_samples out",
+            ),
+            (
+                manifest.robust.rule != "mean",
+                "$.robust.rule",
+                f"{scaled} A rule compares contributions of one scale.",
+                f"Leave [robust] out, or {waits}.",
+            ),
+            (
+                manifest.quorum.lying > 0,
+                "$.quorum.lying",
+                "Who has come by when is the convener's word.",
+                f"Leave [quorum] out, or {waits}.",
+            ),
+            (
+                manifest.join.probation > 0,
+                "$.join.probation",
+                f"{scaled} Newcomers' are judged by their length.",
+                f"Leave it out, or {waits}.",
+            ),
+            (
+                exchange.fragments > 1,
+                "$.exchange.fragments",
+                "A turn is of the model as a whole.",
+                f"fragments = 1, or {waits}",
+            ),
+            (
+                manifest.train.share is not None,
+                "$.train.share",
+                "A turn is as long as the manifest says.",
+                f"Leave it out, or {waits}.",
+            ),
+            (
+                settings.has_feedback,
+                "$.exchange.feedback",
+                f"{scaled} What the codec lost of one would be carried into another of another "
+                "scale.",
+                coded,
+            ),
+        ],
+    )
+    return rows + (_rows_of_sites(manifest, one) if federated else _rows_of_diloco(manifest))
 
 
-def _fading_refusals(table: FederatedTable | ArrivalsTable, at: str) -> list[Refusal]:
-    return [
-        (
-            table.staleness == "constant" and table.staleness_a is not None,
-            f"{at}.staleness_a",
-            "Contributions that count the same however stale they are have no such number.",
-            'Leave it out, or staleness = "polynomial".',
-        ),
-        (
-            table.staleness != "hinge" and table.staleness_b != type(table)().staleness_b,
-            f"{at}.staleness_b",
-            "It says from how many rounds behind a contribution counts less, of the hinge.",
-            'Leave it out, or staleness = "hinge".',
-        ),
-    ]
-
-
-def _of_sites(manifest: Manifest) -> list[Refusal]:
+def _rows_of_sites(manifest: Manifest, one: str) -> list[Row]:
     """Of federated runs that do not wait."""
     table = manifest.federated
-    return [
-        (
-            table.sample is not None,
-            "$.federated.sample",
-            "Whoever has come is in the round.",
-            "Leave it out.",
-        ),
-        *_fading_refusals(table, "$.federated"),
-        (
-            bool(table.own),
-            "$.federated.personal",
-            f"Members of {table.method} make plain steps.",
-            "Leave it out.",
-        ),
-        (
-            manifest.secure is not None,
-            "$.secure",
-            "Masks come off the sum of all that began a round together, and here nobody does.",
-            'Leave [secure] out, or method = "fedavg".',
-        ),
-    ]
+    return against(
+        one,
+        [
+            (
+                table.sample is not None,
+                "$.federated.sample",
+                "Whoever has come is in the round.",
+                'Leave it out, or method = "fedavg".',
+            ),
+            (
+                bool(table.own),
+                "$.federated.personal",
+                f"Members of {table.method} make plain steps.",
+                "Leave it out and leave pull out.",
+            ),
+            (
+                manifest.secure is not None,
+                "$.secure",
+                "Masks come off the sum of all that began a round together, and here nobody does.",
+                '[federated] method = "fedavg", or leave it out.',
+            ),
+        ],
+    )
 
 
-def _of_diloco(manifest: Manifest) -> list[Refusal]:
+def _rows_of_diloco(manifest: Manifest) -> list[Row]:
     """Of asynchronous DiLoCo."""
     train, table = manifest.train, manifest.exchange.arrivals
     assert table is not None
-    at, plain = "$.exchange.arrivals", type(table)()
-    groups = table.wait == "groups"
-    idle = ("quorum", "grace", "dylu", "least") if groups else ("longest", "slack")
-    given = [key for key in idle if getattr(table, key) != getattr(plain, key)]
-    return [
+    waits = "leave [exchange.arrivals] out"
+    return against(
+        "[exchange.arrivals]",
+        [
+            (
+                table.least > (train.sync_every or table.least),
+                "$.exchange.arrivals.least",
+                f"A turn of the fastest member has {train.sync_every} steps.",
+                f"least = {train.sync_every}, or leave it out.",
+            ),
+            (
+                train.method != "diloco",
+                "$.train.method",
+                "What is added up are changes of the anchors that members began at.",
+                f'method = "diloco", or {waits}',
+            ),
+            (
+                train.outer.warmup > 0,
+                "$.train.outer.warmup",
+                "It was measured in rounds of all members.",
+                "Leave it out.",
+            ),
+            (
+                train.overlap != "none",
+                "$.train.overlap",
+                "A member's work of one turn would be in two contributions, and a member waits for "
+                "one exchange at most.",
+                "Leave it out and leave delay out.",
+            ),
+            (
+                train.local_after > 0,
+                "$.train.local_after",
+                "A turn is as long as the manifest says from the first on.",
+                "Leave it out.",
+            ),
+            (
+                manifest.robust.momentum > 0,
+                "$.robust.momentum",
+                "A running mean of contributions to different anchors is of none of them.",
+                "Leave it out.",
+            ),
+        ],
+    )
+
+
+_ENDS = ("sync_every", "round_s", "target_samples")
+"""Settings of ``[train]`` that end a round where no work does."""
+
+
+def work_rows(manifest: Manifest) -> list[Row]:
+    """What a federated run does not go with whose sites each do a work of their own in a round, and
+    what is of such a run only."""
+    from ...optim.federated.methods import method_of_steps
+
+    table, train, privacy = manifest.federated, manifest.train, manifest.privacy
+    method, plain = method_of_steps(table.method), '[federated] method = "fedavg"'
+    if table.work is None:
+        return _rows_without_work(manifest, normalised=method.normalised)
+    given = [name for name in ("steps", "samples", "epochs") if getattr(table.work, name)]
+    rows = [
         (
-            bool(given),
-            f"{at}.{given[0] if given else ''}",
-            "It is of rounds of a quorum." if groups else "It is of groups that arrive together.",
-            f'Leave it out, or wait = "{"quorum" if groups else "groups"}".',
+            len(given) != 1,
+            "$.federated.work",
+            "A site's work in a round is so many steps, samples or epochs.",
+            "work = { epochs = 1 }, or work = { steps = 100 }",
+        ),
+        *(
+            (
+                getattr(train, end) is not None,
+                f"$.train.{end}",
+                "[federated] work says when a site contributes.",
+                "Leave it out, or leave [federated] work out.",
+            )
+            for end in _ENDS
         ),
         (
-            not groups and not table.dylu and table.least != plain.least,
-            f"{at}.least",
-            "All members make as many steps.",
-            "dylu = true",
+            arrivals_of(manifest) is not None,
+            "$.federated.work",
+            f"A site's turn in {table.method} is sync_every steps, and its rounds wait for some.",
+            'Leave it out and [train] sync_every = 100, or method = "fedavg".',
         ),
         (
-            table.least > (train.sync_every or table.least),
-            f"{at}.least",
-            f"A turn of the fastest member has {train.sync_every} steps.",
-            "Give at most sync_every.",
-        ),
-        *_fading_refusals(table, at),
-        (
-            train.method != "diloco",
-            "$.train.method",
-            "What is added up are changes of the anchors that members began at.",
-            'method = "diloco"',
+            method.momentum and table.work.steps is None,
+            "$.federated.work",
+            f"{table.method} takes the way of a round for as many steps at every site.",
+            "work = { steps = 100 }",
         ),
         (
-            train.outer.warmup > 0,
-            "$.train.outer.warmup",
-            "It was measured in rounds of all members.",
-            "Leave it out.",
+            method.normalised and manifest.secure is not None,
+            "$.secure",
+            f"How many steps a site made travels beside its update in {table.method}, and masked "
+            "sums do not carry it yet.",
+            f"Leave it out, or {plain}.",
         ),
         (
-            train.overlap != "none",
-            "$.train.overlap",
-            "A member's work of one turn would be in two contributions.",
-            "Leave it out: a member waits for one exchange at most.",
+            method.normalised and manifest.robust.rule != "mean",
+            "$.robust.rule",
+            "What sites give is compared at one length each, and made longer after it.",
+            f"Leave [robust] out, or {plain}.",
         ),
         (
             train.local_after > 0,
             "$.train.local_after",
-            "A turn is as long as the manifest says from the first on.",
+            "A round is as long as its work from the first on.",
             "Leave it out.",
         ),
         (
-            manifest.robust.momentum > 0,
-            "$.robust.momentum",
-            "A running mean of contributions to different anchors is of none of them.",
-            "Leave it out.",
+            manifest.quorum.lying > 0,
+            "$.quorum.lying",
+            "Until when a round waits is the convener's word.",
+            "Leave [quorum] out.",
+        ),
+    ]
+    return against("$.federated.work", [*rows, *_weight_rows(manifest, privacy)])
+
+
+def check_work(manifest: Manifest, name: str) -> None:
+    """Raises ConfigError for a federated run whose rounds end when the first site is done: they are
+    not its method's. (Asked where a run is made or validated, not of one that is there.)"""
+    if faults := faults_of(_new_work_rows(manifest), manifest, name):
+        raise faults[0]
+
+
+def _new_work_rows(manifest: Manifest) -> list[Row]:
+    from ...optim.federated.methods import method_of_steps
+
+    waits_for_some = arrivals_of(manifest) is not None or manifest.quorum.lying > 0
+    if manifest.kind != "federated" or manifest.work is not None or waits_for_some:
+        return []
+    steps = manifest.train.sync_every
+    momentum = method_of_steps(manifest.federated.method).momentum
+    work = f"{{ steps = {steps or 100} }}" if momentum or steps else "{ epochs = 1 }"
+    given = [end for end in _ENDS if getattr(manifest.train, end) is not None]
+    given += ["local_after"] if manifest.train.local_after else []
+    out = "".join(f" and leave [train] {end} out" for end in given)
+    return [
+        Row(
+            True,
+            "$.federated.work",
+            "A round of a federated method is its sites' work: without it the fastest site ends "
+            "it, and what the others did by then counts.",
+            f"work = {work}{out}",
+            says='$.kind is "federated", and $.federated.work does not say what a site does in a '
+            "round",
+        )
+    ]
+
+
+def _rows_without_work(manifest: Manifest, *, normalised: bool) -> list[Row]:
+    """Of what only runs with a work have."""
+    privacy, why = manifest.privacy, "All sites count the same in a masked run without work."
+    return against(
+        "a run without [federated] work",
+        [
+            (
+                manifest.federated.weights != "examples",
+                "$.federated.weights",
+                "A site that contributes when another is done counts by what it has processed.",
+                "Leave it out.",
+            ),
+            *(
+                (privacy is not None and bool(value), f"$.privacy.{key}", why, "Leave it out.")
+                for key, value in _numbers(privacy).items()
+            ),
+            (
+                normalised,
+                "$.federated.method",
+                "It is for sites whose work differs on purpose: work = { epochs = 1 }.",
+                'method = "fedavg"',
+            ),
+        ],
+    )
+
+
+def _numbers(privacy: PrivacyTable | None) -> dict[str, float | None]:
+    """What a weighted private sum needs."""
+    return (
+        {}
+        if privacy is None
+        else {
+            "most_examples": privacy.most_examples,
+            "normaliser": privacy.normaliser,
+        }
+    )
+
+
+def _weight_rows(
+    manifest: Manifest, privacy: PrivacyTable | None
+) -> list[tuple[bool, str, str, str]]:
+    """What sites count, beside masks, noise and robust rules."""
+    secure, robust = manifest.secure, manifest.robust.parsed
+    if secure is None:
+        return []
+    examples = manifest.federated.weights == "examples"
+    same, ways = "All sites count the same.", {"most_examples": 1000, "normaliser": 2.5}
+    why = (
+        "Sites count by their examples. How many one has is of its data, so no sum of them may be "
+        "known: a site counts min(n, most_examples) / most_examples, and the sum of a round is "
+        "divided by normaliser, about what the sites count together."
+    )
+    return [
+        (
+            examples and robust is not None,
+            "$.federated.weights",
+            "A rule counts every bucket once, whatever its sites have.",
+            'weights = "equal"',
+        ),
+        (
+            examples and robust is None and privacy is None and secure.max_weight == 1,
+            "$.secure.max_weight",
+            "Sites count by their examples, and a masked sum needs room for the largest site's.",
+            'max_weight = 1000 (or more), or [federated] weights = "equal"',
+        ),
+        (
+            not examples and secure.max_weight != 1,
+            "$.secure.max_weight",
+            same,
+            'Leave it out, or [federated] weights = "examples".',
+        ),
+        *(
+            (
+                examples and value is None,
+                f"$.privacy.{key}",
+                why,
+                f'{key} = {ways[key]}, or [federated] weights = "equal"',
+            )
+            for key, value in _numbers(privacy).items()
+        ),
+        *(
+            (not examples and value is not None, f"$.privacy.{key}", same, "Leave it out.")
+            for key, value in _numbers(privacy).items()
         ),
     ]
 
 
-def refusals(manifest: Manifest) -> list[Refusal]:
+def method_rows(manifest: Manifest) -> list[Row]:
     """What the method of a federated run, and its members' own models, do not go with."""
     from ...optim.federated.methods import method_of_steps
 
@@ -225,56 +388,64 @@ def refusals(manifest: Manifest) -> list[Refusal]:
         return []
     gpt = manifest.model.entry == "builtin:gpt"
     least = 1 if (sample := sample_of(manifest)) is None else sample.least
-    refused: list[Refusal] = [
-        (
-            sample is not None and sample.count is not None and sample.count < least,
-            "$.federated.sample",
-            f"A round of this run needs {least} contributions.",
-            f"sample = {least}, or more",
-        ),
-        (
-            sample is not None and manifest.join.probation > 0,
-            "$.join.probation",
-            "Newcomers are drawn for no round, and would be on probation for ever.",
-            "Leave it out, or sample.",
-        ),
-        (
-            exchange.fragments > 1,
-            "$.exchange.fragments",
-            f"Steps of {_named(table)} are of the model as a whole.",
-            "fragments = 1",
-        ),
-        (
-            gpt and (method.control or method.momentum) and manifest.train.inner.optimizer != "sgd",
-            "$.train.inner.optimizer",
-            f"{method.name} takes a round's way for a sum of gradients times a learning rate.",
-            'optimizer = "sgd", under [train.inner], with an lr for that',
-        ),
-    ]
-    return refused + _control_refusals(manifest, method.name) if method.control else refused
-
-
-def _control_refusals(manifest: Manifest, method: str) -> list[Refusal]:
-    """What control variates do not go with: each site's must be counted exactly once."""
-    return [
-        (
-            manifest.secure is not None,
-            "$.secure",
-            f"In {method} a site's control variate must be in the sum exactly once. Which "
-            "sites are in a masked sum is told to those only that were there: a site that was "
-            "killed could not find out, and what the run converges to would be bent for ever.",
-            'Leave [secure] out, or method = "fedavg_m", which sends nothing beside the model.',
-        ),
-        (
-            manifest.robust.rule != "mean",
-            "$.robust.rule",
+    of_gradients = method.control or method.momentum
+    named, plain = _named(table), 'or [federated] method = "fedavg"'
+    rows = against(
+        f'$.federated.method = "{table.method}"',
+        [
             (
-                "Control variates are added up: a rule in place of the sum would leave it another "
-                "number than what sites keep."
+                sample is not None and sample.count is not None and sample.count < least,
+                "$.federated.sample",
+                f"A round of this run needs {least} contributions.",
+                f"sample = {least} (or more), or leave it out.",
             ),
-            'Leave [robust] out, or method = "fedavg_m".',
-        ),
-    ]
+            (
+                sample is not None and manifest.join.probation > 0,
+                "$.join.probation",
+                "Newcomers are drawn for no round, and would be on probation for ever.",
+                "Leave it out, or leave [federated] sample out.",
+            ),
+            (
+                exchange.fragments > 1,
+                "$.exchange.fragments",
+                f"Steps of {named} are of the model as a whole.",
+                "fragments = 1",
+            ),
+            (
+                gpt and of_gradients and manifest.train.inner.optimizer != "sgd",
+                "$.train.inner.optimizer",
+                f"{method.name} takes a round's way for a sum of gradients times a learning rate.",
+                f'optimizer = "sgd" (with an lr for that), {plain}',
+            ),
+        ],
+    )
+    return rows + _control_rows(manifest, method.name) if method.control else rows
+
+
+def _control_rows(manifest: Manifest, method: str) -> list[Row]:
+    """What control variates do not go with: each site's must be counted exactly once."""
+    other = '[federated] method = "fedavg_m"'
+    return against(
+        f'$.federated.method = "{manifest.federated.method}"',
+        [
+            (
+                manifest.secure is not None,
+                "$.secure",
+                f"In {method} a site's control variate must be in the sum exactly once. Which "
+                "sites are in a masked sum is told to those only that were there: a site that was "
+                "killed could not find out, and what the run converges to would be bent for ever. "
+                "fedavg_m sends nothing beside the model.",
+                f"{other}, or leave it out.",
+            ),
+            (
+                manifest.robust.rule != "mean",
+                "$.robust.rule",
+                "Control variates are added up: a rule in place of the sum would leave it another "
+                "number than what sites keep.",
+                f"Leave [robust] out, or {other}.",
+            ),
+        ],
+    )
 
 
 def _named(table: FederatedTable) -> str:

@@ -16,6 +16,7 @@ from ...collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
 LEAST_LEFT = 3  # as `security.btard.AttemptSettings.least`: with fewer nothing goes on
 LEAST_PEERS = LEAST_LEFT + 1  # so that one of them may be removed
 MOST_INTERVALS = 63  # whose states' hashes one message holds
+Weights = Literal["examples", "equal"]
 Times = Annotated[float, msgspec.Meta(ge=0.1, le=86_400)]
 
 
@@ -61,6 +62,16 @@ class BtardTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
+class WorkTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """``[federated] work``: what a site does in a round before it contributes, one of the three
+    (`WorkSettings`).
+    """
+
+    steps: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+    samples: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] | None = None
+    epochs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
+
+
 class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[federated]``: what becomes of the mean of a round's contributions, on all members alike.
     ``lr`` 1 takes it as it is.
@@ -68,7 +79,9 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``sample``: who takes part in a round: a share of the members (0.5), or so many of them (10),
     drawn by the log (`round.sampling`); where not given, all that can. ``topology``: who adds up:
     each member a part, or one, the coordinator: the organiser's, and another one while that is
-    away.
+    away. ``work``: when a site contributes, in place of ``sync_every``: when it has done that,
+    whatever others have done; a round waits for all who take part. ``weights``: whether a site
+    counts by its examples, as it has declared them, or as much as any other.
     """
 
     method: Method = "fedavg"
@@ -106,6 +119,8 @@ class FederatedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         | None
     ) = None  # drawn for each round
     topology: Literal["serverless", "coordinator"] = "serverless"
+    work: WorkTable | None = None
+    weights: Weights = "examples"
 
     @property
     def own(self) -> Literal["ditto"] | None:
@@ -159,18 +174,24 @@ class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     spent ``stop_at_epsilon`` (`PrivacySettings`).
 
     ``quantile``: the bound begins at ``clip`` and follows this quantile of the norms, by
-    ``clip_rate``, with ``count_noise`` on the count.
+    ``clip_rate``, with ``count_noise`` on the count. Where sites count by their examples, a site of
+    n counts min(n, ``most_examples``) / ``most_examples``, and the sum is divided by
+    ``normaliser``.
     """
 
-    noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
-    clip: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
-    delta: Annotated[float, msgspec.Meta(gt=0, lt=0.1)]
-    stop_at_epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6)]
+    noise: Annotated[float, msgspec.Meta(ge=0.1, le=100, examples=[5.0])]
+    clip: Annotated[float, msgspec.Meta(gt=0, le=1e6, examples=[1.0])]
+    delta: Annotated[float, msgspec.Meta(gt=0, lt=0.1, examples=[1e-5])]
+    stop_at_epsilon: Annotated[float, msgspec.Meta(gt=0, le=1e6, examples=[12.0])]
     colluding: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     quantile: Annotated[float, msgspec.Meta(gt=0, lt=1)] | None = None
     # This and quantile 0.5: arXiv 1905.03871.
     clip_rate: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.2
     count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None  # None: twice noise
+    # Where sites count by their examples: those from which on a site counts in full.
+    most_examples: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] | None = None
+    # By what the sum of a round is divided then, whoever is in it: public, the same in all rounds.
+    normaliser: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
 
     def settings(self) -> PrivacySettings:
         """As a session takes it."""
@@ -194,6 +215,7 @@ Method = Literal[
     "fedbuff",
     "fedfix",
     "fedcompass",
+    "fednova",
 ]
 READS: dict[Method, tuple[str, ...]] = {
     "fedavg": ("lr",),
@@ -211,6 +233,7 @@ READS: dict[Method, tuple[str, ...]] = {
     "fedasync": ("alpha", "staleness", "staleness_a", "staleness_b"),
     "fedbuff": ("lr", "buffer"),
     "fedfix": ("lr", "period_s"),
+    "fednova": ("lr",),
     "fedcompass": ("lr", "alpha", "staleness", "staleness_a", "staleness_b", "longest", "slack"),
 }
 """Which numbers of ``[federated]`` a method has."""

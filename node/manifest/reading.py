@@ -1,91 +1,198 @@
 """Manifests as text and as bytes: read strictly, checked, and refused with all that is wrong.
 
 ``parse_manifest`` reads TOML, ``decode_manifest`` canonical bytes that came from outside. Nothing
-in a manifest is code: models are ``builtin:*``, or each member's own script (``local:*``).
+in a manifest is code: models are ``builtin:*``, files of weights that the manifest's digests bind,
+or each member's own script (``local:*``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ...collectives.codec_names import CODECS, REMOVED, unknown_codec
 from ...collectives.errors import ConfigError, VersionMismatchError
 from ...collectives.foreign import quoted
-from ..home.strict_toml import convert, parse_toml, together
-from .btard import check_btard
-from .checks import (
-    check_adapters,
-    check_buffers,
-    check_evaluate,
-    check_exchange,
-    check_fragments,
-    check_members,
-    check_outliers,
-    check_places,
-    check_schedule,
-    check_train,
-    check_tree,
-    with_tree,
-)
+from ..home.strict_toml import find_faults, parse_toml, together
+from .checks import ENDS, ROWS, find_misplaced, plan_of, tree_rows
 from .defaults import named_in, with_defaults
-from .federated import check_budget, check_federated
+from .federated import budget_rows
 from .form import schema_of, stands_for
-from .gpt import gpt_config
-from .join import check_audit, check_join
+from .gpt import gpt_faults
+from .hints import Edit, find_path, follow, read_hint
+from .kinds import choice_rows, kind_rows
 from .manifest import Manifest
-from .presets import take_choice, with_choice
-from .quorum import check_quorum
-from .removed import refuse_removed
-from .robust import check_robust
+from .mending import give_hints
+from .optional_tables import BtardTable
+from .presets import OuterChoice, outer_rows, take_choice, with_choice
+from .pretrained import check_bound, name_entry
+from .refusals import Row, faults_of
+from .removed import find_removed
 
 SCHEMA = 1
-ENDS = ("sync_every", "round_s", "target_samples")  # of rounds: a run has one of them
 MAX_MANIFEST_BYTES = 65_536
+NEEDED: dict[str, Any] = {
+    "$.schema": SCHEMA,
+    "$.name": "x",
+    "$.prompts.texts": ["x"],
+    "$.model.base.files": {"x": 64 * "0"},
+    "$.model.base.size": 1,
+    "$.model.base.parameters": 1,
+}
+"""In place of wrong ones, to look at the rest."""
 
 
 _decoder = msgspec.msgpack.Decoder(Manifest)
 
 
+class ExaminedText(NamedTuple):
+    """What a text's table means, with defaults and presets written out, and its faults. With
+    faults the manifest is that of the rest, and nobody is to have it.
+    """
+
+    manifest: Manifest
+    faults: list[ConfigError]
+
+
 def parse_manifest(text: str, name: str = "manifest") -> Manifest:
-    """The manifest of a TOML text, checked. Raises ConfigError naming the offending key."""
+    """The manifest of a TOML text, checked. Raises ConfigError that names every fault, each with a
+    hint; a text in which all hints were followed is a manifest.
+    """
     table = parse_toml(text, name)
-    refuse_removed(table, name)
-    check_places(table, name)
-    choice, named = take_choice(table, name), named_in(table)
-    manifest = convert(table, Manifest, name)
+    found = examine_table(table, name)
+    if found.faults:
+        raise together(list_faults(table, name, found.faults))
+    if len(found.manifest.encode()) > MAX_MANIFEST_BYTES:
+        raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
+    return found.manifest
+
+
+def list_faults(
+    table: Mapping[str, Any], name: str, faults: list[ConfigError] | None = None
+) -> list[ConfigError]:
+    """All faults of a text's table, with hints that hold together; none of a valid one."""
+    if faults is None:
+        faults = examine_table(table, name).faults
+    return give_hints(table, faults, lambda tried: examine_table(tried, name).faults)
+
+
+def examine_table(table: Mapping[str, Any], name: str) -> ExaminedText:
+    """The manifest of a text's table, which stays as it is, and all that is wrong with it.
+
+    First what stands there at all, key by key: settings that were removed, those of another kind of
+    run, wrong types. Then, of the rest, what settings mean together.
+    """
+    rest: dict[str, Any] = copy.deepcopy(dict(table))
+    faults = [*find_removed(rest, name), *find_misplaced(rest, name)]
+    rest = _without(rest, faults)
+    name_entry(rest)
+    strange = _unlike(str(rest.get("kind", "swarm")), rest, name)
+    choice, outer = take_choice(rest, name)
+    others = tuple(fault.key for fault in strange)
+    wrong = [
+        fault
+        for fault in (*find_faults(rest, Manifest, name), *_unknown_codecs(rest, name))
+        if fault.code != "E412" or not fault.key.startswith(others)
+    ]
+    rest = _without_halves(_without(rest, wrong + strange), name)
+    if "$.train.outer" in {fault.key for fault in strange}:
+        choice, outer = OuterChoice(), []
+    manifest, rows = _written_out(msgspec.convert(rest, Manifest), choice, named_in(rest))
+    faults += wrong + strange + outer
     if manifest.schema != SCHEMA:
-        raise ConfigError(
-            f"{name} has schema {manifest.schema}, this atoll reads schema {SCHEMA}",
-            key="$.schema",
-            code="E413",
-            why="The file was written for another atoll.",
-            hint="pip install -U atoll",
+        faults.append(
+            ConfigError(
+                f"{name} has schema {manifest.schema}, this atoll reads schema {SCHEMA}",
+                key="$.schema",
+                code="E413",
+                why="The file was written for another atoll.",
+                hint=f"schema = {SCHEMA} (or, for a file of a newer atoll: pip install -U atoll)",
+            )
         )
-    train = manifest.train
-    ends = [f"$.train.{end}" for end in ENDS if getattr(train, end) is not None]
-    if len(ends) > 1:
-        raise ConfigError(
-            f"{name} gives both {ends[0]} and {ends[1]}",
-            key=ends[1],
-            code="E414",
-            why=(
-                "A round ends after a number of steps, after a time or after a number of "
-                "samples, not all of them."
-            ),
-            hint="Remove one of the two.",
-        )
-    if not ends:
-        manifest = msgspec.structs.replace(
-            manifest, train=msgspec.structs.replace(train, sync_every=100)
-        )
-    manifest = with_defaults(with_choice(manifest, choice, name), named)
-    manifest = with_tree(manifest, name)
-    _check(manifest, name)
-    check_budget(manifest, name)
-    return manifest
+    faults += faults_of(rows, manifest, name)
+    faults += _faults_together(manifest, rest, name)
+    faults += faults_of(budget_rows(manifest), manifest, name)
+    return ExaminedText(manifest, faults)
+
+
+def _unlike(kind: str, given: Mapping[str, Any], name: str) -> list[ConfigError]:
+    """Settings that a kind of run does not have."""
+    return [
+        ConfigError(f"{name}: {row.says}", key=row.key, code="E414", why=row.why, hint=row.hint)
+        for row in kind_rows(kind, given)
+    ]
+
+
+def _without(table: dict[str, Any], faults: list[ConfigError]) -> dict[str, Any]:
+    """The table without what is wrong, and with an example of what is missing."""
+    for fault in faults:
+        path = find_path(table, fault.key)
+        edits = [Edit(path, NEEDED.get(fault.key))]
+        missing = fault.code == "E412" and fault.key not in NEEDED
+        if missing and (added := read_hint(fault.hint, fault.key, table)):
+            edits = [*added[0].edits]
+        table = follow(table, edits)
+    return table
+
+
+def _without_halves(table: dict[str, Any], name: str) -> dict[str, Any]:
+    """The table without tables that lack what they must have, now that what was wrong is gone."""
+    for fault in find_faults(table, Manifest, name):
+        table = follow(table, [Edit(find_path(table, fault.key)[:-1])])
+    return table
+
+
+def _unknown_codecs(table: Mapping[str, Any], name: str) -> list[ConfigError]:
+    """Codecs that there are not."""
+    exchange: Any = table.get("exchange")
+    if not isinstance(exchange, dict):
+        return []
+    listed: Any = exchange.get("codecs")
+    named = [("$.exchange.codec", exchange.get("codec"))]
+    if isinstance(listed, dict):
+        named += [(f"$.exchange.codecs.{key}", codec) for key, codec in listed.items()]
+    return [
+        unknown_codec(codec, key, f"{name}: {key}: ", "E413")
+        for key, codec in named
+        if isinstance(codec, str) and codec not in CODECS
+    ]
+
+
+def _written_out(
+    manifest: Manifest, choice: OuterChoice, named: frozenset[str]
+) -> tuple[Manifest, list[Row]]:
+    """The manifest with all that its text leaves to defaults, presets and trees, and rows of what
+    cannot be written out.
+    """
+    change = msgspec.structs.replace
+    if manifest.kind == "seeded" and manifest.btard is None:
+        manifest = change(manifest, btard=BtardTable())
+    if manifest.work is None and all(getattr(manifest.train, end) is None for end in ENDS):
+        manifest = change(manifest, train=change(manifest.train, sync_every=100))
+    rows = outer_rows(manifest, choice)
+    if not any(row.when for row in rows):
+        manifest = with_choice(manifest, choice)
+    manifest = with_defaults(manifest, named)
+    rows += tree_rows(manifest)
+    exchange = manifest.exchange
+    if exchange.tree is not None and not any(row.when for row in tree_rows(manifest)):
+        manifest = change(manifest, exchange=change(exchange, plan=plan_of(exchange.tree)))
+    return manifest, rows
+
+
+def _faults_together(manifest: Manifest, given: Mapping[str, Any], name: str) -> list[ConfigError]:
+    """The one loop over all rows: what settings mean together. ``given``: those that a text, or
+    bytes, have.
+    """
+    rows = [*choice_rows(manifest, given), *(row for find in ROWS for row in find(manifest))]
+    faults = faults_of(rows, manifest, name)
+    if manifest.model.entry == "builtin:gpt":
+        faults += gpt_faults(manifest.model, name)
+    return faults
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -147,7 +254,8 @@ def decode_manifest(data: bytes) -> Manifest:
         )
     if (
         not stands_for(data, manifest)
-        or sum(getattr(manifest.train, end) is not None for end in ENDS) != 1
+        or sum(getattr(manifest.train, end) is not None for end in ENDS) != (manifest.work is None)
+        or (manifest.kind == "seeded") != (manifest.btard is not None)
     ):
         raise ConfigError("the run's manifest is not in canonical form")
     if unknown := [
@@ -166,8 +274,26 @@ def decode_manifest(data: bytes) -> Manifest:
             why="A newer release has it.",
             hint="pip install -U atoll",
         )
-    _check(manifest, "manifest")
+    given = msgspec.msgpack.decode(manifest.encode())  # without defaults
+    faults = [
+        *_unlike(manifest.kind, given, "manifest"),
+        *_faults_together(manifest, given, "manifest"),
+        *_tree_faults(manifest),
+    ]
+    if faults:
+        raise together(faults)
+    check_bound(manifest.model)
     return manifest
+
+
+def _tree_faults(manifest: Manifest) -> list[ConfigError]:
+    """In bytes the plan is what the tree is compiled to."""
+    faults = faults_of(tree_rows(manifest), manifest, "manifest")
+    tree, plan = manifest.exchange.tree, manifest.exchange.plan
+    if not faults and tree is not None and plan_of(tree) != plan:
+        says = "manifest: $.exchange.plan is not that of its tree"
+        faults.append(ConfigError(says, key="$.exchange.plan", code="E414"))
+    return faults
 
 
 def _refuse_removed_in(data: bytes) -> None:
@@ -176,50 +302,7 @@ def _refuse_removed_in(data: bytes) -> None:
         table = msgspec.msgpack.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return
-    refuse_removed(table, "the run's manifest", "Its organiser founds the run again without it.")
-
-
-def _check(manifest: Manifest, name: str) -> None:
-    """What types alone do not say."""
-    exchange, model = manifest.exchange, manifest.model
-    for key, codec in [
-        ("$.exchange.codec", exchange.codec),
-        *((f"$.exchange.codecs.{key}", codec) for key, codec in exchange.codecs.items()),
-    ]:
-        if codec not in CODECS:
-            raise unknown_codec(codec, key, f"{name}: {key}: ", "E413")
-    gpt = model.entry == "builtin:gpt"
-    checks: tuple[tuple[str, Callable[[], object]], ...] = (
-        ("E414", lambda: check_exchange(exchange, name)),
-        ("E414", lambda: exchange.fragments > 1 and check_fragments(manifest, name)),
-        ("E414", lambda: check_tree(manifest, name)),
-        ("E414", lambda: check_members(manifest, name)),
-        ("E414", lambda: check_train(manifest.train, name)),
-        ("E414", lambda: check_adapters(manifest, name)),
-        ("E414", lambda: check_buffers(manifest, name)),
-        ("E414", lambda: check_outliers(manifest, name)),
-        ("E414", lambda: check_evaluate(manifest, name)),
-        ("E414", lambda: check_join(manifest, name)),
-        ("E414", lambda: check_audit(manifest, name)),
-        ("E414", lambda: check_robust(manifest, name)),
-        ("E414", lambda: check_btard(manifest, name)),
-        ("E414", lambda: check_quorum(manifest, name)),
-        ("E414", lambda: check_federated(manifest, name)),
-        ("E413", lambda: gpt and gpt_config(model, name)),
-        ("E414", lambda: gpt and check_schedule(manifest.train, name)),
-    )
-    refusals = list[ConfigError]()
-    for code, check in checks:
-        try:
-            check()
-        except ConfigError as error:
-            if error.code == ConfigError.code:
-                error.code = code
-            refusals.append(error)
-        except Exception:
-            if not refusals:  # else it stumbled over what was refused before
-                raise
-    if refusals:
-        raise together(refusals)
-    if len(manifest.encode()) > MAX_MANIFEST_BYTES:
-        raise ConfigError(f"{name} is longer than {MAX_MANIFEST_BYTES} bytes")
+    if faults := find_removed(table, "the run's manifest"):
+        for fault in faults:
+            fault.hint = "Its organiser founds the run again without it."
+        raise together(faults)

@@ -11,7 +11,9 @@ import msgspec
 from ...collectives.codec_names import LARGEST_ERROR
 from ...collectives.foreign import LINES, PLAIN, WORDS
 from ...collectives.group import MAX_MEMBERS, MAX_STAR
+from ...collectives.growth import MOST_GROWTH
 from ...collectives.layout import MAX_FRAGMENTS, BufferClass
+from ...collectives.outer_rules import WITHOUT_MOMENTUM
 from ...collectives.schemes import PlanName
 from ...collectives.swarm import (
     MOST_WARMUP,
@@ -67,15 +69,88 @@ Pattern = Annotated[
 ]
 
 
+FileName = Annotated[
+    str,
+    msgspec.Meta(
+        pattern=r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z",
+        description="the name of a file, without a folder",
+    ),
+]
+Sha256 = Annotated[
+    str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z", description="64 hexadecimal digits")
+]
+
+Short = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=128, pattern=WORDS, description="a short line without control characters"
+    ),
+]
+
+
+Extent = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+
+
+class ShapeTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[model.base.shape]``: of a pretrained model's layers, so that a machine can tell whether it
+    holds it before anything is downloaded (`recipes.models.shapes`).
+
+    ``hidden``: values of a token between layers. ``inner``: inside of what stands behind attention,
+    of one expert where there are ``experts``, of which ``active`` take part in a token. ``heads``
+    of ``width`` ask, ``groups`` of them answer. ``tied``: the head is the embedding. ``gated``:
+    three matrices behind attention, not two.
+    """
+
+    layers: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    hidden: Extent
+    inner: Extent
+    heads: Extent
+    groups: Extent
+    width: Extent
+    vocabulary: Extent
+    tied: bool = False
+    gated: bool = True
+    experts: Annotated[int, msgspec.Meta(ge=0, le=65_536)] = 0
+    active: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 1
+
+
+class BaseTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[model.base]``: what the founder found a pretrained model to be, which every member's must
+    be, too. `atoll new` and `atoll join FILE.toml` write it into the signed manifest; nobody writes
+    it by hand.
+
+    ``files``: sha256 of each that is loaded. ``size``: their bytes. ``parameters``: of the whole
+    model. ``licence``, ``gated``: as the hub says; "" and None: not known. ``tokenizer``: digests
+    of what it does, by what they are of. ``libraries``: what the founder read it with. ``shape``:
+    of its layers, where its kind is one that has them.
+    """
+
+    files: Annotated[dict[FileName, Sha256], msgspec.Meta(min_length=1, max_length=400)]
+    size: Whole
+    parameters: Natural
+    licence: Short = ""
+    gated: bool | None = None
+    tokenizer: Annotated[dict[FileName, Sha256], msgspec.Meta(max_length=16)] = {}
+    libraries: Short = ""
+    shape: ShapeTable | None = None
+
+
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[model]``: ``entry`` is ``builtin:gpt`` or ``local:NAME`` (a script of each member).
+    """``[model]``: ``entry`` is ``builtin:gpt``, ``local:NAME`` (a script of each member), or the
+    name of the setting that says which pretrained model: ``hub``, ``folder``, ``gguf``.
     ``buffers``: how buffers take part whose names match a shell pattern (`optim.model.buffers`).
+
+    Of a pretrained model: ``hub`` is ORG/NAME there, with a ``revision``; ``folder`` and ``gguf``
+    are paths of the founder's machine in her text, and only their last part in the signed manifest.
+    ``method``: which parameters train. ``dtype``: of the weights; "auto": float32 where all train,
+    else that of the files. ``attention``: an implementation of transformers; "auto": its own
+    choice.
     """
 
     entry: Annotated[
         str,
         msgspec.Meta(
-            pattern=r"\A(builtin:gpt|local:[A-Za-z0-9_.-]{1,64})\Z",
+            pattern=r"\A(builtin:gpt|hub|folder|gguf|local:[A-Za-z0-9_.-]{1,64})\Z",
             description='"builtin:gpt", or "local:NAME" with a name of your own',
         ),
     ] = "builtin:gpt"
@@ -89,21 +164,94 @@ class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "seed:0"
     parameters: Natural | None = None  # checked after construction
     buffers: Annotated[dict[Pattern, BufferClass], msgspec.Meta(max_length=64)] = {}
+    hub: (
+        Annotated[
+            str,
+            msgspec.Meta(
+                pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?\Z",
+                description='a model on the hub, "ORG/NAME"',
+            ),
+        ]
+        | None
+    ) = None
+    revision: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"\A[A-Za-z0-9][A-Za-z0-9._/-]{0,127}\Z",
+            description="a branch, a tag or a commit of the hub",
+        ),
+    ] = "main"
+    folder: Line | None = None
+    gguf: Line | None = None
+    method: Literal["full", "lora", "qlora"] = "full"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    checkpointing: bool = False  # activations are computed again in the backward pass
+    base: BaseTable | None = None
+
+    @property
+    def pretrained(self) -> bool:
+        """Whether it is read by transformers, from files."""
+        return self.entry in PRETRAINED
+
+
+PRETRAINED = ("hub", "folder", "gguf")
+"""Settings of ``[model]`` that say where a pretrained model is; also its ``entry``."""
+
+
+class LoraTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[lora]``: the adapters of a pretrained model with ``method = "lora"`` or "qlora".
+    ``targets``: names of layers, or all linear ones but the head (and the routers of experts).
+    """
+
+    rank: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 16
+    alpha: Positive = 32.0
+    targets: (
+        Literal["all-linear"]
+        | Annotated[tuple[Pattern, ...], msgspec.Meta(min_length=1, max_length=64)]
+    ) = "all-linear"
+    dropout: Fraction = 0.0
 
 
 class DataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[data]``: ``builtin:stdlib-text`` (ships with Python), or ``local``: every member's own,
-    which never leaves her machine.
+    """``[data]``: what is trained on, and as what it is read; never where it lies, which each
+    machine says for itself (``--data``, or its own settings).
+
+    ``source``: ``builtin:stdlib-text`` (ships with Python); ``local``: every member's own, which
+    never leaves its machine; ``shared``: one file that all members have, bound by its ``sha256``
+    and dealt out among them (`optim.data`). The rest is of runs that fine-tune a language model
+    (`recipes.finetune`): ``format`` of a record, where it is not to be found out; ``length`` of a
+    sample in tokens; ``loss`` on answers only, or on everything; ``packing`` of short documents
+    into one row, which do not see one another; the share that is ``held_out``, chosen by each
+    record's own hash, so that no member trains on what another evaluates on.
     """
 
-    source: Literal["builtin:stdlib-text", "local"] = "builtin:stdlib-text"
+    source: Literal["builtin:stdlib-text", "local", "shared"] = "builtin:stdlib-text"
     seed: Whole = 0
+    format: Literal["auto", "messages", "conversations", "completion", "instruction", "text"] = (
+        "auto"
+    )
+    length: Annotated[int, msgspec.Meta(ge=16, le=1 << 20)] = 2048
+    loss: Literal["completion", "all"] = "completion"
+    packing: bool = True
+    held_out: Annotated[float, msgspec.Meta(ge=0, le=0.5)] = 0.02
+    sha256: Annotated[
+        str,
+        msgspec.Meta(
+            pattern=r"\A([0-9a-f]{64})?\Z", description="what sha256sum FILE prints: 64 digits"
+        ),
+    ] = ""
 
 
 class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``[train.inner]``: the built-in recipe's optimizer; a script of one's own may use another."""
+    """``[train.inner]``: the built-in recipes' optimizer; a script of one's own may use another.
 
-    optimizer: Literal["adamw", "sgd"] = "adamw"  # sgd: plain, of lr, schedule, batch and clip only
+    A step of the byte-level GPT is of ``batch`` windows; one that fine-tunes a language model is of
+    ``tokens_per_step`` tokens at each member, in micro-batches of ``micro_batch`` rows.
+    """
+
+    # sgd: plain, of lr, schedule and clip only; adamw8bit: of bitsandbytes
+    optimizer: Literal["adamw", "sgd", "adamw8bit"] = "adamw"
     lr: Positive = 2e-3  # best of the values tried for the 0.87M-parameter byte model
     steps: Natural | None = 700  # length of the schedule; None: no decay and no end
     warmup: Whole = 20
@@ -111,14 +259,14 @@ class InnerTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weight_decay: NotNegative = 0.1
     beta1: Fraction = 0.9
     beta2: Fraction = 0.99
-    clip: Positive = 1.0
+    clip: NotNegative = 1.0  # the largest norm of a step's gradient; 0: any
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 8
     # Of all members together, after which the schedule is over; None: it goes by steps.
     samples: Natural | None = None
-
-
-WITHOUT_MOMENTUM = ("sgd", "adagrad")
-"""Outer optimizers that do not read ``momentum``."""
+    tokens_per_step: Annotated[int, msgspec.Meta(ge=16, le=1 << 32)] = 16_384
+    micro_batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)] = 1
+    # each weight steps as soon as its gradient is whole, so that gradients need no memory
+    in_backward: bool = False
 
 
 class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -155,7 +303,7 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return OuterSettings(
             self.optimizer,
             self.lr,
-            self.momentum,
+            0.0 if self.optimizer in WITHOUT_MOMENTUM else self.momentum,
             self.beta2,
             self.epsilon,
             self.weight_decay,
@@ -187,6 +335,8 @@ class TrainTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     target_samples: Natural | None = None
     # Rounds of one inner step before those of sync_every.
     local_after: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+    # The first so many rounds of sync_every are made as shorter ones, of one step at first.
+    growth: Annotated[int, msgspec.Meta(ge=0, le=MOST_GROWTH)] = 0
     overlap: Literal["none", "late", "eager"] = "none"
     delay: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] | None = None
     mixing: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -348,11 +498,27 @@ class EvaluateTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return EvaluateSettings(self.every, self.share, self.rounds)
 
 
+class PromptsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[prompts]``: what the model that is fine-tuned is asked as training goes on. Every so many
+    rounds one member, drawn for it, shows how the newest anchor answers, in ``tokens`` tokens at
+    most. Answers are made of these ``texts``, never of anybody's data.
+    """
+
+    texts: Annotated[tuple[Text, ...], msgspec.Meta(max_length=16)] = ("What can you do?",)
+    every: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 5
+    tokens: Annotated[int, msgspec.Meta(ge=1, le=4096)] = 64
+
+
 class AuditTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[audit]``: ``keep_contributions``: each member signs its contributions and keeps those to
     so many of the newest entries of each log on its disk, so that rounds can be recomputed."""
 
     keep_contributions: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
+
+
+# Who states sums shows the inputs of lying + 1 parts, 98 bytes a contributor: of 256 contributors
+# 0.85 MB, where a message has 1 MiB.
+MOST_LYING = 32
 
 
 class QuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -364,7 +530,7 @@ class QuorumTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     each on its own machine.
     """
 
-    lying: Annotated[int, msgspec.Meta(ge=0, le=(MAX_STAR - 1) // 3)] = 0
+    lying: Annotated[int, msgspec.Meta(ge=0, le=MOST_LYING)] = 0
     bans: Literal["organiser", "quorum"] = "organiser"
 
 

@@ -2,20 +2,20 @@
 bounded registry of them.
 
 Anybody may pass an announcement on; nobody can forge or alter one. It names the run's organiser and
-carries the certificate by which P may enter the run (`capability`); the organiser needs none.
-Whoever passes one on need not know the run: it checks that certificate, organiser, run and peer fit
-together, and keeps a place of its own for each organiser that is named. Who asks for a run names
-its organiser, too, so that announcements under any other are not among what it gets. Runs without
-certificates (open ones, or with a list) have a place that names nobody. The larger sequence number
-wins; one without addresses says goodbye. What is not renewed expires by the clock of whoever holds
-it, so that skewed clocks cost little.
+carries the certificate by which P may enter the run; the organiser needs none. Whoever passes one
+on need not know the run: an `InviteReader`, which the node gives, checks that certificate,
+organiser, run and peer fit together. The registry keeps a place of its own for each organiser that
+is named. Who asks for a run names its organiser, too, so that announcements under any other are not
+among what it gets. Runs without certificates (open ones, or with a list) have a place that names
+nobody. The larger sequence number wins; one without addresses says goodbye. What is not renewed
+expires by the clock of whoever holds it, so that skewed clocks cost little.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -24,10 +24,10 @@ from ...collectives.errors import RemoteProtocolError
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
-from ..run.capability import MAX_CERTIFICATE_BYTES, invite_of, recognise
 from .transport.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
 
 DOMAIN = "atoll/announce/2"
+MAX_CERTIFICATE_BYTES = 512
 LIFE_S = 120.0
 RENEW_S = 30.0
 MAX_SKEW_S = 300.0
@@ -75,26 +75,6 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
         """Where it is kept, and asked for."""
         return AnnouncedRun(self.run, self.organiser)
 
-    @property
-    def invite(self) -> bytes:
-        """The id of the invite it shows a certificate of; empty for none."""
-        return invite_of(self.certificate)
-
-    @property
-    def in_order(self) -> bool:
-        """Whether what it names fits together: the certificate is one of this organiser for this
-        peer and run, and the organiser's has none.
-        """
-        if self.organiser in ("", self.peer):
-            return not self.certificate
-        found = recognise(
-            self.certificate,
-            run_id=RunId(self.run),
-            organiser=PeerId(self.organiser),
-            peer=PeerId(self.peer),
-        )
-        return found is not None
-
     def signed_bytes(self) -> bytes:
         """What its peer signed."""
         return msgspec.msgpack.encode(
@@ -119,6 +99,15 @@ class Announcement(msgspec.Struct, frozen=True, array_like=True):
         return not self.addresses
 
 
+InviteReader = Callable[[Announcement], bytes | None]
+"""Of an announcement with a certificate: the id of the invite that it was made by; None if it is
+not a certificate of this organiser for this run and peer."""
+
+
+def read_no_certificate(news: Announcement) -> None:
+    """An `InviteReader` that accepts no certificate, for networks without runs by invite."""
+
+
 def announce(
     identity: Identity,
     run: RunId,
@@ -141,11 +130,14 @@ def announce(
 
 
 class _Known(NamedTuple):
-    """An announcement, until when it counts, and who passed it on."""
+    """An announcement, until when it counts, who passed it on, and the id of its invite; empty if
+    it shows no certificate.
+    """
 
     news: Announcement
     until: float
     sender: PeerId
+    invite: bytes
 
 
 class Registry:
@@ -157,11 +149,15 @@ class Registry:
     nobody's own announcement.
     """
 
-    def __init__(self, mine: Collection[AnnouncedRun] = ()) -> None:
+    def __init__(
+        self,
+        mine: Collection[AnnouncedRun] = (),
+        read_invite: InviteReader = read_no_certificate,
+    ) -> None:
         """``mine``: our own places, for which there is room whatever others fill the rest with; it
-        may change.
+        may change. ``read_invite``: checks certificates.
         """
-        self._mine = mine
+        self._mine, self._read_invite = mine, read_invite
         self._runs: dict[AnnouncedRun, dict[PeerId, _Known]] = {}
         # By sender: what it passed on of runs not ours, oldest first.
         self._strange: dict[PeerId, dict[tuple[AnnouncedRun, PeerId], None]] = {}
@@ -189,7 +185,8 @@ class Registry:
             raise RemoteProtocolError(
                 f"announcement of {news.peer} is not signed by it", peer=sender
             )
-        if not news.in_order:
+        invite = self._invite(news)
+        if invite is None:
             raise RemoteProtocolError(
                 f"announcement of {news.peer} shows no certificate of {news.organiser} for it",
                 peer=sender,
@@ -201,11 +198,13 @@ class Registry:
         if known is not None:
             self._remove(place, PeerId(news.peer))
         elif not (
-            self._room_in_run(news, sender, now)
+            self._room_in_run(place, invite, sender, now)
             and (place in self._mine or self._room_for_strangers(sender, now))
         ):
             return False
-        self._runs.setdefault(place, {})[PeerId(news.peer)] = _Known(news, now + LIFE_S, sender)
+        self._runs.setdefault(place, {})[PeerId(news.peer)] = _Known(
+            news, now + LIFE_S, sender, invite
+        )
         if place not in self._mine:
             self._strange.setdefault(sender, {})[place, PeerId(news.peer)] = None
         return True
@@ -263,17 +262,24 @@ class Registry:
         ]:
             self._remove(place, peer)
 
-    def _room_in_run(self, news: Announcement, sender: PeerId, now: float) -> bool:
+    def _invite(self, news: Announcement) -> bytes | None:
+        """The id of the invite it came by; empty for the organiser, and where none is named; None
+        if what it names does not fit together.
+        """
+        if news.organiser in ("", news.peer):
+            return None if news.certificate else b""
+        return self._read_invite(news)
+
+    def _room_in_run(self, place: AnnouncedRun, invite: bytes, sender: PeerId, now: float) -> bool:
         """Of a run's places one invite has `MAX_BY_INVITE`: who holds its seed can name any number
         of peers.
         """
-        place, invite = news.place, news.invite
         if len(self._runs.get(place, {})) >= MAX_BY_INVITE:
             self._expire(place, now, 0.0)
         peers = self._runs.get(place, {})
         alike = peers
         if invite and len(peers) >= MAX_BY_INVITE:
-            alike = {peer: known for peer, known in peers.items() if known.news.invite == invite}
+            alike = {peer: known for peer, known in peers.items() if known.invite == invite}
         if len(alike) >= MAX_BY_INVITE and alike is not peers:
             peers = alike
         elif len(peers) < MAX_PER_RUN:

@@ -112,9 +112,11 @@ class LaneRoutes:
         (`through.punch`).
         """
 
-    def addresses(self) -> tuple[str, ...]:
-        """Where the lane listener is; nowhere, where nobody is to know."""
-        return tuple(self.listener.addresses()[:MAX_ADDRESSES]) if self.shown is None else ()
+    def addresses(self, far: str = "") -> tuple[str, ...]:
+        """Where the lane listener is, for a peer that is connected from ``far``; nowhere, where
+        nobody is to know.
+        """
+        return tuple(self.listener.addresses(far)[:MAX_ADDRESSES]) if self.shown is None else ()
 
     def hide(self, host: Host) -> None:
         """From now on nobody is told where our lane listener is, and circuits are taken only at

@@ -279,6 +279,10 @@ class Lanes:
         finally:
             self._busy.discard((peer, index))
 
+    def _told(self, peer: PeerId) -> tuple[str, ...]:
+        ends = self._host.ends(peer)
+        return self._routes.addresses(ends[1] if ends is not None else "")
+
     async def _drive(self, talk: LaneTalk, index: int, better: bool) -> bool:
         """Whether the stream has become the lane."""
         token, mine, plain = (
@@ -287,7 +291,7 @@ class Lanes:
             self.allows_plain(talk.peer),
         )
         sent_at = trio.current_time()
-        await talk.say(LaneOffer(token, mine, self._routes.addresses(), index, plain))
+        await talk.say(LaneOffer(token, mine, self._told(talk.peer), index, plain))
         answer = await talk.hear()
         rtt_s = trio.current_time() - sent_at
         if isinstance(answer, Refuse):
@@ -379,7 +383,7 @@ class Lanes:
         )
         expected = self._routes.listener.expect(offer.token, talk.peer, terms.both)
         try:
-            await talk.say(Take(mine, self._routes.addresses(), terms.plain))
+            await talk.say(Take(mine, self._told(talk.peer), terms.plain))
             made = await Follower(self._routes, talk, terms, offer.addresses, expected).run()
         finally:
             self._routes.listener.forget(offer.token)

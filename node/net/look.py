@@ -26,7 +26,7 @@ from ...collectives.errors import (
 from ...collectives.foreign import PLAIN
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import SIGNATURE_BYTES, Identity, verify
-from .reach.autonat import Window
+from .transport.allowance import Allowance
 from .transport.door import Door
 from .transport.faults import Faults
 from .transport.framing import FrameReader, decode, frame
@@ -47,10 +47,8 @@ AT_ONCE = 32
 """Open streams; where all are taken the machine that has most of them gives one up to another
 (`Door`).
 """
-A_MINUTE, A_MINUTE_EACH = 240, 24
-"""Looks that are answered in a minute, over all and by machine: at most some 16 MB a minute are
-sent.
-"""
+A_MINUTE_EACH = 24
+"""Looks of a machine that are answered in a minute."""
 
 
 class Look(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +81,8 @@ class LookAnswer(msgspec.Struct, frozen=True, array_like=True):
 
 Show = Callable[[PeerId, Look], bytes]
 """(asker, what it shows): the signed manifest. Raises AtollError for whom it is not shown."""
+ShowElse = Callable[[PeerId, Look], bytes | None]
+"""The same of any other run; None: this node has nothing to do with it."""
 _looks, _answers = msgspec.msgpack.Decoder(Look), msgspec.msgpack.Decoder(LookAnswer)
 
 
@@ -106,7 +106,9 @@ class Looks:
     def __init__(self, host: Host, faults: Faults) -> None:
         self._host, self._faults = host, faults
         self._shown: dict[str, Show] = {}
-        self._window = Window(A_MINUTE, A_MINUTE_EACH)
+        self.otherwise: ShowElse = lambda asker, look: None
+        """For runs that are not open."""
+        self._allowance = Allowance(A_MINUTE_EACH, A_MINUTE_EACH / 60)
         self._door = Door(AT_ONCE)
         host.handle(PROTOCOL, self._serve)
 
@@ -141,13 +143,13 @@ class Looks:
             self._door.leave(scope)
 
     def _answer(self, stream: PeerStream, look: Look) -> LookAnswer:
-        if not self._window.allows(PeerId(stream.machine), trio.current_time()):
+        if not self._allowance.allows(stream.machine, trio.current_time()):
             return LookAnswer(BUSY, "looked at too often this minute")
-        show = self._shown.get(look.run)
-        if show is None:
-            return LookAnswer(NOT_HERE, "this peer is not in the run")
         try:
-            return LookAnswer("", "", show(stream.peer, look))
+            found = self._shown.get(look.run, self.otherwise)(stream.peer, look)
+            if found is None:
+                return LookAnswer(NOT_HERE, "this peer is not in the run")
+            return LookAnswer("", "", found)
         except RemoteProtocolError:
             raise
         except AtollError as error:

@@ -17,7 +17,7 @@ import trio
 
 from ...collectives.errors import NetworkError, PeerLostError
 from ...collectives.identifiers import PeerId
-from .reach.autonat import Window
+from .transport.allowance import Allowance
 from .transport.host import Host
 from .transport.peer_stream import PeerStream
 
@@ -61,7 +61,7 @@ class Measuring:
     ) -> None:
         """``knows(peer)``: whether it is in a run that we know."""
         self._host, self._knows, self.clock = host, knows, clock
-        self._windows = {CLOCK: Window(120, 12), UP: Window(6, 3), DOWN: Window(6, 3)}
+        self._of_each, self._of_all = Allowance(3, 3 / 60), Allowance(6, 6 / 60)
         self._one = trio.CapacityLimiter(1)
         host.handle(PROTOCOL, self._serve)
 
@@ -122,12 +122,7 @@ class Measuring:
     async def _serve(self, stream: PeerStream) -> None:
         with trio.move_on_after(2 * (ASK_S + SEND_S)):
             kind = await stream.receive_some(1)
-            window = self._windows.get(kind)
-            if (
-                window is None
-                or (kind != CLOCK and not self._knows(stream.peer))
-                or not window.allows(stream.peer, trio.current_time())
-            ):
+            if kind != CLOCK and not self._measures(kind, stream.peer):
                 return
             try:
                 if kind == CLOCK:
@@ -142,6 +137,16 @@ class Measuring:
                 await stream.receive_some(1)  # until the other end has read it
             except NetworkError:
                 pass
+
+    def _measures(self, kind: bytes, peer: PeerId) -> bool:
+        """Whether bytes are measured with ``peer`` now."""
+        now, way = trio.current_time(), {UP: "up", DOWN: "down"}.get(kind)
+        return (
+            way is not None
+            and self._knows(peer)
+            and self._of_each.allows(way + peer, now)
+            and self._of_all.allows(way, now)
+        )
 
 
 async def _pour(stream: PeerStream) -> None:

@@ -14,7 +14,7 @@ import trio
 from ...collectives.errors import NetworkError, RemoteProtocolError
 from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity
-from .announcements import AnnouncedRun, Announcement
+from .announcements import AnnouncedRun, Announcement, InviteReader, read_no_certificate
 from .bootstrap import Bootstrap
 from .dht.node import Dht
 from .dht.records import run_key
@@ -106,6 +106,7 @@ class PeerNetwork:
         reach: ReachSettings | None = None,
         lan_discovery: bool = False,
         dht: bool = True,
+        read_invite: InviteReader = read_no_certificate,
     ) -> None:
         """``listen``, ``announce``: ``/ip4/HOST/tcp/PORT``; ``bootstrap``: the same with
         ``/p2p/PEER``, or ``/dnsaddr/HOST``.
@@ -113,7 +114,8 @@ class PeerNetwork:
         ``cache``: the peer cache file; ``texts``: where the names among ``bootstrap`` are looked
         up. ``lan_discovery``: look for peers in the house by multicast DNS, and be found by it (not
         where ``listen`` is loopback). ``dht``: be part of it. ``lane_port``: TCP port of the lane
-        listener, on the hosts of the listen addresses; 0 takes any. Long, since here all parts of
+        listener, on the hosts of the listen addresses; 0 takes any. ``read_invite``: checks the
+        certificates of runs by invite; by default none is accepted. Long, since here all parts of
         the network are wired to one another. Raises ConfigError.
         """
         _ = [*map(check_listen, listen), *map(check_announce, announce)]
@@ -133,7 +135,9 @@ class PeerNetwork:
         self._host = Host(
             identity, listen, announce=announce, max_connections=max_connections, rng=self._rng
         )
-        listener = LaneListener([host_and_port(address)[0] for address in listen], lane_port)
+        listener = LaneListener(
+            [host_and_port(address)[0] for address in listen], lane_port, self._host.strangers
+        )
         self._streams = TopicStreams(
             self._host, self.connect, self._faults, self._rng, listener, self._may_dial, version
         )
@@ -164,6 +168,7 @@ class PeerNetwork:
             lambda: self._bootstrap.peers,
             self._faults,
             self._rng,
+            read_invite,
         )
         self._rendezvous.learned = self._learned
         self._helpers = Helpers(self._host, self.book.addresses)
@@ -211,6 +216,9 @@ class PeerNetwork:
             mine=self.reach.manager.lan,
             found=self._neighbour,
             on=lan_discovery and not settings.relay_only,
+        )
+        self._host.known = lambda peer: (
+            self._streams.admitted(peer) or self.named(peer) or self.reach.at_relay(peer)
         )
         self._runs: dict[RunId, trio.CancelScope] = {}
         self._learned_at, self._knocking = 0.0, set[PeerId]()

@@ -28,6 +28,7 @@ from .announcements import (
     RENEW_S,
     AnnouncedRun,
     Announcement,
+    InviteReader,
     Registry,
     announce,
 )
@@ -192,9 +193,10 @@ class Rendezvous:
         bootstraps: Callable[[], list[PeerId]],
         faults: Faults,
         rng: random.Random,
+        read_invite: InviteReader,
     ) -> None:
         """``connect`` makes sure of a connection or raises NetworkError; ``bootstraps()`` names the
-        peers to ask first.
+        peers to ask first; ``read_invite`` checks the certificates of announcements.
         """
         self._identity, self._host, self._connect, self._bootstraps, self._faults, self._rng = (
             identity,
@@ -206,7 +208,7 @@ class Rendezvous:
         )
         self._mine: dict[RunId, _Own] = {}
         self._places: set[AnnouncedRun] = set()
-        self.registry = Registry(self._places)
+        self.registry = Registry(self._places, read_invite)
         self.learned: Callable[[Announcement], None] = lambda news: None
         self.answered: set[str] = set()
         """Runs of which somebody has told us what he knows, be it nothing."""

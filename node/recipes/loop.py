@@ -10,6 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from ...collectives.swarm import RunSettings
+from ...optim import Attachment
 from ..manifest.tables import InnerTable
 from .data import batch
 from .gpt import GPT
@@ -52,6 +54,21 @@ def lr_at(position: int, inner: InnerTable, own: int | None = None) -> float:
     return inner.lr * warmed * max(cosine, SMALLEST_SHARE)
 
 
+def schedule_position(
+    attachment: Attachment, settings: RunSettings, inner: InnerTable, steps: int, since_round: int
+) -> int:
+    """Where in the learning-rate schedule a member is: a late joiner enters where the run is.
+    ``steps``: its own, ``since_round`` those since the anchor last moved.
+
+    With ``samples`` it goes by what all members together have trained on, however many they are.
+    """
+    if inner.samples is not None and inner.steps is not None:
+        return inner.steps * attachment.position // inner.samples
+    if settings.sync_every is None:
+        return steps
+    return settings.lengths.before(attachment.round) + since_round
+
+
 def train_step(
     model: GPT,
     optimizer: torch.optim.Optimizer,
@@ -72,7 +89,8 @@ def train_step(
         optimizer.zero_grad()
         loss = model.loss(inputs, targets)
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
+        if inner.clip:
+            nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
         return float(loss.detach())
 
     return optimizer.step(closure)

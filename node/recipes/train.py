@@ -28,12 +28,12 @@ from ...collectives.swarm import Outcome, Swarm
 from ...optim import Attachment, attach
 from ..home.ending import interrupt_when_stdin_ends
 from ..home.output import Terminal, show_error
-from ..home.own_data import factory_of
+from ..home.own_data import data_of
 from ..home.paths import find_paths
 from ..manifest import Manifest, gpt_config, load_run
 from .data import BUILTIN, Corpus, load_corpus, peer_generator
 from .gpt import GPT, build
-from .loop import evaluate, evaluate_briefly, make_optimizer, train_step
+from .loop import evaluate, evaluate_briefly, make_optimizer, schedule_position, train_step
 
 STEP_EVERY = 5  # steps between two ``step`` lines
 # below, more threads gain little; on a busy machine they wait for each other and lose a lot
@@ -50,7 +50,7 @@ def load_data(manifest: Manifest, path: str | None, home: str | None = None) -> 
 
     Raises ConfigError when one's own is asked for and there is none."""
     if path is None and manifest.data.source == "local":
-        path = factory_of(find_paths(home)) or None
+        path = data_of(find_paths(home)) or None
     if path is None and manifest.data.source == "local":
         raise ConfigError(
             "this run trains on every member's own text",
@@ -100,18 +100,9 @@ class TrainingMember:
 
     @property
     def position(self) -> int:
-        """Where in the learning-rate schedule this member is: a late joiner enters where the run
-        is.
-
-        With ``samples`` it goes by what all members together have trained on, however many they
-        are."""
-        sync_every, inner = self.swarm.settings.sync_every, self.inner
-        if inner.samples is not None and inner.steps is not None:
-            return inner.steps * self.attachment.position // inner.samples
-        return (
-            self.steps
-            if sync_every is None
-            else self.attachment.round * sync_every + self._since_round
+        """Where in the learning-rate schedule this member is (`schedule_position`)."""
+        return schedule_position(
+            self.attachment, self.swarm.settings, self.inner, self.steps, self._since_round
         )
 
     def finished(self, steps: int | None) -> bool:
@@ -275,7 +266,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _printer(on: bool) -> Say:
+def print_records(on: bool) -> Say:
+    """Prints each record as a line of JSON; where not ``on``, nothing."""
+
     def say(record: dict[str, Any]) -> None:
         if on:
             print(json.dumps({**record, "at": round(time.time(), 3)}), flush=True)
@@ -283,7 +276,7 @@ def _printer(on: bool) -> Say:
     return say
 
 
-def _stopper(until_stdin_ends: bool) -> threading.Event:
+def stop_event(until_stdin_ends: bool) -> threading.Event:
     """An event that signals, or the end of stdin, set. A second signal ends the process at once."""
     stop = threading.Event()
 
@@ -296,6 +289,18 @@ def _stopper(until_stdin_ends: bool) -> threading.Event:
     if until_stdin_ends:
         interrupt_when_stdin_ends()
     return stop
+
+
+def error_record(error: AtollError) -> dict[str, Any]:
+    """The ``error`` record."""
+    return {
+        "event": "error",
+        "code": error.code,
+        "message": error.message,
+        "why": error.why,
+        "hint": error.hint,
+        "exit": error.exit_code,
+    }
 
 
 def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[str, Any]:
@@ -319,25 +324,17 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
         return final
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 0 done, 130 stopped, that of the error otherwise (it is said, and printed to
-    stderr without a traceback).
+def end_with_status(
+    run: Callable[[argparse.Namespace, Say, threading.Event], Any], options: argparse.Namespace
+) -> int:
+    """Run a recipe as a process. Its exit status: 0 done, 130 stopped, that of the error otherwise
+    (told as a record, and on stderr without a traceback).
     """
-    options = _options(sys.argv[1:] if argv is None else argv)
-    say, stop = _printer(options.progress), _stopper(options.until_stdin_ends)
+    say, stop = print_records(options.progress), stop_event(options.until_stdin_ends)
     try:
         run(options, say, stop)
     except AtollError as error:
-        say(
-            {
-                "event": "error",
-                "code": error.code,
-                "message": error.message,
-                "why": error.why,
-                "hint": error.hint,
-                "exit": error.exit_code,
-            }
-        )
+        say(error_record(error))
         show_error(Terminal(), error)
         return error.exit_code
     except KeyboardInterrupt:
@@ -346,4 +343,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(end_with_status(run, _options(sys.argv[1:])))

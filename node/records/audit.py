@@ -37,7 +37,8 @@ from ..home.paths import Paths
 from ..home.refusals import storage_error
 from ..manifest import SignedManifest, decode_signed
 from ..run.banning import Bans
-from ..run.evidence import DOMAIN, MAX_EVIDENCE, check
+from ..run.evidence import DOMAIN, check
+from ..run.proof import MAX_EVIDENCE
 from ..session.fragments import logs_of
 from ..storage.frames import framed, read_frames
 from ..storage.journal import stored_entries
@@ -175,7 +176,13 @@ def proven_bans(source: AuditSource) -> list[Proven]:
     for ban in source.bans():
         try:
             proven, what = check(
-                ban.proof, source.signed.run_id, _verify, source.signed.organiser, peers
+                ban.proof,
+                source.signed.run_id,
+                _verify,
+                source.signed.organiser,
+                peers,
+                source.signed.open().quorum.lying,
+                _configurations(source),
             )
             if proven != ban.peer:
                 raise RemoteProtocolError(
@@ -194,6 +201,13 @@ def proven_bans(source: AuditSource) -> list[Proven]:
             ) from None
         found.append(Proven(ban.peer, ban.by, what))
     return found
+
+
+def _configurations(source: AuditSource) -> Iterator[list[PeerId]]:
+    """The members of each entry of each log."""
+    for entries in source.logs.values():
+        for certified in entries():
+            yield [member.peer for member in certified.entry.next_config]
 
 
 def write_archive(source: AuditSource, path: Path) -> int:

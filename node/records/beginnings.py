@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,6 +15,7 @@ from ..home.refusals import storage_error
 from ..manifest import Manifest, SignedManifest, decode_manifest
 from .contents import ADAPTER_FILE, PARTIAL_FILE, WEIGHTS_FILE
 from .export import CHECKPOINT_FOLDER, INFO_FILE, damaged
+from .sharding import INDEX_FILE
 
 
 def exported_manifest(source: Path) -> Manifest:
@@ -71,6 +73,8 @@ def weights_in(source: Path) -> bytes:
     """The tensors of an exported folder, or one that PEFT wrote. Raises StorageError."""
     from safetensors import SafetensorError, deserialize
 
+    if not (source / WEIGHTS_FILE).exists() and (source / INDEX_FILE).exists():
+        return _joined(source)
     names = (WEIGHTS_FILE, ADAPTER_FILE, PARTIAL_FILE)
     path = next((source / name for name in names if (source / name).exists()), source / names[0])
     try:
@@ -81,6 +85,28 @@ def weights_in(source: Path) -> bytes:
     except SafetensorError as error:
         raise damaged(path, str(error)) from None
     return data
+
+
+def _joined(source: Path) -> bytes:
+    """Of a folder whose weights are in several files, as one."""
+    from safetensors import SafetensorError, safe_open
+    from safetensors.torch import save
+
+    tensors, about = dict[str, Any](), dict[str, str]()
+    try:
+        for name in sorted(
+            set(json.loads((source / INDEX_FILE).read_bytes())["weight_map"].values())
+        ):
+            if Path(name).name != name:
+                raise ValueError(f"{name!r} is no file of the folder")
+            with safe_open(source / name, framework="pt") as file:  # type: ignore[no-untyped-call]
+                about |= file.metadata() or {}
+                tensors |= {each: file.get_tensor(each) for each in list(file.keys())}
+    except OSError as error:
+        raise storage_error(f"cannot read {source}", error) from None
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(source / INDEX_FILE, str(error)) from None
+    return save(tensors, about)
 
 
 def keep_start(start: bytes, folder: Path) -> None:

@@ -12,6 +12,7 @@ model: partial.safetensors (`contents`).
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +24,19 @@ from ..home.paths import Paths, write_atomic
 from ..home.refusals import storage_error
 from ..manifest import SignedManifest
 from .contents import (
+    WEIGHTS_FILE,
     Contents,
     as_json,
     contents_of,
 )
+from .model_card import CARD_FILE, card_of, evaluation_in, worked_in
+from .sharding import INDEX_FILE, LARGEST, cut, index_of, remove_others
 
 if TYPE_CHECKING:
     from ..storage.checkpoint import SavedCheckpoint
 
 CHECKPOINT_FOLDER = "checkpoint"
-STATE_FILE = "state.safetensors"
-INFO_FILE = "atoll.json"
+INFO_FILE, LAYOUT_FILE = "atoll.json", "layout"
 DTYPES = ("float32", "bfloat16", "float16")
 _FILE_MODE = 0o644  # made to be handed on
 
@@ -77,7 +80,11 @@ def read_info(folder: Path) -> CheckpointInfo:
     except OSError as error:
         raise storage_error(f"cannot read {file}", error) from None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise damaged(file, str(error)) from None
+        try:  # written once, when the state came: a power cut that takes this one leaves it
+            kept = (folder.parent / LAYOUT_FILE).read_bytes()
+            info = CheckpointInfo(msgspec.msgpack.decode(kept, type=Layout))
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
+            raise damaged(file, str(error)) from None
     if reason := info.layout.check():
         raise damaged(file, reason)
     return info
@@ -91,12 +98,16 @@ def export_run(
     force: bool = False,
     adapter: Path | None = None,
     dtype: str | None = None,
+    largest: int = LARGEST,
+    credited: Sequence[str] = (),
 ) -> Exported:
-    """Write the newest checkpoint of a stored run into ``folder``, after checking it against its
-    own digest. Of a run in fragments it is one model of the newest checkpoint of each, and the
+    """Write the newest whole checkpoint of a stored run into ``folder``, checked against its own
+    digest. Of a run in fragments it is one model of the newest checkpoint of each, and the
     round that of the fragment that is behind. ``adapter``: a folder that PEFT's save_pretrained
     wrote of the model that members train, where no script ran here; another such is written, with
-    the run's values. ``dtype``: one of `DTYPES`, for all floating tensors.
+    the run's values. ``dtype``: one of `DTYPES`, for all floating tensors. ``largest``: bytes of a
+    file of weights, above which a model of transformers is written in several. ``credited``: names
+    of members who agreed to stand on the card.
 
     Raises StorageError: no checkpoint, a damaged one (E303), files that are there already (without
     ``force``), a full disk. ModelMismatchError: ``adapter`` is of another model.
@@ -107,26 +118,40 @@ def export_run(
         for folder in paths.state_dirs(signed.run_id, manifest.exchange.fragments)
     ]
     infos = [read_info(source) for source in sources]
-    cut = [_verified(source, info) for source, info in zip(sources, infos, strict=True)]
+    sources_cut = [_verified(source, info) for source, info in zip(sources, infos, strict=True)]
     trained = {
         spec.name: saved.anchor[spec.offset : spec.offset + spec.numel].reshape(spec.shape)
-        for saved, info in zip(cut, infos, strict=True)
+        for saved, info in zip(sources_cut, infos, strict=True)
         for spec in info.layout.tensors
         if spec.role != "sum"
     }
     contents = contents_of(trained, manifest, paths.run_dir(signed.run_id), adapter, dtype)
-    rounds = min(saved.rounds for saved in cut) if contents.round is None else contents.round
-    contents.files[INFO_FILE] = as_json(_origin(signed, cut, rounds, contents))
+    rounds = contents.round
+    if rounds is None:
+        rounds = min(saved.rounds for saved in sources_cut)
+    contents.files[INFO_FILE] = as_json(_origin(signed, sources_cut, rounds, contents))
+    how = contents.how.format(folder=repr(str(folder)), file=repr(str(folder / contents.file)))
+    if CARD_FILE not in contents.files and not contents.missing:
+        contents.files[CARD_FILE] = card_of(
+            signed,
+            rounds,
+            worked=worked_in(paths, signed),
+            evaluation=evaluation_in(paths.run_dir(signed.run_id)),
+            credited=credited,
+            how=contents.how.format(folder='"."', file=f'"{contents.file}"'),
+        )
+    shards = _shards(contents, largest)
+    weights = (*shards, INDEX_FILE) if shards else (contents.file,)
     if not force:
-        _refuse_to_replace(folder, (contents.file, *contents.files))
-    size = _write(folder, contents)
+        _refuse_to_replace(folder, (*weights, *contents.files))
+    size = _write(folder, contents, shards)
     return Exported(
         round=rounds,
         parameters=sum(info.layout.model_numel for info in infos),
         tensors=tuple(contents.tensors),
         bytes=size,
-        files=(contents.file, *contents.files),
-        load=contents.how.format(folder=repr(str(folder)), file=repr(str(folder / contents.file))),
+        files=(*weights, *contents.files),
+        load=how,
         missing=contents.missing,
         notes=contents.notes,
     )
@@ -165,7 +190,15 @@ def _refuse_to_replace(folder: Path, names: tuple[str, ...]) -> None:
             )
 
 
-def _write(folder: Path, contents: Contents) -> int:
+def _shards(contents: Contents, largest: int) -> dict[str, dict[str, Any]]:
+    """The files of a model that transformers loads by its index; {} for one file."""
+    alone = contents.file != WEIGHTS_FILE or not contents.library_class
+    if alone or "{file}" in contents.how:  # several types: whoever loads it reads the one file
+        return {}
+    return cut(contents.tensors, largest)
+
+
+def _write(folder: Path, contents: Contents, shards: dict[str, dict[str, Any]]) -> int:
     """Write it all; the bytes of the weights. Raises StorageError."""
     from ...optim.model.tensor_file import write_tensors
 
@@ -173,7 +206,15 @@ def _write(folder: Path, contents: Contents) -> int:
     about = {"format": "pt"} | ({"names": json.dumps(names)} if names else {})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        size = write_tensors(folder / contents.file, contents.tensors, about, _FILE_MODE)
+        files = shards or {contents.file: contents.tensors}
+        size = sum(
+            write_tensors(folder / name, tensors, about, _FILE_MODE)
+            for name, tensors in files.items()
+        )
+        if shards:
+            write_atomic(folder / INDEX_FILE, index_of(shards), _FILE_MODE)
+        if contents.file == WEIGHTS_FILE:
+            remove_others(folder, {*files, *([INDEX_FILE] if shards else [])}, WEIGHTS_FILE)
         for name, data in contents.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / name, data, _FILE_MODE)
@@ -190,14 +231,28 @@ def verified_checkpoint(source: Path) -> SavedCheckpoint | None:
 
 
 def _verified(source: Path, info: CheckpointInfo) -> SavedCheckpoint:
-    """The checkpoint, its bytes checked against the Merkle root that it was saved under."""
+    """The newest checkpoint that is whole: its bytes are checked against the Merkle root that it
+    was saved under. Raises StorageError E303 about the newest where none is.
+    """
+    from ..storage.checkpoint import BEFORE, NEWEST
+
+    try:
+        return _whole(source, info, NEWEST)
+    except StorageError as newest:
+        try:
+            return _whole(source, info, BEFORE)
+        except StorageError:
+            raise newest from None
+
+
+def _whole(source: Path, info: CheckpointInfo, name: str) -> SavedCheckpoint:
     from ...collectives.digest import chunk_hash, merkle_root
     from ..session.replica import state_chunk_bytes
     from ..storage.checkpoint import load
 
-    saved = load(source, info.layout.numel)
+    saved = load(source, info.layout.numel, name=name)
     if saved is None:
-        raise damaged(source / STATE_FILE, "it is missing")
+        raise damaged(source / name, "it is missing")
     state = memoryview(
         b"".join(tensor.contiguous().numpy().tobytes() for tensor in (saved.anchor, saved.momentum))
     )
@@ -208,7 +263,7 @@ def _verified(source: Path, info: CheckpointInfo) -> SavedCheckpoint:
         )
         != saved.root
     ):
-        raise damaged(source / STATE_FILE, "its digest is wrong")
+        raise damaged(source / name, "its digest is wrong")
     return saved
 
 

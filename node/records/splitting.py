@@ -72,7 +72,7 @@ def check_split(manifest: Manifest) -> None:
             "$.audit.keep_contributions",
             "Members of this run do not keep what they contribute.",
             (
-                "Another run, of the exported model (atoll new --from), with [audit] "
+                "Another run, of the exported model (atoll new RUN.toml --from DIR), with [audit] "
                 "keep_contributions = 2, or more"
             ),
         ),

@@ -3,12 +3,15 @@ Lowest first:
 
 capability, invite   what the organiser signs, and the line that hands it on
 standing, entrants   what got this node in, and by which invites others came
-evidence, banning    proof of lies; who is kept out
+proof, evidence      what a member hands on of a lie; what it proves
+banning              who is kept out
 gate, doors          who is let in; by what peers enter the log's configuration
 same_order           which members read the same data in the same order
 partners, hearsay    who beats to whom in a large run; what partners say of the others
 membership_records, membership   who is in the run, where, and alive
+gain                 how much sooner the run is with this machine, and than it alone
 quorum               whether enough are, for people and tools
+status               what a node says of a run, and the figures that people see
 diary, duty, verdicts, clocks   what happened, on disk; whether this machine does its part; what is
                      wrong over many rounds; what peers say of this machine's clock
 """

@@ -25,7 +25,7 @@ from ...collectives.identifiers import PeerId, RunId
 from ...security.identity import Identity, verify
 from ..home.paths import make_private, write_atomic
 from ..home.refusals import storage_error
-from .evidence import MAX_EVIDENCE
+from .proof import MAX_EVIDENCE
 
 DOMAIN = "atoll/bans/1"
 MAX_BANS, MAX_REASON = 1024, 200

@@ -28,6 +28,8 @@ CAPABILITY_DOMAIN = "atoll/capability/1"
 CERTIFICATE_DOMAIN = "atoll/certificate/1"
 MAX_CERTIFICATE_BYTES = 512
 MOST_USES = 1000
+MOST_NAME = 32
+SITE_NAME = r"^[a-z0-9][a-z0-9._-]*\Z|^\Z"
 CLOCK_TOLERANCE_S = 120
 RUN_BYTES, RUN_CHARS = 17, 26
 """A run id has 26 letters of base32, which are 130 bits."""
@@ -53,7 +55,8 @@ class Capability(msgspec.Struct, frozen=True, array_like=True):
 
     ``bearer``: the public half of the invite key. Times are seconds since 1970, UTC. ``uses``: how
     many peers it lets in, 0 for any number. ``only``: the public key of the one peer it is for,
-    empty for any.
+    empty for any. ``name``: what the site is called whose key it lets in, in a run with noise; else
+    empty, and then not in the bytes.
     """
 
     run: RunKey
@@ -65,10 +68,17 @@ class Capability(msgspec.Struct, frozen=True, array_like=True):
     uses: Annotated[int, msgspec.Meta(ge=0, le=MOST_USES)]
     only: Annotated[bytes, msgspec.Meta(max_length=KEY_BYTES)]
     signature: Signature
+    name: Annotated[str, msgspec.Meta(max_length=MOST_NAME, pattern=SITE_NAME)] = ""
 
     def signed_bytes(self) -> bytes:
         """What the organiser signed."""
-        return msgspec.msgpack.encode(msgspec.structs.astuple(self)[:-1])
+        *fields, _, name = msgspec.structs.astuple(self)
+        return msgspec.msgpack.encode((*fields, name) if name else fields)
+
+    def packed(self) -> tuple[object, ...]:
+        """As a certificate holds it."""
+        fields = msgspec.structs.astuple(self)
+        return fields if self.name else fields[:-1]
 
     @property
     def id(self) -> CapabilityId:
@@ -97,7 +107,7 @@ class Capability(msgspec.Struct, frozen=True, array_like=True):
     @property
     def reissuable(self) -> bool:
         """Whether members who came by it may invite others with it."""
-        return not self.only and self.uses != 1
+        return not self.only and self.uses != 1 and not self.name
 
     def genuine(self) -> bool:
         """Whether the organiser it names has signed it."""
@@ -116,7 +126,7 @@ class Certificate(msgspec.Struct, frozen=True, array_like=True):
 
     def signed_bytes(self) -> bytes:
         """What the invite key signed."""
-        return msgspec.msgpack.encode((self.capability, self.peer_key, self.not_after_s))
+        return msgspec.msgpack.encode((self.capability.packed(), self.peer_key, self.not_after_s))
 
     @property
     def peer(self) -> PeerId:
@@ -130,7 +140,8 @@ class Certificate(msgspec.Struct, frozen=True, array_like=True):
 
     def encode(self) -> bytes:
         """What its peer shows to members."""
-        return msgspec.msgpack.encode(self)
+        fields = (self.capability.packed(), self.peer_key, self.not_after_s, self.signature)
+        return msgspec.msgpack.encode(fields)
 
 
 _decoder = msgspec.msgpack.Decoder(Certificate)
@@ -146,6 +157,7 @@ def grant(
     peer: str = "",
     role: Role = "train",
     uses: int = 0,
+    name: str = "",
 ) -> Capability:
     """A capability by the organiser for the holder of the invite key whose peer id is ``bearer``.
 
@@ -161,6 +173,7 @@ def grant(
         uses,
         public_key_of(PeerId(peer)) if peer else b"",
         bytes(SIGNATURE_BYTES),
+        name,
     )
     return msgspec.structs.replace(
         capability, signature=organiser.sign(CAPABILITY_DOMAIN, capability.signed_bytes())

@@ -37,7 +37,7 @@ LEAST_LEFT = 64 << 10
 """A file with less room than this is full."""
 UNKEPT = frozenset({"state.progress"})
 """Kinds that are worth nothing a second later."""
-OF_PEERS = frozenset({"peer.misbehaved", "sum.disputed", "work.judged"})
+OF_PEERS = frozenset({"peer.misbehaved", "sum.disputed", "sums.differ", "work.judged"})
 """Kinds that other peers can cause at will, under any number of keys: they never push the rest out
 of the files.
 """

@@ -26,12 +26,13 @@ MOST_BY_ONE = MOST_SHOWN * 3 // 4
 @dataclass(frozen=True, slots=True)
 class Right:
     """What a certificate gives its peer: the entry's word for it, and until when. ``member``: it
-    may be more than an observer.
+    may be more than an observer. ``name``: the site's.
     """
 
     admitted: Admitted
     expires_s: float
     member: bool = True
+    name: str = ""
 
 
 def right_of(certificate: Certificate) -> Right:
@@ -45,7 +46,7 @@ def right_of(certificate: Certificate) -> Right:
         capability.issued_s,
         capability.expires_s,
     )
-    return Right(admitted, certificate.expires_s, capability.role != "observe")
+    return Right(admitted, certificate.expires_s, capability.role != "observe", capability.name)
 
 
 class RunDoors:
@@ -54,7 +55,7 @@ class RunDoors:
 
     ``refuses(peer, invite)``: why the organiser lets in this peer, or anybody by this invite, no
     more; "" for no reason. ``now_s``: seconds since 1970, UTC. ``policy``, ``allow``: of the
-    manifest.
+    manifest. ``named``: each needs a name (`round.sites`).
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class RunDoors:
         read: Callable[[PeerId, bytes], Right | None],
         refuses: Callable[[PeerId, bytes], str],
         now_s: Callable[[], float],
+        named: bool = False,
     ) -> None:
+        self.named = named
         self.organiser, self.policy, self.allow = organiser, policy, frozenset(allow)
         self._read, self._refuses, self._now_s = read, refuses, now_s
         self._shown: dict[PeerId, tuple[bytes, bytes]] = {}  # certificate, and its invite
@@ -91,6 +94,13 @@ class RunDoors:
         self._shown[peer] = (shown, invite)
         self._by_invite.setdefault(invite, {})[peer] = None
 
+    def shown(self, peer: PeerId) -> bytes:
+        """The certificate that ``peer`` has shown, or another member for it in the log or in a
+        record that ``peer`` has signed; empty where none is remembered. Who shows it to one member
+        alone is of the run all the same: else the others would not hear it ask to be let in.
+        """
+        return self._shown.get(peer, (b"",))[0]
+
     def _forget(self, peer: PeerId) -> None:
         known = self._shown.pop(peer, None)
         if known is not None:
@@ -100,24 +110,53 @@ class RunDoors:
                 del self._by_invite[known[1]]
 
     # ---- collectives.round.Doors
+    def name(self, admitted: Admitted) -> str:
+        """What its certificate says."""
+        right = self._read(admitted.peer, admitted.certificate)
+        return right.name if right is not None else ""
+
+    def guest(self, peer: PeerId) -> Admitted | None:
+        """By what ``peer`` may be counted now that comes by a limited invite, whatever it is to."""
+        right = self._read(peer, self.shown(peer)) if self._needs(peer) else None
+        if right is None or not right.admitted.uses or self._now_s() > right.expires_s:
+            return None
+        return None if self._refuses(peer, right.admitted.invite) else right.admitted
+
+    def limited(self, peer: PeerId) -> bool:
+        """Whether ``peer`` needs an invite, and has shown one for so many, or none that is
+        remembered.
+        """
+        if not self._needs(peer):
+            return False
+        right = self._read(peer, self.shown(peer))
+        return right is None or bool(right.admitted.uses)
+
     def warrant(self, peer: PeerId) -> Admitted | None:
         """By what ``peer`` may enter now."""
         free = Admitted(peer, b"")
         if not self._needs(peer):
             return free if self._may(peer) and not self._refuses(peer, b"") else None
-        right = self._read(peer, self._shown.get(peer, (b"",))[0])
+        right = self._read(peer, self.shown(peer))
         if right is None or not right.member or self._now_s() > right.expires_s:
+            return None
+        if self.named and not right.name:
             return None
         return None if self._refuses(peer, right.admitted.invite) else right.admitted
 
     def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
-        """Whether each of these peers may enter, and shows exactly what it needs."""
+        """Whether each of these peers may enter, and shows exactly what it needs; others are
+        counted where they come by a limited invite.
+        """
         rights = [self._read(each.peer, each.certificate) for each in admitted]
         return (
             all(map(self._may, new))
-            and sorted(filter(self._needs, new)) == sorted(each.peer for each in admitted)
+            and {*filter(self._needs, new)} <= {each.peer for each in admitted}
             and all(
-                right is not None and right.member and right.admitted == each
+                self._needs(each.peer)
+                and right is not None
+                and right.admitted == each
+                and bool(right.name or not self.named)
+                and (right.member if each.peer in new else bool(each.uses))
                 for right, each in zip(rights, admitted, strict=True)
             )
         )
@@ -131,7 +170,7 @@ class RunDoors:
             if right is not None and self._now_s() > right.expires_s + SKEW_S:
                 return f"the certificate of {each.peer[-8:]} has expired"
         invites = {each.peer: each.invite for each in admitted}
-        reasons = (self._refuses(peer, invites.get(peer, b"")) for peer in sorted(new))
+        reasons = (self._refuses(peer, invites.get(peer, b"")) for peer in sorted({*new, *invites}))
         return next(filter(None, reasons), "")
 
     def _needs(self, peer: PeerId) -> bool:
@@ -154,9 +193,21 @@ class InnerDoors:
         found = self._doors.warrant(peer)
         return found if found is None or not found.uses or self._inside(peer) else None
 
-    def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
+    def name(self, admitted: Admitted) -> str:
         """As of the run."""
-        return self._doors.valid(new, admitted)
+        return self._doors.name(admitted)
+
+    def guest(self, peer: PeerId) -> Admitted | None:
+        """The first fragment's log counts."""
+        return None
+
+    def limited(self, peer: PeerId) -> bool:
+        """As of the run."""
+        return self._doors.limited(peer)
+
+    def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
+        """As of the run, with nobody who is only counted."""
+        return {each.peer for each in admitted} <= {*new} and self._doors.valid(new, admitted)
 
     def objection(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> str:
         """Also against who is not in the first fragment, as far as is known here."""
@@ -182,4 +233,5 @@ def doors_of(gate: Gate, now_s: Callable[[], float]) -> RunDoors:
         read=read,
         refuses=gate.withdrawn,
         now_s=now_s,
+        named=gate.named,
     )

@@ -1,10 +1,10 @@
-"""Whether this machine does its part of a run: its script is there, its steps take as long as they
-did, its GPU has work. A state machine without a clock, which `verdicts` asks.
+"""Whether this machine does its part of a run: its script is there and makes steps, these take as
+long as they did, its GPU has work. A state machine without a clock, which `verdicts` asks.
 
 A machine has a duty once a script of its own has attached to the run, until that script says
 goodbye, the run is finished or left. A seed or an observer never has one, and while training is
 paused nobody has. A script that is attached counts as present, however long its steps take: a long
-first compile or evaluation is no fault.
+first compile or evaluation is no fault. Whether it stands still is `service.standstill`'s to say.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LEAST_S = 0.02
 READINGS, IDLE_SHARE = 15, 0.05
 """So many readings of a GPU in a row below this share of the time."""
 
-ABSENT, SLOW, IDLE = "V11", "V12", "V13"
+ABSENT, SLOW, IDLE, STANDING = "V11", "V12", "V13", "V22"
 OF_DUTY = frozenset({"step_s", "gpu_busy"})
 """Metrics that are reported for this alone, and between the rounds, too."""
 
@@ -77,9 +77,12 @@ class Duty:
                     self._gone, self._due = (float(event["since"]), after), at + RETURN_S
             case "script.report":
                 return self._report(event["metrics"], at)
+            case "script.still" if self._attached and not self._over:
+                silent = float(event["seconds"])
+                return [DutyChange(STANDING, _silent(event), at - silent)]
             case "run.paused":
                 self._paused = True
-                return [DutyChange(ABSENT, None, at)]
+                return [DutyChange(code, None, at) for code in (ABSENT, STANDING)]
             case "run.resumed":
                 self._paused, self._due = False, max(self._due, at + RETURN_S)
             case "run.waiting" if event["state"] == "finished":
@@ -107,7 +110,7 @@ class Duty:
         self._steps.clear()
         self._busy.clear()
         self._usual = 0.0
-        return [DutyChange(SLOW, None, at), DutyChange(IDLE, None, at)]
+        return [DutyChange(code, None, at) for code in (SLOW, IDLE, STANDING)]
 
     def _ended(self, event: Mapping[str, Any], at: float) -> list[DutyChange]:
         pid = int(event["pid"])
@@ -141,13 +144,13 @@ class Duty:
 
     def _end(self, at: float) -> list[DutyChange]:
         self._gone, self._due, self._over = None, math.inf, True
-        return [DutyChange(ABSENT, None, at)]
+        return [DutyChange(code, None, at) for code in (ABSENT, STANDING)]
 
     def _report(self, metrics: Mapping[str, Any], at: float) -> list[DutyChange]:
         changes = list[DutyChange]()
         step_s, busy = metrics.get("step_s"), metrics.get("gpu_busy")
         if isinstance(step_s, int | float) and 0 < step_s < math.inf:
-            changes += self._step(float(step_s), at)
+            changes += [DutyChange(STANDING, None, at), *self._step(float(step_s), at)]
         if isinstance(busy, int | float) and 0 <= busy <= 1:
             self._busy.append(float(busy))
             if max(self._busy) >= IDLE_SHARE:
@@ -183,6 +186,13 @@ class Duty:
 
 
 _RETURNED = "none has attached since the node came back"
+
+
+def _silent(event: Mapping[str, Any]) -> str:
+    return (
+        f"process {int(event['pid'])} has made no step for {float(event['seconds']) / 60:.0f} min, "
+        f"and one took {_seconds(float(event['step_s']))}; {event['doing']}"
+    )
 
 
 def _seconds(value: float) -> str:

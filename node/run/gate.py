@@ -34,6 +34,7 @@ class Gate:
         self.run_id, self.organiser, self._bans, self._members = run_id, organiser, bans, members
         self.policy: Policy | None = None
         self.allow: frozenset[str] = frozenset()
+        self.named = False  # a run with noise: an invite is for the name of a site
 
     def recognise(self, peer: PeerId, shown: bytes) -> Certificate | None:
         """The certificate that ``peer`` shows, if it is one of this run for it; it may have expired
@@ -60,6 +61,12 @@ class Gate:
             shown, run_id=self.run_id, organiser=self.organiser, peer=peer, now_s=now_s
         )
         self._bans.check_invite(found.capability.id)
+        if self.named and not found.capability.name and found.capability.role != "observe":
+            raise NotAdmittedError(
+                "this invite is for no name, and a run with [privacy] counts by the names of sites",
+                why="What a site has spent is bound to its name, whatever key it comes with.",
+                hint="Ask the organiser for one: atoll invite new RUN --name SITE",
+            )
         return found
 
     def accept(self, peer: PeerId, shown: bytes, now_s: float) -> None:

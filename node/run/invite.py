@@ -37,9 +37,11 @@ from ...security.identity import (
 from .capability import (
     CLOCK_TOLERANCE_S,
     KEY_BYTES,
+    MOST_NAME,
     MOST_USES,
     ROLES,
     RUN_BYTES,
+    SITE_NAME,
     Capability,
     Certificate,
     Role,
@@ -64,6 +66,7 @@ through a relay, the relay's address in the place of port and host. Any other is
 _LENGTHS = {0: 4, 1: 16}
 _TEXT, _THROUGH = len(KINDS), len(KINDS) + 1
 _NO_PEER, _ORGANISER, _PEER = range(3)
+_ALONE, _NAMED = 1, 2  # bits: for one peer, for a name
 _LONG = 255
 CIRCUIT = "/p2p-circuit"
 
@@ -106,10 +109,12 @@ class Invite(msgspec.Struct, frozen=True):
             capability.expires_s - capability.issued_s,
             capability.role_index,
             capability.uses,
-            bool(capability.only),
+            bool(capability.only) | _NAMED * bool(capability.name),
             capability.signature,
         )
         body += capability.only or self.secret
+        if name := capability.name.encode():
+            body += _pack_length(len(name)) + name
         for each in self.bootstrap:
             packed = _pack_address(each, capability.organiser_key)
             body += _pack_length(len(packed)) + packed
@@ -123,9 +128,9 @@ class Invite(msgspec.Struct, frozen=True):
 
 
 _HEAD = struct.Struct(f">{RUN_BYTES}s{KEY_BYTES}sIIBHB{SIGNATURE_BYTES}s")
-"""Run, organiser's key, when issued, life, role, uses, whether it is for one peer, signature. Then
-comes the secret, or the key of the only peer. The public half of the invite key follows from the
-secret, and the organiser's key stands there once."""
+"""Run, organiser's key, when issued, life, role, uses, whether it is for one peer and whether for a
+name, signature. Then comes the secret, or the key of the only peer; then the name. The public half
+of the invite key follows from the secret, and the organiser's key stands there once."""
 
 
 def make_invite(
@@ -138,11 +143,12 @@ def make_invite(
     peer: str = "",
     role: Role = "train",
     uses: int = 0,
+    name: str = "",
 ) -> Invite:
     """A fresh invite by the organiser, whose key ``identity`` is, valid for ``life_s`` seconds.
 
     ``peer``: the only one it is for, if any. ``uses``: how many peers may enter by it, 0 for any
-    number.
+    number. ``name``: the site that it lets in, in a run with noise.
     """
     life_s = min(life_s, MAX_LIFE_S)
     if peer:
@@ -167,6 +173,7 @@ def make_invite(
         peer=peer,
         role=role,
         uses=uses,
+        name=name,
     )
     return Invite(secret, capability, tuple(bootstrap[:MAX_ADDRESSES]))
 
@@ -249,8 +256,9 @@ def parse_invite(text: str, *, now_s: float) -> Invite:
 
 def _unpack(body: bytes) -> Invite:
     """What `Invite.encode` packed. Raises ValueError, struct.error."""
-    run, organiser, issued_s, life_s, role, uses, alone, signature = _HEAD.unpack_from(body)
-    if role >= len(ROLES) or uses > MOST_USES or alone > 1:
+    run, organiser, issued_s, life_s, role, uses, kind, signature = _HEAD.unpack_from(body)
+    alone = kind & _ALONE
+    if role >= len(ROLES) or uses > MOST_USES or kind > _ALONE | _NAMED:
         raise ValueError("no such role or uses")
     at = _HEAD.size + (KEY_BYTES if alone else SECRET_BYTES)
     only = body[_HEAD.size : at] if alone else b""
@@ -262,6 +270,12 @@ def _unpack(body: bytes) -> Invite:
     )
     if at > len(body):
         raise ValueError("it is cut off")
+    name = ""
+    if kind & _NAMED:
+        length, at = _unpack_length(body, at)
+        name, at = body[at : at + length].decode(), at + length
+        if re.search(SITE_NAME, name) is None or not 0 < len(name) <= MOST_NAME:
+            raise ValueError("no name of a site")
     bootstrap = list[str]()
     while at < len(body):
         length, at = _unpack_length(body, at)
@@ -274,7 +288,7 @@ def _unpack(body: bytes) -> Invite:
         bootstrap.append(address)
     bearer = public_key_of(_invite_key(secret).peer)
     capability = Capability(
-        run, bearer, issued_s, expires_s, organiser, role, uses, only, signature
+        run, bearer, issued_s, expires_s, organiser, role, uses, only, signature, name
     )
     return Invite(secret, capability, tuple(bootstrap))
 

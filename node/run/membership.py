@@ -281,7 +281,7 @@ class Membership:
         One that is `doubled` beats, and takes part in nothing."""
         if peer == self.me:
             return True
-        if self._takes_no_part(peer):
+        if self.excluded(peer):
             return False
         last = self._last(now, peer)
         if now - last > self._detect_s(peer):
@@ -292,7 +292,7 @@ class Membership:
     def suspected(self, now: float, peer: PeerId) -> bool:
         """Whether ``peer`` was watched for ``detect_s``, or lost its connection, and is not `live`.
         Without being watched it never is, unless it is on another history, banned, or `doubled`."""
-        if self._takes_no_part(peer):
+        if self.excluded(peer):
             return True
         since = self._watched.get(peer)
         return (
@@ -313,7 +313,8 @@ class Membership:
             return max(last, self._hearsay.last(now, peer))
         return last
 
-    def _takes_no_part(self, peer: PeerId) -> bool:
+    def excluded(self, peer: PeerId) -> bool:
+        """Whether the peer takes no part, however alive: banned, on another history, `doubled`."""
         return peer in self.foreign or peer in self.banned or self.doubled(peer)
 
     def _detect_s(self, peer: PeerId) -> float:
@@ -324,7 +325,7 @@ class Membership:
         """Change what one's own record says (fields of Record); pushed at once when something
         really changed.
         """
-        unknown = fields.keys() - {"addresses", "round", "first_batch"}
+        unknown = fields.keys() - {"addresses", "round", "first_batch", "spent"}
         if unknown:
             raise LocalProtocolError(f"a membership record has no field {sorted(unknown)[0]!r}")
         if self.me in self._table and all(

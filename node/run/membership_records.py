@@ -49,8 +49,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     ``life``: a nonce of its process. ``beside``: that of another process that spoke under the same
     key. Where each of two names the other, both have lived since both began: ``doubled``.
     ``certificate``: by which it came; nobody believes one who is no member without.
-    ``first_batch``: which data its script read first in a round (`same_order`); left out of the
-    bytes where there is none.
+    ``first_batch``: which data its script read first in a round (`same_order`). ``spent``: its
+    signature that it may spend no more of its privacy in this run (`round.sites`). Of the last two
+    those are left out of the bytes, from the end, that say nothing.
     """
 
     run: Annotated[str, msgspec.Meta(max_length=64, pattern=PLAIN)]
@@ -64,6 +65,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     doubled: bool = False
     certificate: Annotated[bytes, msgspec.Meta(max_length=MAX_CERTIFICATE)] = b""
     first_batch: FirstBatch | None = None
+    spent: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
 
 
 class SignedRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -202,7 +204,8 @@ def split(data: bytes, size: int, peer: PeerId) -> list[bytes]:
 
 def sign_record(record: Record, sign: Sign) -> SignedRecord:
     fields = structs.astuple(record)
-    data = _encoder.encode(fields if record.first_batch is not None else fields[:-1])
+    said = 0 if record.spent else 1 if record.first_batch is not None else 2
+    data = _encoder.encode(fields[: len(fields) - said])
     return SignedRecord(data, sign(DOMAIN + data))
 
 

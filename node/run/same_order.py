@@ -1,6 +1,10 @@
 """Which other members read the same data in the same order as this machine's script, by the digests
 of each round's first batch that members put into their records. A state machine without a clock.
 
+A small data set has few batches, so that two members with orders of their own meet by chance. Where
+a round's first batch was one before, so many equal rounds running are asked for that independent
+orders have them one time in a million (`SameOrder.enough`).
+
 Who makes fewer steps in a round reads the same some batches later: its first batches are looked for
 among all that this machine's script has read, and have to come later there from round to round.
 
@@ -10,6 +14,7 @@ what this machine reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,6 +31,7 @@ where batches or data sets are small."""
 RUNNING_BEHIND = 8
 """The same of first batches that were read here earlier: members that draw single samples of one
 small data set by lot have read most of them, too, and in an order that fits one time in 8!."""
+BY_CHANCE = 1e-6  # how likely independent orders of a small data set may be equal
 REMEMBERED = 64  # rounds
 MOST_READ = 2048  # batches
 
@@ -46,9 +52,20 @@ class SameOrder:
         self._behind: dict[PeerId, _Behind] = {}
         self._own: dict[int, bytes] = {}  # by round, oldest first
         self._running: dict[PeerId, tuple[int, int]] = {}  # the last round compared, equal ones
+        self._firsts = set[bytes]()  # contents that were a round's first batch
+        self._repeats = self._comes = False  # one was so again; the next one read is a first one
 
     def begun(self, round_: int, digest: bytes) -> None:
-        """This machine's script has read the first batch after ``round_`` committed rounds."""
+        """This machine's script has read the first batch after ``round_`` committed rounds. Its
+        content comes by `read`, before or after that; of gradients it never does.
+        """
+        content = next(
+            (each for each in self._read if batch_digest(self._run, round_, each) == digest), None
+        )
+        self._repeats |= content in self._firsts
+        self._comes = content is None
+        if content is not None:
+            self._firsts.add(content)
         self._own.pop(round_, None)  # of an earlier script
         self._own[round_] = digest
         while len(self._own) > REMEMBERED:
@@ -56,6 +73,9 @@ class SameOrder:
 
     def read(self, content: bytes) -> None:
         """This machine's script has read a batch of this content, a hash."""
+        if self._comes:
+            self._comes = False
+            self._firsts.add(content)
         if len(self._read) < MOST_READ:
             self._read.setdefault(content, len(self._read))
 
@@ -88,8 +108,16 @@ class SameOrder:
             for peer, (running, _) in self._behind.items()
             if running >= RUNNING_BEHIND
         }
-        same = {peer: equal for peer, (_, equal) in self._running.items() if equal >= RUNNING}
+        same = {peer: equal for peer, (_, equal) in self._running.items() if equal >= self.enough}
         return behind | same
+
+    @property
+    def enough(self) -> int:
+        """How many equal rounds running are no chance: `RUNNING`, and more of a small data set."""
+        if not self._repeats:
+            return RUNNING
+        few = max(2, len(self._firsts))
+        return max(RUNNING, math.ceil(math.log(BY_CHANCE) / -math.log(few)))
 
     def forget(self) -> None:
         """The script has ended."""
@@ -97,6 +125,8 @@ class SameOrder:
         self._running.clear()
         self._read.clear()
         self._behind.clear()
+        self._firsts.clear()
+        self._repeats = self._comes = False
 
 
 def shows_order(settings: RunSettings) -> bool:

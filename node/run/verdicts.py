@@ -41,6 +41,8 @@ EDGE = 3
 WORSE, WORSE_OF, WORSE_BY = 2, 5, 0.05
 MUCH_WORSE_BY = 0.25  # once is enough, and twice `DEVIATIONS`
 OF_MEDIANS = 0.7  # deviation of the difference of two medians of seven steps, over one step's
+CLAIMS, CLAIMS_OF, CLAIMED = 3, 5, 64.0
+MUCH_CLAIMED = 4096.0  # once is enough
 GONE_S = 300.0  # a trouble that is not told again is over
 MOST_APART = 4  # buffers in a verdict
 CLOCK_S = 1500.0  # it is looked at every ten minutes
@@ -211,9 +213,9 @@ Gradients reach the attached model, and no step of an attached optimizer follows
 nothing of this machine's training is contributed. The verdict names what was seen. The usual
 causes: an optimizer that was made again after attach(), one whose step() is never called, weights
 that were loaded with assign=True, weights that the script sets itself, a copy of the model that is
-trained in place of it. Or steps are counted with fewer samples than a shard gave for
-them, 64 in a row. The script's own log names the cure at the same time. It is withdrawn with the
-next counted step, of all its samples.
+trained in place of it. Or steps are counted with fewer samples than a shard gave for them, or on
+batches that it gave before, 64 in a row. The script's own log names the cure at the same time. It
+is withdrawn with the next counted step, of all its samples.
 
     attach(model, optimizer, swarm)      with the optimizer that steps, after weights were loaded
     attach(model, None, swarm)           and attachment.step() after each step""",
@@ -225,8 +227,8 @@ next counted step, of all its samples.
 This script's steps are counted, and what it contributes is exactly zero: its weights are the
 anchor's. The verdict names the cause that was found: the optimizer steps tensors that are not the
 model's any more, the learning rate is 0, no gradient reaches the parameters or none requires one,
-or steps are smaller than weights of bfloat16 can add. Such a contribution holds back the mean of
-all. It is withdrawn with the next contribution that holds some.
+every gradient is 0, or steps are smaller than weights of bfloat16 can add. Such a contribution
+holds back the mean of all. It is withdrawn with the next contribution that holds some.
 
     attachment.log(loss=loss)            does the loss fall?""",
     ),
@@ -248,12 +250,12 @@ the run's. The script's log names the tensors. It is withdrawn after five rounds
         "same-data",
         "a member reads the same data in the same order",
         f"""\
-In {RUNNING} rounds running the first batch of a member's script was this machine's, too. Both
-compute the same gradients: the mean gains nothing by one of the two, and the run's position counts
-their samples twice. The usual cause is one seed for all members, or a loader that does not
-shuffle. Known of scripts that read by swarm.shard, and of Trainer and Lightning, by digests of 16
-bytes; never in federated runs, nor with [privacy] or [secure]. It is withdrawn with the first
-batch that differs. A member can say it of itself only.
+In {RUNNING} rounds running the first batch of a member's script was this machine's, too; of a small
+data set whose batches repeat in up to 20. Both compute the same gradients: the mean gains nothing
+by one of the two, and the run's position counts their samples twice. The usual cause is one seed
+for all members, or a loader that does not shuffle. Known of scripts that read by swarm.shard, and
+of Trainer and Lightning, by digests of 16 bytes; never in federated runs, nor with [privacy] or
+[secure]. It is withdrawn with the first batch that differs. A member can say it of itself only.
 
     data = swarm.shard(loader)                   samples are leased to one member each
     AtollCallback(swarm, shard=True)             the same in Trainer
@@ -266,8 +268,9 @@ batch that differs. A member can say it of itself only.
         """\
 A buffer of this script's model is learnt and not averaged, such as a codebook, a normaliser or an
 observer: each member has its own, so that the run's model is another one at each. Or other members
-brought another value of a buffer that does not change. The verdict names the buffers; the script's
-log says which members differ. Which buffers are averaged is part of the run, so a new one is the
+brought another value of a buffer that does not change. Or the script changed a frozen parameter, as
+by an adapter that was merged into it and left there. The verdict names them; the script's log says
+which members differ. Which buffers are averaged is part of the run, so a new one is the
 cure of the first; "own" declares that members are to differ, such as in a queue of their samples.
 
     [model] buffers = { "codebook" = "mean" }    in the manifest of a new run: averaged
@@ -316,6 +319,40 @@ many readings in a row without fault.
     [train.outer] governor = true        takes the plain mean by itself
     atoll new RUN.toml --from DIR        goes on from what atoll export RUN DIR wrote""",
     ),
+    "V22": VerdictPage(
+        "script-stands-still",
+        "the script here lives and makes no step",
+        """\
+A script of this machine is attached and has made steps; now it makes none, and waits for no round.
+That is said after ten minutes in which its process took no processor time, after an hour where it
+took some (an evaluation does), and never before twenty of its usual steps, nor before twice the
+longest time that it was as silent before. The others go on without this machine. The usual causes:
+a loader whose workers are gone, a deadlock, a device or a network file system that does not
+answer, a process that was stopped, a rank of its own job that is gone. It is withdrawn with the
+next minute of steps, when the script ends or attaches again, and by a pause.
+
+    ps -o stat,time,wchan -p PID  what the process does: PID as atoll status says it
+    atoll events RUN             since when
+    atoll pause RUN              serve the run, train nothing; no verdict then""",
+    ),
+    "V23": VerdictPage(
+        "samples-claimed",
+        "a member claims many times the samples of the others",
+        f"""\
+In {CLAIMS} of {CLAIMS_OF} rounds a member said that its contribution stands for more than
+{CLAIMED:g} times as many samples as the median of the others', or once for {MUCH_CLAIMED:g} times
+as many. Samples are a member's own word; nobody can check them. They are its weight in a plain
+mean, and what attachment.position counts: with claims of a hundred times the others' in a run of
+five a learning-rate schedule ends 21 times as early. It may be so: one machine is that much
+faster, or a site has that many examples; then nothing is wrong. Or batch_size of its script counts
+tokens where those of others count rows. It is withdrawn after {CLAIMS_OF} rounds without, or when
+it leaves.
+
+    attach(..., batch_size=N)            the same unit in all scripts: rows, or tokens
+    [robust] rule = "trimmed_mean"       in a new manifest: heads count, not samples
+    schedule by attachment.round         moves once a round, whatever anybody claims
+    atoll ban PEER                       by the organiser, for everybody""",
+    ),
 }
 NOT_COUNTED: Mapping[str, str] = {
     "uncounted_replaced": "the model holds other tensors than those that its optimizer steps",
@@ -333,6 +370,7 @@ STILL: Mapping[str, str] = {
     "still_replaced": "the model holds other tensors than those that its optimizer steps",
     "still_frozen": "no parameter requires a gradient",
     "still_gradients": "no gradient reaches the parameters",
+    "still_zero": "every gradient is 0",
     "still_rate": "the learning rate is 0",
     "still_rounding": "steps are smaller than the weights' type can add",
     "still_other": "weights are at the anchor again",
@@ -347,8 +385,10 @@ PARTS: Mapping[str, tuple[str, str]] = {
 BUFFERS: Mapping[str, str] = {
     "buffer_learnt/": "is learnt here and not averaged",
     "buffer_differs/": "is another one at {:.0f} other members",
+    "frozen_changed/": "is frozen, and changed here by the script",
 }
-"""Beginnings of metrics in which it reports on buffers by name (`optim.script.buffer_watch`)."""
+"""Beginnings of metrics in which it reports by name on buffers (`optim.script.buffer_watch`) and on
+frozen parameters outside of the run (`optim.script.frozen`)."""
 OF_A_SCRIPT = ("V14", "V15", "V18", "V19", "V20")
 """Verdicts that end with the script that they are about."""
 TROUBLES = {"E120": "V05", "E501": "V06", "E303": "V06", "E308": "V08"}
@@ -431,6 +471,7 @@ class Verdicts:
         self._last: deque[str] = deque(maxlen=SLOW_OF)  # who was the slowest in each
         self._own = Usual(APART, APART_OF)
         self._others: dict[str, deque[bool]] = {}
+        self._claimed: dict[str, deque[bool]] = {}  # by peer: many times the others' samples
         self._dropped, self._drops = 0.0, deque[bool](maxlen=DROPS_OF)
         self._moved, self._unmoved = 0.0, 0  # changes of the weights; rounds since the last one
         self._apart = dict[str, str]()  # by metric: which buffers are, in words
@@ -568,6 +609,7 @@ class Verdicts:
             )
         elif self._rounds.calm:
             self._withdraw("V01", "", at)
+        self._samples(event["contributors"], event.get("members") or (), at)
         self._losses(event.get("losses") or {}, at)
         if worth := event.get("worth"):
             self._evaluated(int(event.get("fragment", 0)), worth, event, at)
@@ -587,6 +629,30 @@ class Verdicts:
                     f"{reach['needed']} are needed"
                 ),
             )
+
+    def _samples(self, said: Mapping[str, float], members: Sequence[str], at: float) -> None:
+        """What each contribution is said to stand for, against the others of its round."""
+        for peer in self._claimed.keys() - set(members):
+            del self._claimed[peer]
+            self._withdraw("V23", peer, at)
+        for peer, samples in said.items() if len(said) > 1 else ():
+            others = median(count for other, count in said.items() if other != peer)
+            times = samples / max(others, 1)
+            claims = self._claimed.setdefault(peer, deque(maxlen=CLAIMS_OF))
+            claims.append(times > CLAIMED)
+            if sum(claims) >= CLAIMS or times > MUCH_CLAIMED:
+                share = samples / sum(said.values())
+                self._raise(
+                    "V23",
+                    peer,
+                    at,
+                    (
+                        f"says that its contribution stands for {samples:.4g} samples, {times:.4g} "
+                        f"times the others' median: {share:.0%} of a plain mean"
+                    ),
+                )
+            elif len(claims) == CLAIMS_OF and not any(claims):
+                self._withdraw("V23", peer, at)
 
     def _who(self) -> str:
         """Who was the last in most of the newest rounds, in words."""
@@ -644,6 +710,18 @@ class Verdicts:
             text = f"steps count fewer samples than the shard gives: {short:.0f} are left out"
             self._raise("V14", "", at, text)
         elif "samples_short" in metrics:
+            self._withdraw("V14", "", at)
+        if (steps := metrics.get("samples_zero", 0.0)) > 0:
+            text = f"each of {steps:.0f} steps in a row was declared to be of no samples"
+            self._raise("V14", "", at, text)
+        elif "samples_zero" in metrics:
+            self._withdraw("V14", "", at)
+        if (steps := metrics.get("samples_again", 0.0)) > 0:
+            text = (
+                f"each of {steps:.0f} steps in a row was made on batches that the shard gave before"
+            )
+            self._raise("V14", "", at, text)
+        elif "samples_again" in metrics:
             self._withdraw("V14", "", at)
         for code, causes in (("V14", NOT_COUNTED), ("V15", STILL)):
             for name in causes.keys() & metrics.keys():

@@ -24,6 +24,8 @@ class Budget:
         self.terms, self._storage = terms, storage
         self._accountant = Accountant(terms.delta, terms.stop_at_epsilon)
         self._accountant.spend(RATE, terms.noise, storage.noisy())
+        self.last = storage.noisy_entry()
+        """For which entry of the log the newest was handed over; -1: for none."""
 
     @property
     def epsilon(self) -> float:
@@ -45,10 +47,17 @@ class Budget:
         """How many more do."""
         return self._accountant.room(RATE, self.terms.noise)
 
-    def record(self) -> None:
+    def record(self, entry: int) -> None:
         """One more is about to be handed over: it is on the medium when this returns. Waits for the
         disk; from any thread. Raises StorageError: then it must not be."""
-        self._storage.spend_noisy()
+        self._storage.spend_noisy(entry)
+        self.last = entry
+
+    def raise_to(self, steps: int) -> None:
+        """Earlier lives under this name may have handed over so many. Raises StorageError."""
+        if steps > self.steps:
+            self._storage.raise_noisy(steps)
+            self._accountant.spend(RATE, self.terms.noise, steps - self.steps)
 
     def spend(self) -> None:
         """One more is on the medium."""

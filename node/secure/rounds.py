@@ -25,13 +25,16 @@ from ...collectives.errors import (
     SecurityError,
     StorageError,
 )
-from ...collectives.group import CID_BYTES, Entry, Plan, Reading
+from ...collectives.group import CID_BYTES, Entry, Plan, Reading, SpentWord
 from ...collectives.identifiers import PeerId
 from ...collectives.round import KIN_BYTES
-from ...collectives.swarm import MAX_OP_ID, Call, SecureSettings
+from ...collectives.round.sites import spent_payload
+from ...collectives.round.turns import AWAY_S
+from ...collectives.swarm import MAX_OP_ID, Call, SecureSettings, Spent
 from ...security.masking import Binding, DealerError, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
+from ...security.masking.messages import Keys
 from ..session import events as ev
 from ..session.contribution_queue import Given
 from ..session.copies import Copies
@@ -105,6 +108,10 @@ class SecureRounds(PreRound):
         self._busy = False
         self._tried = 0  # so many members' shares are needed for another try
         self._since = self._announced_at = -1e9
+        self._away: dict[PeerId, float] = {}  # who is not heard, since when
+        self._over = ""  # why no vector of this member is given any more
+        # how many steps were spent, and whether one more was allowed then
+        self._judged: tuple[int, bool] | None = None
 
     # ---- views
     @property
@@ -138,6 +145,109 @@ class SecureRounds(PreRound):
             self._budget = Budget(self.session.settings.privacy, self.session.ports.storage)
         return self._budget
 
+    def spent(self) -> Spent | None:
+        """What this member has spent of its privacy; None in a run without noise. Raises
+        StorageError."""
+        budget, session = self.budget, self.session
+        if budget is None:
+            return None
+        terms, machine = budget.terms, session.machine
+        return Spent(
+            bound_at(session, terms, machine.round) if machine is not None else terms.clip,
+            terms.quantile,
+            budget.epsilon,
+            terms.delta,
+            terms.stop_at_epsilon,
+            budget.steps,
+            budget.room,
+        )
+
+    @property
+    def over(self) -> str:
+        """Why this member gives no vector any more: its privacy is spent, an entry says that too
+        few sites are left for a sum, or another key has its name."""
+        return self._over
+
+    def spent_words(self) -> list[SpentWord]:
+        """What members have said of themselves, this one too: in their records, which are signed
+        besides."""
+        records, machine = self.session.membership, self.session.machine
+        peers = {member.peer for member in machine.config} if machine is not None else set[PeerId]()
+        found = [(peer, records.record(peer)) for peer in sorted(peers)]
+        return [SpentWord(peer, of.spent) for peer, of in found if of is not None and of.spent]
+
+    def _judge_budgets(self, now: float) -> None:
+        """Note whether the run is over here, and tell others where this member's budget is. A
+        vector that was handed over is waited for.
+
+        A site that may spend no more is done, and signs that. Once too few are left, an entry with
+        what they have signed ends the run for all.
+        """
+        budget, session, machine = self.budget, self.session, self.session.machine
+        if budget is None or machine is None or self._over:
+            return
+        sites, me = machine.sites, session.me
+        if sites.retired(me):
+            self._over = (
+                f"another key has the name of this site, {sites.name_of(me)}, now: the organiser's "
+                "invite let it in under that"
+            )
+            return
+        if self._handed or self.mean is not None:
+            return
+        budget.raise_to(sites.before(machine.me))
+        if self._judged is None or self._judged[0] != budget.steps:
+            self._judged = (budget.steps, budget.allows)
+        if not self._judged[1]:
+            signature = session.actions.sign(spent_payload(session.run, me))
+            session.membership.announce(now, spent=signature)
+            self._over = (
+                f"this site has spent epsilon {budget.epsilon:.3g}, and one more round would pass "
+                f"{budget.terms.stop_at_epsilon:g}"
+            )
+        elif sites.over:
+            self._over = sites.over
+
+    @property
+    def _may_give(self) -> bool:
+        """Whether a vector may be handed over for the open entry. With noise that is one an entry,
+        over all attempts: so the log bounds what a site has given, also where its disk is lost
+        (`round.sites`). An entry without contributors opens the next."""
+        budget, machine = self.budget, self.session.machine
+        return budget is None or machine is None or budget.last != machine.round
+
+    def _wait_for_entry(self) -> None:
+        """What was given for the open entry came to nothing: ask for one that ends it."""
+        machine = self.session.machine
+        if machine is not None and not machine.unsettled:
+            machine.set_unsettled(self.session.clock(), True)
+
+    @property
+    def patient(self) -> bool:
+        """Whether an attempt waits for the work of all who take part (`round.turns`)."""
+        return self.session.settings.work is not None
+
+    def at_work(self, now: float) -> list[PeerId]:
+        """Those of the round whose keys are not here: they have nothing to be masked yet."""
+        machine, masking = self.session.machine, self.masking
+        if machine is None or self.mean is not None:
+            return []
+        roster = sorted({member.peer for member in machine.draw.members})
+        if masking is None:
+            return roster
+        if masking.fixed:
+            return []
+        here = masking.messages[0].keys() | masking.passed | self.bad
+        return [peer for peer in roster if peer not in here]
+
+    def _silent(self, now: float, roster: Collection[PeerId]) -> list[PeerId]:
+        """Who is not heard, and not waited for: at once where a round does not wait for work, and
+        until it may be gone where it does."""
+        suspected = [peer for peer in roster if self.session.actions.suspected(peer)]
+        self._away = {peer: self._away.get(peer, now) for peer in suspected}
+        least = AWAY_S if self.patient else 0.0
+        return [peer for peer, since in self._away.items() if now - since >= least]
+
     def gave(self, cid: bytes) -> bool:
         """Whether an earlier life handed over this vector: it may be in a sum, and is not to be in
         another.
@@ -163,15 +273,15 @@ class SecureRounds(PreRound):
             first = self.session.queue.first()
             if first is None:
                 return None
-            budget = self.budget
-            if budget is not None and not budget.allows:
+            self._judge_budgets(now)
+            if self._over:
                 self.session.queue.take()
-                why = (
-                    f"this site has spent epsilon {budget.epsilon:.3g}, and one more round would "
-                    f"pass {budget.terms.stop_at_epsilon:g}"
+                return self.session.ports.emit(
+                    ev.ContributionRefused(first[0], self._over, over=self._over)
                 )
-                return self.session.ports.emit(ev.ContributionRefused(first[0], why, unfit=True))
             self.given = first
+        if self.masking is None and not self._may_give:
+            return self._wait_for_entry()
         if self.masking is None:
             self._open(now, self._number)
         return self._join(now)
@@ -320,6 +430,8 @@ class SecureRounds(PreRound):
                 if digest not in self.memory.begun:
                     self.session.ports.storage.spend(BEGUN + digest.hex())
                 masking.join(self.identity, self.memory, self.rng)
+                if self.session.machine is not None:
+                    self.session.machine.turns.done(now)
             except SecurityError:  # in an earlier life
                 self._open(now, self._number + 1)
                 masking = self.masking
@@ -398,6 +510,8 @@ class SecureRounds(PreRound):
                     masking.passed.add(peer)
         if news:
             self._since = now
+            if isinstance(body, AuthoredMessage) and isinstance(body.message, Keys):
+                machine.turns.done(now)
         if self.masking is masking and masking.client is None:
             self.offer(now)
         self._step(now)
@@ -406,7 +520,7 @@ class SecureRounds(PreRound):
         """Others have begun: the script contributes now, or nobody need wait for it."""
         session, masking = self.session, self.masking
         assert masking is not None
-        if session.script is None:
+        if session.script is None or self._over or not self._may_give:
             masking.out.append((masking.leader, Pass()))
         elif self.given is None and session.queue.first() is None:
             session.ports.emit(ev.RoundClosing(session.completed + 1))
@@ -427,6 +541,13 @@ class SecureRounds(PreRound):
         machine, masking = self.session.machine, self.masking
         if machine is None or machine.stateless:
             return
+        self._judge_budgets(now)
+        if self._over and self.given is not None and not self._handed and not self._busy:
+            given, self.given = self.given, None
+            self._drop()
+            self.session.queue.take()
+            self.session.ports.emit(ev.ContributionRefused(given[0], self._over, over=self._over))
+            masking = None
         if masking is None or masking.client is None or self.mean is not None:
             self.offer(now)
         masking = self.masking
@@ -452,10 +573,21 @@ class SecureRounds(PreRound):
             return waited > many * SUM_S
         if len(masking.messages[0].keys() - {masking.me}) + 1 < masking.binding.threshold:
             return False
+        if self.patient and not masking.fixed and self._works(now, masking):
+            waits = masking.leader != masking.me and self.session.actions.suspected(masking.leader)
+            return waits and waited > session.timing.detect_s
         patience = many * (session.timing.takeover_s + 2 * machine.timing.grace(machine.round_s))
         return waited > patience or (
             waited > session.timing.detect_s and session.actions.suspected(masking.leader)
         )
+
+    def _works(self, now: float, masking: Masking) -> bool:
+        """Whether somebody of the attempt still works, and is waited for."""
+        machine = self.session.machine
+        if machine is None or machine.turns.over(now):
+            return False
+        gone = {*self._silent(now, masking.binding.roster), *masking.passed, *self.bad}
+        return bool(set(masking.binding.roster) - masking.messages[0].keys() - gone)
 
     # ---- progress
     def _step(self, now: float) -> None:
@@ -463,12 +595,13 @@ class SecureRounds(PreRound):
         masking, machine = self.masking, self.session.machine
         if masking is None or machine is None:
             return
-        silent = [peer for peer in masking.binding.roster if self.session.actions.suspected(peer)]
-        late = now - self._since > (
-            machine.timing.grace(machine.round_s)
-            if not masking.fixed
-            else 2 * machine.timing.detect_s
-        )
+        silent = self._silent(now, masking.binding.roster)
+        if masking.fixed:
+            late = now - self._since > 2 * machine.timing.detect_s
+        elif self.patient:
+            late = machine.turns.over(now)
+        else:
+            late = now - self._since > machine.timing.grace(machine.round_s)
         if masking.lead(silent, self.bad, late):
             self._since = now
         try:
@@ -515,7 +648,13 @@ class SecureRounds(PreRound):
             bound_at(self.session, privacy, masking.binding.round) if privacy is not None else 0.0
         )
         self.vectors = vectors = RingLayout(
-            self.terms, privacy, vector.numel(), len(roster), self._threshold(masking), bound
+            self.terms,
+            privacy,
+            vector.numel(),
+            len(roster),
+            self._threshold(masking),
+            bound,
+            exact=self.patient,
         )
         buckets = masking.buckets(self.terms)
         self._busy, metrics = True, dict(self.metrics)
@@ -563,9 +702,15 @@ class SecureRounds(PreRound):
         if budget is None:
             return self._start(now, masking, given, words)
 
+        entry = masking.binding.round
+        if budget.last == entry:  # `_judge_budgets` has not seen the round yet
+            if self.masking is masking:
+                self._drop()
+            return self._wait_for_entry()
+
         def count() -> StorageError | None:
             try:
-                budget.record()
+                budget.record(entry)
             except StorageError as error:
                 return error
             return None

@@ -19,31 +19,22 @@ from .vectors import RingLayout, Summed, least_buckets, threshold_of
 
 
 class SecureMeans:
-    """Round after round of ``members`` sites that are asked. ``seed`` in place of the members'
-    secret chances.
-    """
+    """Round after round. ``seed`` in place of the members' secret chances."""
 
-    def __init__(
-        self, terms: SecureSettings, privacy: PrivacySettings | None, members: int, seed: int
-    ) -> None:
-        self._terms, self._privacy, self._members, self._rng = (
-            terms,
-            privacy,
-            members,
-            random.Random(seed),
-        )
+    def __init__(self, terms: SecureSettings, privacy: PrivacySettings | None, seed: int) -> None:
+        self._terms, self._privacy, self._rng = terms, privacy, random.Random(seed)
         self._bound = privacy.clip if privacy is not None else 0.0
 
-    def __call__(self, rows: Sequence[Tensor], samples: Sequence[int]) -> Tensor | None:
-        """What the outer step gets of contributions, float32 (numel,) each. None: there are too
-        few, and nothing is unmasked.
+    def __call__(self, rows: Sequence[Tensor], samples: Sequence[int], asked: int) -> Tensor | None:
+        """What the outer step gets of contributions, float32 (numel,) each, of ``asked`` members of
+        the round. None: there are too few, and nothing is unmasked.
         """
         if not rows:
             return None
-        enough = threshold_of(self._terms, self._members)
+        enough = threshold_of(self._terms, asked)
         smallest = self._terms.threshold if self._terms.buckets > 1 else enough
         vectors = RingLayout(
-            self._terms, self._privacy, rows[0].numel(), self._members, smallest, self._bound
+            self._terms, self._privacy, rows[0].numel(), asked, smallest, self._bound
         )
         made = [
             vectors.words(row.to(torch.float32), count, self._rng)

@@ -78,7 +78,7 @@ def in_bucket(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
 @dataclass(frozen=True, slots=True)
 class RingLayout:
     """How the vectors of one attempt lie on their ring: the same at all members. ``threshold``: of
-    the attempt. ``bound``: of a run with privacy.
+    the attempt. ``bound``: of a run with privacy. ``exact``: what a member counts is never cut.
     """
 
     terms: SecureSettings
@@ -87,6 +87,7 @@ class RingLayout:
     members: int
     threshold: int
     bound: float = 0.0
+    exact: bool = False
 
     @property
     def moving(self) -> AdaptiveBound | None:
@@ -101,10 +102,22 @@ class RingLayout:
 
     @property
     def heaviest(self) -> int:
-        """What a member counts at most: what the manifest says, as far as there is room for so many
-        members.
+        """What a member counts at most: what the manifest says; where members count by what they
+        have processed, as far as there is room for so many of them.
         """
-        return min(self.terms.max_weight, most_weight(self.members))
+        most = self.terms.max_weight
+        return most if self.exact else min(most, most_weight(self.members))
+
+    @property
+    def crowded(self) -> str:
+        """Why the ring has no room for so many members of that weight; "": it has."""
+        most = most_weight(self.members)
+        if self.privacy is not None or self.heaviest <= most:
+            return ""
+        return (
+            f"{self.members} members who count up to {self.heaviest:,} each "
+            f"([secure] max_weight) are too many for a masked sum: it has room for {most:,} each"
+        )
 
     @property
     def ring(self) -> Ring:
@@ -140,6 +153,8 @@ class RingLayout:
         metrics: Mapping[str, float] | None = None,
     ) -> Words | str:
         """What is masked; or why the vector (float32, (numel,), which stays as it is) cannot be."""
+        if crowded := self.crowded:
+            return crowded
         noise = self.noise
         if self.privacy is None or noise is None:
             largest = float(np.abs(vector.numpy()).max())
@@ -163,6 +178,8 @@ class RingLayout:
             within = clip(bounded, self.bound)
         except ValueError:
             return "it holds NaN or infinity"
+        # clipped first, then weighed by no more than 1: it moves the sum by no more than the bound
+        bounded.mul_(self.privacy.share(samples))
         plan = self.count_noise
         multiples = self.ring.quantise(
             np.append(bounded.numpy(), np.zeros(1 if plan else 0, np.float32)), rng
@@ -190,6 +207,8 @@ class RingLayout:
     def summed(self, total: Words) -> Summed:
         """What an unmasked sum says. Raises SecurityError for one that nobody honest has."""
         means, weight = self.ring.decode(total)
+        if self.privacy is not None and self.privacy.normaliser is not None:
+            means *= weight / self.privacy.normaliser  # of the sum: their number is known
         mean = torch.from_numpy(means[: self.numel].astype(np.float32))
         if self.moving is not None:
             return Summed(mean, weight, {}, int(total[self.numel :].view("<i4")[0]) / (2 * HALF))

@@ -98,6 +98,8 @@ class Banning:
             lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature),
             sender,
             btard.peers if btard is not None else (),
+            run.manifest.quorum.lying if run.manifest is not None else 0,
+            [run.whole.config_peers()] if run.whole is not None else (),
         )
         try:
             news = found != run.node.identity.peer and self.lists.convict(

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("atoll")
 USUAL = ("training", "round under way", "finished", "left")  # no news for whoever watches a log
+PACE_ROUNDS = 10  # the newest ones, whose mean period is the pace of a run
 HISTORY = 256  # committed rounds kept for status
 SEEKING: tuple[str, int, int] = ("finding members", 0, 0)
 
@@ -125,6 +126,8 @@ class Chronicle:
                 self._tell("peer.misbehaved", fragment, peer=event.peer, reason=event.reason)
             case ev.SumDisputed():
                 self._tell("sum.disputed", fragment, owner=event.owner, wrong=list(event.wrong))
+            case ev.SumsDiffer():
+                self._tell("sums.differ", fragment, peers=list(event.peers))
             case ev.Equivocated():
                 run.guard(lambda: run.take_proof(event.evidence))
             case ev.WorkJudged():
@@ -154,7 +157,7 @@ class Chronicle:
                 document = document_of(waiting, trio.current_time())
                 level = logging.INFO if waiting.state in USUAL else logging.WARNING
                 if waiting.state == "finished":
-                    log.info("run %s: finished: all rounds are committed", run.run_id)
+                    log.info("run %s: finished: %s", run.run_id, waiting.ends)
                 else:
                     log.log(
                         level,
@@ -182,6 +185,15 @@ class Chronicle:
         newest = {row["fragment"]: row for row in self.rounds if row["contributors"]}
         found = [row["parts"][peer] for row in newest.values() if peer in row["parts"]]
         return sum(found) / len(found) if found else None
+
+    @property
+    def period_s(self) -> float | None:
+        """Mean seconds from one committed round to the next, over the newest PACE_ROUNDS; None
+        before there are two. Of a run in fragments those of the first.
+        """
+        at = [row["at"] for row in self.rounds if row["contributors"] and not row["fragment"]]
+        at = at[-PACE_ROUNDS:]
+        return max(0.0, at[-1] - at[0]) / (len(at) - 1) if len(at) > 1 else None
 
     def was_member(self, peer: PeerId) -> bool:
         """Whether ``peer`` was in a configuration that is remembered here."""

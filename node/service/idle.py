@@ -1,5 +1,5 @@
 """A script that gives the run nothing: it has joined and attaches no model, or has attached and
-contributes nothing. Named in status, and once in log and events.
+makes no step. Named in status, and once in log and events.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 AFTER_S = 60.0
+STEPLESS_S = 130.0
+"""A script that makes steps reports so once a minute: two reports are missing by then."""
 log = logging.getLogger("atoll")
 
 
@@ -38,11 +40,11 @@ class Idle:
         self._since, self._announced = now, False
 
     def over(self) -> None:
-        """It has contributed, or is gone."""
+        """It makes steps, has contributed, or is gone."""
         self._since = None
 
     def look(self, now: float) -> None:
-        """Report it once, after AFTER_S. Long rounds of slow steps are no fault."""
+        """Report each once: AFTER_S after a script joined, STEPLESS_S after one attached."""
         for pid, since in self._joined.items():
             if pid not in self._named and now - since >= AFTER_S:
                 self._named.add(pid)
@@ -56,11 +58,11 @@ class Idle:
                     now - since,
                 )
                 self._tell("script.unattached", pid=pid, seconds=round(now - since, 1))
-        if self._since is None or self._announced or now - self._since < AFTER_S:
+        if self._since is None or self._announced or now - self._since < STEPLESS_S:
             return
         self._announced = True
         log.warning(
-            "run %s: the script has contributed nothing in the %.0f s since it attached; does its "
+            "run %s: the script has made no step in the %.0f s since it attached; does its "
             "loop call the step() of the optimizer that attach() was given?",
             self._run_id,
             now - self._since,
@@ -68,8 +70,8 @@ class Idle:
         self._tell("script.idle", seconds=round(now - self._since, 1))
 
     def view(self, now: float) -> float | None:
-        """Seconds, once they are worth a word; None before, and where a contribution was made."""
-        if self._since is None or now - self._since < AFTER_S:
+        """Seconds, once they are worth a word; None before, and after a step or a contribution."""
+        if self._since is None or now - self._since < STEPLESS_S:
             return None
         return round(now - self._since, 1)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -100,7 +101,11 @@ class Notifier:
             self._more.set()
 
     async def run(self) -> None:
-        """For ever. A command that fails or takes over `COMMAND_S` is a line in the log."""
+        """For ever. A command that fails or takes over `COMMAND_S` is a line in the log, and so is
+        one that is not there when the node starts.
+        """
+        if self._command and shutil.which(self._command[0]) is None:
+            log.warning("[notify] command cannot be run: no program %s", self._command[0])
         while True:
             await self._more.wait()
             self._more = trio.Event()

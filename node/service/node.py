@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from ...collectives.errors import (
@@ -38,6 +39,7 @@ from .context import NodeContext
 from .links import Links
 from .run import RunService
 from .scripts import AttachedScript
+from .showing import show_founded
 from .subscribers import Subscribers
 from .troubles import described
 from .views import finished, sealed
@@ -48,6 +50,7 @@ CLOCK_S = 600.0  # how often peers are asked what time it is
 REFUSED_S = 5.0  # a member that refuses us may have been the wrong one to ask
 FOUND_PATIENCE_S = 1.5  # how long the organiser looks for members before it founds its run
 DRAIN_S = 30.0
+DISK_S = 5.0  # how long the end waits for a round while the disk refuses what a vote needs
 LEAVE_S = 5.0  # how long a private node waits to be let go: without a quorum it never is
 # How long a script waits for its node to become a member before it trains anyway.
 ADMISSION_PATIENCE_S = 10.0
@@ -79,6 +82,7 @@ class Node:
         self.context, self._drain_s = context, drain_s
         self.links = Links(context.network, context.engine)
         self.peer: PeerId = context.identity.peer
+        context.network.looks.otherwise = show_founded(context.paths, self.peer, LEFT)
         self.private, self.parent_pid = private, parent_pid
         self.by_id: dict[RunId, RunService] = {}
         self.ending = trio.Event()
@@ -144,7 +148,10 @@ class Node:
     def _row(self, run: RunService) -> dict[str, Any]:
         attached = self._scripts.get(run.run_id)
         joined = {*run.idle.processes, *(() if attached is None else (attached,))}
-        return {**run.status(), "script_pid": attached, "script_pids": sorted(joined)}
+        told = msgspec.structs.replace(
+            run.status(), script_pid=attached, script_pids=sorted(joined)
+        )
+        return msgspec.to_builtins(told)
 
     async def peers(self, run: str) -> list[dict[str, Any]]:
         await trio.lowlevel.checkpoint()
@@ -444,8 +451,9 @@ class Node:
         """
         if not self.end_now:
             leave_s = min(LEAVE_S, self._drain_s / 4) if self.private else 0.0
+            begun = trio.current_time()
             with trio.move_on_after(self._drain_s - leave_s):
-                while any(run.undecided for run in self.by_id.values()):
+                while any(self._may_decide(run, begun) for run in self.by_id.values()):
                     await trio.sleep(POLL_S)
             if self.private:
                 async with trio.open_nursery() as nursery:
@@ -459,6 +467,13 @@ class Node:
             await self.context.notifier.settled(LEAVE_S)
         for run in list(self.by_id.values()):
             run.stop()
+
+    def _may_decide(self, run: RunService, begun: float) -> bool:
+        """Whether the end of this node waits for a run's contribution to be decided. Where the disk
+        refuses what a vote needs, hardly for long: the script keeps it, and offers it again.
+        """
+        refused = run.troubles.storage_fails and trio.current_time() - begun > DISK_S
+        return run.undecided and not refused
 
     # ---- scripts
     def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
@@ -512,6 +527,7 @@ class Node:
             ended()
             raise
         run.wake()
+        run.standstill.begin(trio.current_time(), pid)
         run.presence.attached(pid, averaging=averaging_text(run.manifest) if run.manifest else "")
         try:
             if not founding and not finished(

@@ -38,6 +38,7 @@ from ..net.transport.faults import Faults
 from ..net.transport.host import Host, NotSpokenError
 from ..run.capability import check_bearer
 from ..run.invite import Invite
+from .announced import read_invite
 
 LISTEN = ("/ip4/127.0.0.1/tcp/0",)  # nobody is told, and nobody calls us
 ADDRESSES_S = 15.0
@@ -146,6 +147,7 @@ class _Preview:
             bootstrap=(*self._invite.bootstrap, *bootstrap),
             reach=ReachSettings(port_mapping=False),
             dht=dht,
+            read_invite=read_invite,
         )
         asked = set[PeerId]()
         with trio.move_on_after(STRANGERS_S):

@@ -40,6 +40,7 @@ from ..manifest import list_runs
 from ..net.network import PeerNetwork
 from ..net.reach.ledger import RelayLimits
 from ..net.reach.reach import ReachSettings
+from .announced import read_invite
 from .buffers import BufferPool
 from .context import NodeContext
 from .judging import Notifier
@@ -148,6 +149,7 @@ def _network(options: NodeOptions, paths: Paths, identity: Identity) -> PeerNetw
         ),
         lan_discovery=options.lan_discovery,
         dht=options.dht,
+        read_invite=read_invite,
     )
 
 
@@ -168,10 +170,9 @@ async def _main(
     lanes: dict[tuple[PeerId, int], int] = {}  # by peer and index: the number of the newest
 
     def from_engine(event: Any) -> None:  # in the engine's thread
-        try:
+        # Where the system refuses the byte that wakes trio, the call is queued all the same.
+        with suppress(trio.RunFinishedError, OSError):
             token.run_sync_soon(_engine_event, nodes, network, lanes, event)
-        except trio.RunFinishedError:
-            pass
 
     pool = BufferPool(paths.state_dir)
     settings = EngineSettings(max_up=options.limits[0], max_down=options.limits[1])

@@ -25,7 +25,7 @@ from ...collectives.errors import (
 )
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.round import Timing
+from ...collectives.modes.relays import relayed
 from ...optim.outer import effective_outer
 from ..control.shared_memory import AnchorSlots
 from ..home.paths import make_private
@@ -39,11 +39,13 @@ from ..run.entrants import Entrants
 from ..run.gate import Gate
 from ..run.membership import Membership
 from ..run.same_order import SameOrder
+from ..run.status import RunStatus
 from ..run.verdicts import VerdictChange
 from ..secure.choosing import pre_round_of
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import PeerUsage
+from ..session.durations import durations
 from ..session.fragments import Whole, logs_of, whole_of
 from ..storage import RunFiles
 from .asking import Asking
@@ -58,6 +60,7 @@ from .phases import Phases
 from .ports import RunPorts
 from .presence import ScriptPresence
 from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
+from .standstill import Standstill
 from .starting import ScriptStart
 from .timings import Timings
 from .troubles import Troubles, coded, described, removed_here
@@ -66,7 +69,6 @@ from .views import peers_of, quorum, status_of
 log = logging.getLogger("atoll")
 
 ASK_MANIFEST, MANIFEST = b"?", b"C"
-LEAST_TURN = 9.0  # of ten parts of the time, one at most goes into exchanges that one hastens
 OWN_KINDS = {MESSAGE: "ban", PROOF: "ban", ASK_MANIFEST: "manifest", MANIFEST: "manifest"}
 """What is no message of the session, in its sender's budget."""
 
@@ -117,6 +119,7 @@ class RunService:
         self.gate = Gate(run_id, organiser, self.banning.lists, self._members)
         self.doors = doors_of(self.gate, time.time)
         own = self.gate.recognise(node.identity.peer, self.certificate)
+        self.doors.note(node.identity.peer, self.certificate)
         if own is not None and own.capability.role != "train":
             self.roles[node.identity.peer] = own.capability.role
         self.troubles = Troubles(run_id, node.publish)
@@ -125,6 +128,7 @@ class RunService:
         self.start = ScriptStart(self)
         self.same_order = SameOrder(run_id)
         self.idle = Idle(run_id, node.publish)
+        self.standstill = Standstill(run_id, node.publish)
         self.presence = ScriptPresence(self)
         self.judge = RunVerdicts(run_id, node.publish)
         self.pause = RunPause(
@@ -332,6 +336,7 @@ class RunService:
         self.gate.policy = self.manifest.join.policy
         self.gate.allow = frozenset(self.manifest.join.allow)
         self.doors.policy, self.doors.allow = self.gate.policy, self.gate.allow
+        self.gate.named = self.doors.named = self.manifest.names_sites
         self.node.network.settle_run(self.run_id, self.gate.policy != "invite")
         if self.manifest.lanes.encrypt:
             # made for other runs: encrypted ones take their place
@@ -384,7 +389,7 @@ class RunService:
             ports=self.ports,
             rng=random.Random(self.node.rng.random()),
             now=now,
-            timing=Timing(least_turn=LEAST_TURN),
+            timing=durations(settings),
             unix_offset_s=time.time() - now,
             checkpoint_every=manifest.checkpoint.every,
             seeding=self.seeding,
@@ -393,6 +398,7 @@ class RunService:
             per_hour=manifest.join.per_hour,
             budgets=self.budgets,
             doors=self.doors,
+            dissemination=relayed,
         )
 
     def _open_files(self, manifest: Manifest, number: int) -> RunFiles:
@@ -436,6 +442,7 @@ class RunService:
         for part in session.sessions:
             part.follow_clock(now, time.time() - now)
         self.idle.look(now)
+        self.standstill.look(now)
         self._judged(self.judge.look(time.time()))
         self.pause.look()
         if now >= session.next_due():
@@ -480,6 +487,7 @@ class RunService:
         return self.signed.encode()
 
     def _admit(self, peer: PeerId, shown: bytes) -> bool:
+        shown = shown or self.doors.shown(peer)
         found = self.gate.admit(peer, shown, time.time())
         if found is None:
             return True
@@ -501,6 +509,7 @@ class RunService:
         """
         for each in event.admitted:
             if (found := self.gate.recognise(each.peer, each.certificate)) is not None:
+                self.doors.note(each.peer, each.certificate)
                 try:
                     self.entrants.recall(each.peer, found.capability)
                 except (NotAdmittedError, StorageError) as error:
@@ -528,7 +537,7 @@ class RunService:
             self.node.nursery.start_soon(self.node.network.close_topic, self.run_id, peer)
 
     def _accept(self, peer: PeerId, shown: bytes) -> bool:
-        self.gate.accept(peer, shown, time.time())
+        self.gate.accept(peer, shown or self.doors.shown(peer), time.time())
         self.doors.note(peer, shown)
         return True
 
@@ -749,8 +758,7 @@ class RunService:
             listener(event)
 
     # ---- views
-    def status(self) -> dict[str, Any]:
-        """JSON-able."""
+    def status(self) -> RunStatus:
         return status_of(self)
 
     def peers(self) -> list[dict[str, Any]]:

@@ -119,6 +119,7 @@ class AttachedScript:
         base: int | None = None,
         fragment: int = 0,
         reading: Reading = NO_READING,
+        hold_s: float = 0.0,
     ) -> None:
         """Offer what the script wrote."""
         if fragment in self._frozen:
@@ -128,13 +129,17 @@ class AttachedScript:
         self._lent[fragment] = [*alive(self._lent[fragment]), read]
         self._frozen[fragment] = (cid, now)
         try:
-            self.whole.sessions[fragment].contribute(now, cid, samples, vector, base, reading)
+            self.whole.sessions[fragment].contribute(
+                now, cid, samples, vector, base, reading, hold_s
+            )
         except StorageError as error:  # it is frozen and will be offered again
             self.run.troubles.tell(error)
         except BaseException:
             del self._frozen[fragment]
             raise
         self.run.idle.over()
+        if self.run.manifest is None or not self.run.manifest.settings().trains_on:
+            self.run.standstill.wait()
         self.run.wake()
 
     def unread(self, fragment: int = 0) -> bool:
@@ -178,6 +183,8 @@ class AttachedScript:
         return self.whole.sessions[0].steps
 
     def members(self) -> Sequence[PeerView]:
+        session = self.whole.sessions[0]
+        at_work = set(session.at_work(session.clock()))
         return [
             PeerView(
                 row["peer"],
@@ -186,6 +193,7 @@ class AttachedScript:
                 row["path"],
                 row["organiser"],
                 self.run.same_order.equal.get(row["peer"], 0),
+                row["peer"] in at_work,
             )
             for row in self.run.peers()
             if row["member"]
@@ -216,6 +224,9 @@ class AttachedScript:
         if first_batch is not None:
             self._compare(*first_batch)
         self.run.metrics.update(metrics)
+        if isinstance(step_s := metrics.get("step_s"), int | float):
+            self.run.standstill.stepped(trio.current_time(), float(step_s))
+            self.run.idle.over()
         session = self.run.session
         if session is not None and isinstance(session.pre_round, SecureRounds):
             session.pre_round.metrics.update(metrics)
@@ -246,6 +257,10 @@ class AttachedScript:
         contributions.
         """
         why = "" if finished(self.run) else self.run.pause.why
+        if why or finished(self.run):
+            self.run.standstill.wait()
+        else:
+            self.run.standstill.sign(trio.current_time())
         if why and not self._resting and not self._frozen:
             self._resting = True
             self.run.idle.over()
@@ -289,6 +304,7 @@ class AttachedScript:
         """
         self.run.listeners.remove(self._on_event)
         self.run.idle.over()
+        self.run.standstill.end()
         self.run.same_order.forget()
         self.run.start.leave()
         self._detach()
@@ -306,11 +322,16 @@ class AttachedScript:
                 self._on_round(fragment, event)
             case ev.ContributionRefused() if self._frozen.get(fragment, (b"",))[0] == event.cid:
                 del self._frozen[fragment]
+                self.run.standstill.sign(trio.current_time())
                 completed = self.whole.sessions[fragment].completed
                 self.events.decided(
                     event.cid,
                     Outcome(
-                        "lost", completed, reason=f"refused: {event.reason}", unfit=event.unfit
+                        "lost",
+                        completed,
+                        reason=f"refused: {event.reason}",
+                        unfit=event.unfit,
+                        over=event.over,
                     ),
                 )
             case ev.EarlierSettled():
@@ -339,6 +360,7 @@ class AttachedScript:
         if self._frozen.get(fragment, (b"",))[0] != event.cid:
             return
         (cid, since), before = self._frozen.pop(fragment), self._reported_traffic
+        self.run.standstill.sign(trio.current_time())
         # Each outcome has what came since the last: they add up.
         sent, received = self._reported_traffic = self.run.traffic()
         moved = sent - before[0], received - before[1]

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -44,7 +45,8 @@ class Troubles:
     def tell(self, error: AtollError) -> None:
         """Something fails; the run goes on as far as it can."""
         if threading.get_ident() != self._thread:
-            self._token.run_sync_soon(self.tell, error)
+            with suppress(OSError):  # to wake trio is refused: it is queued all the same
+                self._token.run_sync_soon(self.tell, error)
             return
         self.current = error
         storage = error.code in ("E303", "E501")
@@ -63,6 +65,11 @@ class Troubles:
         self._past.append({"at": time.time(), **described(error)})
         kind = "storage.trouble" if storage else "run.trouble"
         self._publish({"event": kind, "run": self._run_id, **described(error)})
+
+    @property
+    def storage_fails(self) -> bool:
+        """Whether what must be written is refused, or was so in the newest round."""
+        return self._storage_fails
 
     def clear(self) -> None:
         """A round is committed. Storage that has not failed since the round before works again."""

@@ -15,9 +15,11 @@ from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Spent
 from ..btard.rounds import BtardRounds
+from ..run.gain import cost_of, gain_of
 from ..run.quorum import quorum_of
-from ..secure.bound import bound_at
+from ..run.status import RunStatus
 from ..secure.rounds import SecureRounds
+from ..session.documents import rounded
 from .chronicle import SEEKING
 from .troubles import described, other_histories
 from .waiting import document_of, explained
@@ -26,10 +28,8 @@ if TYPE_CHECKING:
     from .run import RunService
 
 
-def status_of(run: RunService) -> dict[str, Any]:
-    """One run. ``fragments``: rounds in the anchor of each, where the model is cut into several;
-    ``round`` is that of the one behind.
-    """
+def status_of(run: RunService) -> RunStatus:
+    """One run, as this node knows it now."""
     session, progress = run.whole, run.chronicle.progress
     config = session.config_peers() if session else []
     fetching = session is not None and session.phase == "fetching"
@@ -38,54 +38,86 @@ def status_of(run: RunService) -> dict[str, Any]:
     trouble = (
         run.error or run.troubles.current or unsaved or other_histories(run.foreign, run.splits)
     )
-    return {
-        "run_id": run.run_id,
-        "name": run.manifest.name if run.manifest else "",
-        "organiser": run.organiser,
-        "phase": "failed" if run.error else session.phase if session else "seeking",
-        "round": session.completed if session else -1,
-        "fragments": [part.completed for part in session.sessions]
+    return RunStatus(
+        run_id=run.run_id,
+        name=run.manifest.name if run.manifest else "",
+        organiser=run.organiser,
+        phase="failed" if run.error else session.phase if session else "seeking",
+        round=session.completed if session else -1,
+        fragments=[part.completed for part in session.sessions]
         if session and len(session.sessions) > 1
         else [],
-        "entry": run.session.round if run.session else -1,
-        "rounds": run.manifest.train.rounds if run.manifest else None,
-        "finished": finished(run),
-        "rule": run.manifest.robust.reducer if run.manifest else "mean",
-        "lying": run.manifest.quorum.lying if run.manifest else 0,
-        "secure": _secure(run),
-        "btard": _btard(run),
-        "privacy": msgspec.to_builtins(spent(run)),
-        "members": config,
-        "unreachable": _unreachable(run, config),
-        "member": run.node.identity.peer in config,
-        "drawn": _drawn(run),
-        "role": run.roles.get(run.node.identity.peer, "train"),
-        "join": _join(run),
-        "quorum": None if run.error else quorum(run),
-        "seal": sealed(run),
-        "waiting": waiting_of(run),
-        "starting": run.start.view(),
-        "verdicts": run.judge.view(),
-        "paused": "" if finished(run) else run.pause.why,
-        "idle_s": run.idle.view(trio.current_time()),
-        "unattached": run.idle.unattached(trio.current_time()),
-        "script": bool(session and session.script),
-        "progress": ["waiting for the state", 0, 0]
+        entry=run.session.round if run.session else -1,
+        rounds=run.manifest.train.rounds if run.manifest else None,
+        finished=finished(run),
+        over=over_of(run),
+        left_s=_left_s(run),
+        rule=run.manifest.robust.reducer if run.manifest else "mean",
+        lying=run.manifest.quorum.lying if run.manifest else 0,
+        secure=_secure(run),
+        btard=_btard(run),
+        privacy=msgspec.to_builtins(spent(run)),
+        members=config,
+        unreachable=_unreachable(run, config),
+        member=run.node.identity.peer in config,
+        drawn=_drawn(run),
+        role=run.roles.get(run.node.identity.peer, "train"),
+        join=_join(run),
+        quorum=None if run.error else quorum(run),
+        seal=sealed(run),
+        waiting=waiting_of(run),
+        starting=run.start.view(),
+        verdicts=run.judge.view(),
+        paused="" if finished(run) else run.pause.why,
+        idle_s=run.idle.view(trio.current_time()),
+        unattached=run.idle.unattached(trio.current_time()),
+        script=bool(session and session.script),
+        progress=["waiting for the state", 0, 0]
         if fetching and progress == SEEKING
         else list(progress),
-        "metrics": dict(run.metrics),
-        "last_round": last,
-        "part": run.chronicle.part(run.node.identity.peer),
-        "last_operation": run.chronicle.operation,
-        "timings": _timings(run),
-        "bytes_sent": run.traffic()[0],
-        "bytes_received": run.traffic()[1],
-        "disk_bytes": run.disk.used(trio.current_time()),
-        "banned": {peer: run.banning.lists.why(peer) for peer in sorted(run.banning.lists.peers)},
-        "refused": {peer: refusal.row() for peer, refusal in run.refusals.items()},
-        "trouble": described(trouble) if trouble else None,
-        "troubles": run.troubles.past(),
-    }
+        metrics=dict(run.metrics),
+        last_round=last,
+        gain=_gain(run),
+        part=run.chronicle.part(run.node.identity.peer),
+        last_operation=run.chronicle.operation,
+        timings=_timings(run),
+        bytes_sent=run.traffic()[0],
+        bytes_received=run.traffic()[1],
+        disk_bytes=run.disk.used(trio.current_time()),
+        banned={peer: run.banning.lists.why(peer) for peer in sorted(run.banning.lists.peers)},
+        refused={peer: refusal.row() for peer, refusal in run.refusals.items()},
+        trouble=described(trouble) if trouble else None,
+        troubles=run.troubles.past(),
+    )
+
+
+def _left_s(run: RunService) -> float | None:
+    """Seconds until all rounds are committed, at the pace of the newest; None where no number of
+    rounds is asked for, before there is a pace, and once no round was committed for long.
+    """
+    rounds, whole = run.manifest.train.rounds if run.manifest else None, run.whole
+    period_s = run.chronicle.period_s
+    if rounds is None or whole is None or period_s is None or finished(run):
+        return None
+    if any(session.waits.announced for session in whole.sessions):
+        return None
+    return round((rounds - whole.completed) * period_s, 1)
+
+
+def _gain(run: RunService) -> dict[str, float | None] | None:
+    """How much sooner the run is with this machine, and than this machine alone; None before it was
+    in a round, and where members do not learn each other's samples.
+    """
+    manifest = run.manifest
+    if manifest is None or manifest.secure is not None:
+        return None
+    settings, session = manifest.settings(), run.whole
+    share = 1.0 if settings.overlap != "none" else run.timings.view()["training_share"]
+    members = len(session.config_peers()) if session else 1
+    rounds = [row["contributors"] for row in run.chronicle.rounds]
+    cost = cost_of(settings, manifest.parameters, members)
+    found = gain_of(rounds, run.node.identity.peer, share, cost)
+    return None if found is None else rounded(found._asdict())
 
 
 def _timings(run: RunService) -> dict[str, Any]:
@@ -94,8 +126,17 @@ def _timings(run: RunService) -> dict[str, Any]:
     return {**run.timings.view(), **({"training_share": None} if overlaps else {})}
 
 
+def over_of(run: RunService) -> str:
+    """Why the run is finished here before its last round; "" where it is not."""
+    return run.session.over if run.session is not None else ""
+
+
 def finished(run: RunService) -> bool:
-    """Whether all rounds that the manifest asks for are committed, as far as this node knows."""
+    """Whether all rounds that the manifest asks for are committed, as far as this node knows, or no
+    more are made.
+    """
+    if over_of(run):
+        return True
     rounds = run.manifest.train.rounds if run.manifest else None
     return rounds is not None and run.whole is not None and run.whole.completed >= rounds
 
@@ -164,24 +205,11 @@ def _secure(run: RunService) -> dict[str, Any] | None:
 
 def spent(run: RunService) -> Spent | None:
     """What this site has spent of its privacy; None in a run without noise."""
-    budget, session = None, run.session
+    session = run.session
     if session is not None and isinstance(session.pre_round, SecureRounds):
         with contextlib.suppress(StorageError):  # told as a trouble where the run needs it
-            budget = session.pre_round.budget
-    if budget is None:
-        return None
-    terms = budget.terms
-    assert session is not None
-    clip = bound_at(session, terms, session.machine.round) if session.machine else terms.clip
-    return Spent(
-        clip,
-        terms.quantile,
-        budget.epsilon,
-        terms.delta,
-        terms.stop_at_epsilon,
-        budget.steps,
-        budget.room,
-    )
+            return session.pre_round.spent()
+    return None
 
 
 def quorum(run: RunService) -> dict[str, Any] | None:

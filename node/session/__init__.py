@@ -1,6 +1,7 @@
 """One run at one member, sans I/O. Driven by the node with sockets and threads, by the simulator in
 virtual time.
 
+durations       how long rounds may take, of nodes and of simulated fleets
 events          what a session tells its script and its observers
 documents       them as subscribers, files and pages get them
 barrier         what is said waits until what it depends on is on the medium

@@ -13,7 +13,8 @@ from ...collectives.group import Certified, Entry, Member, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
-from ..run.evidence import relabelled, twice
+from ...collectives.round import Refuted, SumStatement
+from ..run.proof import missummed, relabelled, twice, unfounded
 from . import events as ev
 from .ports import DataPlane
 from .serving import result_hashes
@@ -275,6 +276,9 @@ class LogActions:
     def suspected(self, peer: PeerId) -> bool:
         return self.session.membership.suspected(self.session.clock(), peer)
 
+    def excluded(self, peer: PeerId) -> bool:
+        return self.session.membership.excluded(peer)
+
     def deaf_to(self, peer: PeerId) -> bool:
         """Whether the peer is shut out, over its budget, or does not read its messages."""
         return self.session.budgets.deaf_to(self.session.clock(), peer) or self.unread(peer)
@@ -338,6 +342,22 @@ class LogActions:
                 self.session.ports.emit(ev.Equivocated(peer, evidence))
 
         self.session.ports.offload(work, done)
+
+    def disputed(self, peers: Sequence[PeerId]) -> None:
+        """Members state different sums of a part."""
+        self.session.ports.emit(ev.SumsDiffer(tuple(peers)))
+
+    def refuted(self, found: Refuted) -> None:
+        """A member has stated a sum that others prove to be wrong."""
+        evidence = missummed(found)
+        if evidence:
+            self.session.ports.emit(ev.Equivocated(found.wrong.peer, evidence))
+
+    def unfounded(self, wrong: SumStatement, preimage: bytes, index: int) -> None:
+        """A member has stated a sum of inputs that were not contributed."""
+        evidence = unfounded(wrong, preimage, index)
+        if evidence:
+            self.session.ports.emit(ev.Equivocated(wrong.peer, evidence))
 
     def pace(self) -> Pace:
         return self.session.ports.pace()

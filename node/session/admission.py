@@ -78,6 +78,21 @@ class Admission:
         self._mine: _Trial | None = None
 
     # ---- who may what
+    def uncounted(self, peer: PeerId) -> bool:
+        """Whether ``peer`` comes by a limited invite and the log, as far as it is here, does not
+        count it: then it is given nothing, since others may be given the last use of its invite.
+        The first fragment's log counts for all.
+        """
+        session = self.session.sessions[0]
+        if any(each.in_config(peer) for each in self.session.sessions):
+            return False
+        machine = session.machine
+        return (
+            machine is not None
+            and session.doors.limited(peer)
+            and not machine.journal.entries.tally.counts(peer)
+        )
+
     def may_contribute(self) -> None:
         """Raise NotAdmittedError E206 where this member's invite is not one to train."""
         if (role := self._role(self.session.me)) != "train":
@@ -119,8 +134,8 @@ class Admission:
                 not self.session.settings.lying
             ):  # there the machine looks itself
                 self.equivocation.heard(peer, envelope.round, vote)
-            case m.Join():
-                if self._role(peer) == "observe":
+            case m.Join(holds=holds):
+                if holds and self._role(peer) == "observe":
                     raise RemoteProtocolError(
                         "its invite is to observe: it cannot become a member", peer=peer
                     )

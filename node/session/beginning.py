@@ -67,8 +67,8 @@ def check_model(mine: Layout, theirs: Layout) -> None:
         lines = differences(mine, theirs)
         raise ModelMismatchError(
             (
-                f"your model is not this run's model: {len(lines)} tensors differ (it has "
-                f"{len(theirs.tensors)}).\n  "
+                f"your model is not this run's model: {len(lines)} tensors, or settings of layers, "
+                f"differ (it has {len(theirs.tensors)} tensors).\n  "
             )
             + "\n  ".join(lines[:8]),
             hint="use the model the run was founded with, frozen parts and attach(include=...) "

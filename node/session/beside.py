@@ -9,6 +9,7 @@ from ...collectives import messages as m
 from ...collectives.group import Entry, Member, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
+from ...collectives.round import Refuted, SumStatement
 
 if TYPE_CHECKING:
     from .session import Session
@@ -42,6 +43,9 @@ class BesideRun:
 
     def suspected(self, peer: PeerId) -> bool:
         return self.session.actions.suspected(peer)
+
+    def excluded(self, peer: PeerId) -> bool:
+        return self.session.actions.excluded(peer)
 
     def deaf_to(self, peer: PeerId) -> bool:
         """Whether this member does not listen to the peer for now."""
@@ -77,6 +81,15 @@ class BesideRun:
         self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
     ) -> None:
         """As `caught`."""
+
+    def disputed(self, peers: Sequence[PeerId]) -> None:
+        """Nothing is stated twice beside the run's log."""
+
+    def refuted(self, found: Refuted) -> None:
+        """As `disputed`."""
+
+    def unfounded(self, wrong: SumStatement, preimage: bytes, index: int) -> None:
+        """As `disputed`."""
 
     def pace(self) -> Pace:
         return self.session.ports.pace()

@@ -4,6 +4,7 @@ round.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,14 @@ class ContributionQueue:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._waiting: deque[tuple[Given, int | None]] = deque()
+        self.aside = False
+        """Whether nobody is to wait for this member while it has offered nothing."""
+        self._held_until = 0.0
 
-    def put(self, given: Given, base: int | None) -> None:
+    def put(self, given: Given, base: int | None, now: float, hold_s: float) -> None:
         """The script offers another one, made on the anchor of round ``base`` if it says so. One of
-        no samples only waits for the round's end.
+        no samples only waits for the round's end. For ``hold_s`` seconds it waits for others to end
+        the round.
 
         Raises LocalProtocolError for one of no samples where all members take part."""
         machine = self._session.machine
@@ -38,6 +43,11 @@ class ContributionQueue:
                 "a contribution of no samples to a run in which all members take part"
             )
         self._waiting.append((given, base))
+        self.aside, self._held_until = hold_s > 0, now + hold_s
+
+    def forget(self) -> None:
+        """The script is gone; another one says anew whether it is waited for."""
+        self.aside = False
 
     @property
     def waits(self) -> bool:
@@ -59,9 +69,17 @@ class ContributionQueue:
         """Give up the first one: it is decided or refused."""
         return self._waiting.popleft()[0]
 
-    def first(self) -> Given | None:
+    def _is_held(self, now: float) -> bool:
+        """Whether it waits for another member to end the open round."""
+        machine = self._session.machine
+        if not self.aside or machine is None or now >= self._held_until:
+            return False
+        return machine.open.first_ready_at is None
+
+    def first(self, now: float = math.inf) -> Given | None:
         """The first one, which stays; None where there is none. One that comes too late is refused;
-        one of a member that takes no part in the round waits until that is over."""
+        one of a member that takes no part in the round waits until that is over, one that is held
+        until another member ends the round."""
         if not self._waiting:
             return None
         (given, base), session, why = self._waiting[0], self._session, ""
@@ -73,6 +91,6 @@ class ContributionQueue:
         elif self._takes_part and not given[1]:
             why = "it was made to wait for a round in which this member takes part"
         if not why:
-            return given if self._takes_part else None
+            return given if self._takes_part and not self._is_held(now) else None
         self._waiting.popleft()
         return session.ports.emit(ev.ContributionRefused(given[0], why))

@@ -8,7 +8,7 @@ from ...collectives import messages as m
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.round.certificate import vote_payload
-from ..run.evidence import twice
+from ..run.proof import twice
 from . import events as ev
 
 if TYPE_CHECKING:

@@ -188,6 +188,15 @@ class SumDisputed:
 
 
 @dataclass(frozen=True, slots=True)
+class SumsDiffer:
+    """These members state different sums of one part, and others state it anew. One of them lies,
+    or one that sent them different things.
+    """
+
+    peers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LetIn:
     """Decided entries have let these in, by certificates that every acceptor has checked: one that
     is decided now; at the start those of the journal that are in memory."""
@@ -366,8 +375,10 @@ class EarlierSettled:
 @dataclass(frozen=True, slots=True)
 class ContributionRefused:
     """The own contribution was not offered: it holds NaN, infinity or a value too large for its
-    codec (the reason names the tensor), or it was made on an older anchor."""
+    codec (the reason names the tensor), or it was made on an older anchor. ``over``: why this
+    member contributes nothing more to the run; "" where it may."""
 
     cid: bytes
     reason: str
     unfit: bool = False  # for what it holds
+    over: str = ""

@@ -30,7 +30,7 @@ from ...collectives.group import LogName
 from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.messages import Spans
-from ...collectives.round import OPEN, Doors, Timing
+from ...collectives.round import OPEN, DisseminationMaker, Doors, Timing, everybody
 from ...collectives.swarm import RunSettings
 from ..run.doors import InnerDoors
 from . import events as ev
@@ -177,6 +177,7 @@ class Fragments:
         per_hour: int = 0,
         budgets: PeerUsage | None = None,
         doors: Doors = OPEN,
+        dissemination: DisseminationMaker = everybody,
     ) -> None:
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where
         there is none.
@@ -210,8 +211,11 @@ class Fragments:
                     per_hour=per_hour,
                     budgets=budgets,
                     doors=InnerDoors(doors, self._in_first) if number else doors,
+                    dissemination=dissemination,
                 )
             )
+        for session in self.sessions:
+            session.sessions = self.sessions
         self._by_log = {session.log: session for session in self.sessions}
 
     def _in_first(self, peer: PeerId) -> bool:
@@ -317,7 +321,7 @@ class Fragments:
                     name = ports.plane.named(event.name)
                     if name in session.transfer.fetching:
                         session.on_exchange(now, replace(event, name=name))
-            case x.ResultComplete() | x.ReductionReport() | x.PartReduced():
+            case x.ResultComplete() | x.ReductionReport() | x.PartReduced() | x.PartGiven():
                 self._each(lambda session, _: session.on_exchange(now, event))
             case x.NonFinite():
                 self._giver(event.cid).on_exchange(now, event)

@@ -24,7 +24,7 @@ class MemoryStorage:
         self._kept: dict[bytes, tuple[int, bytes]] = {}
         self._from = 0
         self._spent: list[str] = []
-        self._noisy = 0
+        self._noisy, self._noisy_entry = 0, -1
         self.contributions: Contributions | None = None
         self._checkpoint: tuple[int, bytes] | None = None
         self._before: tuple[int, bytes] | None = None  # the checkpoint before it
@@ -42,7 +42,8 @@ class MemoryStorage:
         its.promised, its.accepted, its.sealed = mine.promised, mine.accepted, mine.sealed
         its.restarted = True
         copy._layout, copy._from = self._layout, self._from
-        copy._kept, copy._spent, copy._noisy = dict(self._kept), list(self._spent), self._noisy
+        copy._kept, copy._spent = dict(self._kept), list(self._spent)
+        copy._noisy, copy._noisy_entry = self._noisy, self._noisy_entry
         copy._checkpoint, copy._before = self._checkpoint, self._before
         return copy
 
@@ -157,8 +158,14 @@ class MemoryStorage:
     def noisy(self) -> int:
         return self._noisy
 
-    def spend_noisy(self) -> None:
-        self._noisy += 1
+    def noisy_entry(self) -> int:
+        return self._noisy_entry
+
+    def spend_noisy(self, entry: int) -> None:
+        self._noisy, self._noisy_entry = self._noisy + 1, entry
+
+    def raise_noisy(self, steps: int) -> None:
+        self._noisy = max(self._noisy, steps)
 
     def lacks_results(self) -> None:
         """They are fetched."""

@@ -17,7 +17,7 @@ from ...collectives.group import MAX_STAR, Config, Member, TopologyKind
 from ...collectives.groups import group_fault, group_of
 from ...collectives.reduce import REDUCERS, codec_fault, least_of, operation_codec, words_each
 from ...collectives.round import Shape
-from ...collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, TAG, Call
+from ...collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, TAG, Call, RunSettings
 from ...security.rules.reducers import find_reducer
 
 _TAG = re.compile(TAG)
@@ -46,6 +46,15 @@ def shape_of(numel: int, chunk: int, codec: str, name: str, topology: TopologyKi
         topology if reducer.form == "streaming" else "butterfly",
         least_of(reducer),
     )
+
+
+def witnesses_of(settings: RunSettings, shape: Shape) -> int:
+    """How many members of a run state the sum of each part beside its owner: as many as may lie,
+    where a part's result follows from what is contributed to it, and no partial sums travel.
+    """
+    reducer = find_reducer(shape.reducer)
+    by_parts = reducer is not None and reducer.form in ("streaming", "rows")
+    return settings.lying if by_parts and shape.topology == "butterfly" else 0
 
 
 def operation_key(run: str, op_id: str) -> str:

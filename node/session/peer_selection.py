@@ -93,6 +93,10 @@ class PeerSelection:
             others = [peer for peer in targets() if not session.in_config(peer)]
             for peer in others[:ASKED_AT_ONCE]:
                 session.actions.tell(peer, machine.tail.entry.round + 1, m.Fetch())
+        limited = session.doors.limited(session.me)
+        if limited and (machine.stateless or self._admission.uncounted(session.me)):
+            for peer in self._likely_conveners(machine):
+                session.actions.tell(peer, machine.tail.entry.round + 1, m.Join(holds=False))
         if (
             not machine.stateless
             and not machine.is_member
@@ -103,13 +107,22 @@ class PeerSelection:
             for peer in self._doorkeepers(machine):
                 session.actions.tell(peer, machine.round, m.Join())
 
+    def _likely_conveners(self, machine: RoundMachine) -> list[PeerId]:
+        """Who is asked to count this member, which knows no newer state: all of a small
+        configuration; of a large one some that are drawn anew each time.
+        """
+        peers = [peer for peer in self.session.config_peers() if peer != self.session.me]
+        if len(peers) <= MOST_DRAWN:
+            return peers
+        return self.session.rng.sample(peers, MOST_DRAWN)
+
     def _doorkeepers(self, machine: RoundMachine) -> list[PeerId]:
         """Who is asked to let this member in: all of a small configuration. Of a large one those
         whose turn it is to write the next entries, the organiser, and with each knock the owners of
         the ballots that follow: who of them suspects those before goes on to its own ballot.
         """
         peers = self.session.config_peers()
-        if not machine.large:
+        if not machine.dissemination.is_large:
             return peers
         round_, ballot = self._knocked
         if round_ != machine.round or ballot >= len(peers):

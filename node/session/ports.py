@@ -39,10 +39,12 @@ class DataPlane(Protocol):
         early: int | None = None,
         most: int = MAX_STAR,
         overflows: bool = False,
+        witnesses: int = 0,
     ) -> None:
         """Accept parts of (log, round) from these members from now on, ``most`` at most; ``early``:
         no more bytes of them before my own contribution or a plan. ``overflows``: a result that
-        is not finite is one, and `ResultComplete` says so.
+        is not finite is one, and `ResultComplete` says so. ``witnesses``: so many members add up
+        each part beside its owner.
         """
         ...
 
@@ -250,8 +252,17 @@ class Storage(Protocol):
         """How often `spend_noisy` was called, in all lives."""
         ...
 
-    def spend_noisy(self) -> None:
-        """A noisy contribution is about to be handed over: it counts against the privacy budget."""
+    def noisy_entry(self) -> int:
+        """For which entry of the log the newest noisy contribution was; -1: for none."""
+        ...
+
+    def spend_noisy(self, entry: int) -> None:
+        """A noisy contribution is about to be handed over, for this entry of the log: it counts
+        against the privacy budget."""
+        ...
+
+    def raise_noisy(self, steps: int) -> None:
+        """Earlier lives of the site, whose disk is lost, may have handed over so many."""
         ...
 
     def lacks_results(self) -> None:

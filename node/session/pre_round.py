@@ -7,16 +7,33 @@ cids that begin alike (`round.KIN_BYTES`).
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+from ...collectives.reduce import least_of
+from ...security.rules.reducers import find_reducer
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...collectives.exchange import BlobProgress
-    from ...collectives.group import Entry, Plan
+    from ...collectives.group import Entry, Plan, SpentWord
     from ...collectives.identifiers import PeerId
+    from ...collectives.swarm import RunSettings, Spent
     from . import events as ev
+
+
+LEAST_SITES = 3  # of a masked sum, whatever the manifest says
+
+
+def fewest_sites(settings: RunSettings) -> int:
+    """How many sites the smallest sum of a run with noise needs; 0 in other runs."""
+    secure = settings.secure
+    if secure is None or settings.privacy is None:
+        return 0
+    reducer = find_reducer(secure.rule)
+    buckets = least_of(reducer) if reducer is not None else 1
+    return max(LEAST_SITES, secure.threshold * buckets)
 
 
 class PreRound(Protocol):
@@ -88,6 +105,28 @@ class PreRound(Protocol):
     def on_blob(self, now: float, event: BlobProgress) -> bool:
         """Content on its way; whether it is one of those asked for here."""
         return False
+
+    @property
+    def needed(self) -> int:
+        """How many members' vectors the open round needs."""
+        return 1
+
+    def at_work(self, now: float) -> list[PeerId]:
+        """Whom the open round waits for, before its vectors meet."""
+        return []
+
+    def spent(self) -> Spent | None:
+        """What this member has spent of its privacy; None where nothing is counted."""
+        return None
+
+    @property
+    def over(self) -> str:
+        """Why this run is finished here, though it has not all its rounds; "" where it is not."""
+        return ""
+
+    def spent_words(self) -> Sequence[SpentWord]:
+        """What members have said of themselves that may spend no more of their privacy."""
+        return ()
 
     def computed(self, now: float, number: int, vector: Tensor, part: int = 0) -> None:
         """The script has computed what it was asked for, or ``part`` of it; ``vector``, float32

@@ -56,7 +56,7 @@ class PriorContributions:
         """
         machine = self.session.machine
         assert machine is not None
-        newest = machine.tail.entry.round <= entry.round and not machine.forgotten
+        newest = machine.tail.entry.round <= entry.round and not machine.recovery.forgotten
         tells = newest and machine.heard_votes_for(entry) and machine.me in entry.next_config
         for cid, round_ in list(self._waiting.items()):
             if entry.counts(self.session.me, cid) or (tells and round_ <= entry.round):

@@ -18,7 +18,7 @@ from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.digest import chunk_hash, merkle_root
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
-from ..run.evidence import twice
+from ..run.proof import twice
 from . import events as ev
 from .record import Statement, statement_payload
 

@@ -34,11 +34,12 @@ from ...collectives.layout import Layout
 from ...collectives.round import (
     MOST_SAMPLES,
     OPEN,
-    RELAYED_ABOVE,
+    DisseminationMaker,
     Doors,
     RoundMachine,
     Timing,
     check_genesis,
+    everybody,
     gone,
     rounds_in,
     samples_in,
@@ -56,13 +57,14 @@ from .beginning import check_model, make_genesis, replay
 from .budgets import PeerUsage
 from .contribution_queue import ContributionQueue
 from .distances import Distances
+from .durations import spare_of
 from .histories import Histories
 from .installing import Installing
-from .naming import is_operation, shape_of
+from .naming import is_operation, shape_of, witnesses_of
 from .operations import Operations
 from .peer_selection import PeerSelection
 from .ports import SessionPorts
-from .pre_round import PreRound
+from .pre_round import PreRound, fewest_sites
 from .prior_contributions import PriorContributions
 from .recertifying import Recertifying
 from .replica import ModelReplica
@@ -74,6 +76,8 @@ from .waiting import Waits
 
 MEMBERSHIP, ROUND = b"M", b"R"
 MAX_CONTACTS = 256
+UNCOUNTED_SAY = m.Fetch, m.Join, m.Catch, m.Offer, m.Gone
+"""What is listened to of a peer that no entry counts yet: it gives it nothing but the log."""
 # What a message is in its sender's budget.
 KINDS: dict[type, str] = {kind: str(kind.__struct_config__.tag) for kind in get_args(m.Body)}
 GET = KINDS[m.Get]
@@ -115,6 +119,7 @@ class Session:
         per_hour: int = 0,
         budgets: PeerUsage | None = None,
         doors: Doors = OPEN,
+        dissemination: DisseminationMaker = everybody,
     ) -> None:
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the
         label of the place where it is.
@@ -124,7 +129,8 @@ class Session:
         anything, in a run that asks for it (`node.secure.choosing`). ``probation``, ``per_hour``:
         see `Admission`.
         ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the
-        configuration. Long, since each part is made here and handed those that it uses. Raises
+        configuration. ``dissemination``: how the news of a round travels, unless each member must
+        hear every vote. Long, since each part is made here and handed those that it uses. Raises
         LocalProtocolError for a run that asks for a ``pre_round`` and has none.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
@@ -137,6 +143,9 @@ class Session:
         )
         self.log = log or main_log(run)
         self.doors = doors
+        # Members that may lie, and masked rounds, go by others' votes: each must hear them all.
+        goes_by_votes = bool(settings.lying) or pre_round is not None
+        self._dissemination = everybody if goes_by_votes else dissemination
         self.timing = timing or Timing()
         self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
         self.chunk_elements = chunk_elements
@@ -286,6 +295,21 @@ class Session:
         """
         return 0 if self.machine is None else self.machine.steps
 
+    @property
+    def over(self) -> str:
+        """Why the run is finished here before its last round; "" where it is not."""
+        return self.pre_round.over if self.pre_round is not None else ""
+
+    def at_work(self, now: float) -> list[PeerId]:
+        """Whom the open round of a federated run still waits for: their work is not done, or they
+        are not heard."""
+        machine = self.machine
+        if self.settings.work is None or machine is None or machine.stateless:
+            return []
+        if self.pre_round is not None:
+            return self.pre_round.at_work(now)
+        return [who.peer for who in machine.at_work(now)] if machine.open.plan is None else []
+
     def clock(self) -> float:
         """The time of the input being handled."""
         return self._now
@@ -406,6 +430,11 @@ class Session:
                 single=settings.coordinator,
                 sample=settings.sample,
                 arrivals=settings.arrivals,
+                # masked vectors meet before the log is given anything: they wait there
+                whole=settings.work is not None and self.pre_round is None,
+                spare=spare_of(settings),
+                sites=fewest_sites(settings),
+                witnesses=witnesses_of(settings, shape) if self.pre_round is None else 0,
             ),
             timing=self.timing,
             actions=self.actions,
@@ -413,16 +442,16 @@ class Session:
             now=now,
             site=self.site,
             lying=settings.lying,
-            # a member that goes by others' votes must hear them all
-            relayed_above=RELAYED_ABOVE if self.pre_round is None else None,
+            dissemination=self._dissemination,
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
+            words=self.pre_round.spent_words if self.pre_round is not None else tuple,
             root=root,
             stateless=self.replica is None,
             idle=self.script is None or not self.admission.trains,
         )
         if restarted:
-            self.machine.ask_first(now)
+            self.machine.recovery.ask_first(now)
         return self.machine
 
     def drop(self) -> None:
@@ -468,6 +497,7 @@ class Session:
         self.script = None
         self.operations.detach(now)
         self.prior.forget(now)
+        self.queue.forget()
         if self.machine:
             self.machine.set_idle(now, True)
         self._drain(now)
@@ -480,13 +510,14 @@ class Session:
         vector: Tensor,
         base: int | None = None,
         reading: Reading = NO_READING,
+        hold_s: float = 0.0,
     ) -> None:
         """Offer ``vector`` (float32, (numel,), untouched until RoundCommitted) to the open round,
         or to the next one.
 
         With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused)
-        once that anchor is no longer current. Of no samples it waits for the end of a round that
-        this member was not drawn for.
+        once that anchor is no longer current. ``hold_s``: as of `Swarm.contribute`. Of no samples
+        it waits for the end of a round that this member was not drawn for.
         """
         self._now = now
         self.admission.may_contribute()
@@ -496,7 +527,9 @@ class Session:
             raise LocalProtocolError(
                 f"contribution of {vector.numel()} elements to a run of {self.machine.shape.numel}"
             )
-        self.queue.put((cid, samples, vector, reading), base)
+        self.queue.put((cid, samples, vector, reading), base, now, hold_s)
+        if not hold_s:
+            self.machine.set_idle(now, not self.admission.trains)
         self.offer(now)
         self._drain(now)
 
@@ -504,7 +537,7 @@ class Session:
         """Freeze the script's first contribution for the open round, if nothing is."""
         machine, offering = self.machine, self.queue
         if machine is not None and not machine.takes_part:
-            offering.first()
+            offering.first(now)
             machine.set_waiting(offering.waits)
         if self.pre_round is not None:
             return self.pre_round.offer(now)
@@ -512,7 +545,7 @@ class Session:
             machine
             and machine.contribution is None
             and not machine.open.applying
-            and (given := offering.first()) is not None
+            and (given := offering.first(now)) is not None
         ):
             cid, samples, vector, reading = given
             self.ports.exchange.freeze(self.log, machine.round, cid, vector)
@@ -604,7 +637,8 @@ class Session:
                 if self._affordable(now, peer, m.outline(data[1:], peer)):
                     self._on_envelope(now, peer, m.decode(data[1:], peer))
             elif self.pre_round is not None and data[:1] == self.pre_round.prefix:
-                self.pre_round.on_message(now, peer, data[1:])
+                if not self.admission.uncounted(peer):
+                    self.pre_round.on_message(now, peer, data[1:])
             else:
                 raise RemoteProtocolError("unknown kind of control message", peer=peer)
         except (RemoteProtocolError, BadSignatureError) as error:
@@ -630,6 +664,8 @@ class Session:
             self.others.note(peer, envelope)
         if self.membership.is_doubled:
             return  # another process may vote under this key: this one takes no part
+        if not isinstance(body, UNCOUNTED_SAY) and self.admission.uncounted(peer):
+            return  # it asks again, and is counted meanwhile
         if envelope.log != self.log:
             self.operations.on_message(now, peer, envelope)
         elif self.histories.ignores(peer, envelope) or self.admission.bars(now, peer, envelope):
@@ -687,7 +723,10 @@ class Session:
                     self.actions.on_result(now, event)
             case x.PartReduced():
                 if machine is not None and machine.lying:
-                    machine.on_part(now, event.plan_id, event.part, event.digest)
+                    machine.on_part(now, event.plan_id, event.part, event.digest, event.inputs)
+            case x.PartGiven():
+                if machine is not None and machine.lying:
+                    machine.on_given(now, event.plan_id, event.part, event.root)
             case x.ReductionReport():
                 if not self.operations.on_report(now, event) and machine:
                     machine.on_report(
@@ -727,7 +766,8 @@ class Session:
             self._ticked_at = now
             self._retry(now)
             knocks = now - self._asked_at >= self.timing.fetch_s
-            few = len(self.config_peers()) <= RELAYED_ABOVE
+            peers = self.config_peers()  # known before there is a machine
+            few = not self._dissemination(self.me, len(peers), lambda: peers).is_large
             # whom to ask is drawn anew each time; of many, only where somebody is to be asked
             targets = self.others.targets(now) if few or self.transfer.asks else []
             self.transfer.tick(now, targets)
@@ -1007,6 +1047,7 @@ class Session:
             shape.chunk_elements,
             shape.codec,
             most=shape.most,
+            witnesses=shape.witnesses,
         )
         self.membership.watch(now, peers, self.log)
         if not self._follows:
@@ -1020,6 +1061,19 @@ class Session:
             if vector is not None:
                 self.retaining.offered(contribution[0], vector)
         self.offer(now)
+
+    def _stand_by(self, now: float) -> None:
+        """Of a member that is slow: offer what it has once another has ended the round; and have
+        nobody wait for it while it has nothing.
+        """
+        machine = self.machine
+        if machine is None or not self.queue.aside or machine.stateless:
+            return
+        if self.queue.waits:
+            self.offer(now)
+        idle = machine.contribution is None and not self.queue.waits
+        if idle != machine.idle and self.script is not None and self.admission.trains:
+            machine.set_idle(now, idle)
 
     def _drain(self, now: float) -> None:
         """Deliver messages to oneself and send what membership has to say."""
@@ -1035,6 +1089,8 @@ class Session:
                     raise LocalProtocolError(
                         f"a message to oneself broke a rule: {error.message}"
                     ) from error
+                self._stand_by(now)
+            self._stand_by(now)
             for peer, data in self.membership.drain():
                 self.ports.send(peer, MEMBERSHIP + data)
         finally:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ...collectives.group import Member
 from ...collectives.identifiers import PeerId
 from ...collectives.round import RoundMachine
+from ...collectives.round.turns import AWAY_S
 from . import events as ev
 from .events import Waiting, WaitState
 from .peer_selection import PeerSelection
@@ -42,6 +43,9 @@ class Waits:
         self._round = -1
         self._look_at = now
         self._now: Waiting | None = None
+        self._missing: dict[
+            PeerId, float
+        ] = {}  # sites that are waited for and not heard, since when
         self._announced: tuple[str, tuple[PeerId, ...]] | None = None
 
     def tick(self, now: float) -> None:
@@ -52,7 +56,8 @@ class Waits:
             if self._announced is not None:
                 self._announced = None
                 self.session.ports.emit(ev.WaitEnded())
-        if now - self._moved_at <= self.quiet_s or now < self._look_at:
+        quiet = now - self._moved_at <= self.quiet_s and not self._missed(now)
+        if quiet or now < self._look_at:
             return
         if self.session.membership.large:  # each of hundreds is looked at
             self._look_at = now + LARGE_LOOK_S
@@ -123,6 +128,13 @@ class Waits:
             return "removed", "nothing", (), "this node joins again in a new life"
         if machine is None:
             return self._begins(now)
+        if session.doors.limited(session.me) and session.admission.uncounted(session.me):
+            return (
+                "waiting for peers",
+                "to be counted, before it is given the model: its invite is for so many peers",
+                tuple(peer for peer in session.config_peers() if peer != session.me),
+                "the next entry of the members counts it, unless others have used up the invite",
+            )
         if machine.stateless or session.transfer.seeking_state:
             least = session.actions.least_state()
             what = f"the state after entry {least} or a later one"
@@ -149,6 +161,8 @@ class Waits:
         rounds = session.settings.rounds
         if rounds is not None and session.completed >= rounds:
             return "finished", "nothing", (), "all rounds of the run are committed"
+        if over := session.over:
+            return "finished", "nothing", (), over
         if machine.open.decided is not None:
             return (
                 "lacking state",
@@ -161,7 +175,41 @@ class Waits:
             return self._no_quorum(machine, there)
         if not machine.may_act:
             return self._outside(machine, there)
+        if late := session.at_work(now):
+            return self._at_work(now, machine, late)
         return self._in_round(machine)
+
+    def _missed(self, now: float) -> list[PeerId]:
+        """Sites of a federated run that the round waits for and that are not heard: however long a
+        round is, that is told soon."""
+        machine, session = self.session.machine, self.session
+        if machine is None or session.settings.work is None:
+            return []
+        since = {peer: self._missing.get(peer, now) for peer in session.at_work(now)}
+        heard = session.actions.suspected
+        self._missing = {peer: at for peer, at in since.items() if heard(peer)}
+        return [peer for peer, at in self._missing.items() if now - at >= QUIET_S]
+
+    def _at_work(
+        self, now: float, machine: RoundMachine, late: list[PeerId]
+    ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
+        """A round of a federated run: sites that are done wait for the work of the others."""
+        session, away = self.session, self._missed(now)
+        sites = len(machine.draw.members)
+        what = f"the work of {len(late)} of {sites} sites"
+        for peer in away:
+            what += f"; {peer} is not heard for {now - self._missing[peer]:.0f} s"
+        needed = session.pre_round.needed if session.pre_round is not None else 1
+        ends_at = machine.turns.ends_at
+        if away and sites - len(away) < needed:
+            ends = f"they are back: a sum needs {needed} of {sites} sites"
+        elif away:
+            ends = f"they are back; after {AWAY_S:.0f} s the round goes on without them"
+        elif ends_at is None or sites - len(late) < needed:
+            ends = "they are done"
+        else:
+            ends = f"they are done; in {max(0.0, ends_at - now):.0f} s they are left out"
+        return ("waiting for peers" if away else "training"), what, _names(away or late), ends
 
     def _no_quorum(
         self, machine: RoundMachine, there: list[Member]
@@ -184,14 +232,14 @@ class Waits:
         self, machine: RoundMachine, there: list[Member]
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         """A quorum is there, and this member takes no part in it yet."""
-        if machine.unasked:
+        if machine.recovery.unasked:
             return (
                 "waiting for peers",
                 (
                     "what the others know, since this member decides alone and "
                     "may come from an old copy"
                 ),
-                _names(machine.unasked),
+                _names(machine.recovery.unasked),
                 "they answer; who is not heard is waited for 10 s",
             )
         if machine.is_member:

@@ -27,7 +27,6 @@ from ...collectives.errors import SwarmClosedError
 from ...collectives.group import MAX_STAR
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
-from ...collectives.round import Timing
 from ...collectives.simulation.network import Payload
 from ...collectives.swarm import RunSettings
 from ...optim import attach
@@ -36,6 +35,7 @@ from ...optim.federated.simulation.task import endless
 from ...optim.model.flat import FlatVector
 from ..session import documents
 from ..session import events as ev
+from ..session.durations import durations
 from .churn import Mishap
 from .fleet import FleetPeer
 from .local_swarm import LocalSwarm
@@ -230,7 +230,7 @@ class _Play:
             len(fleet),
             settings=settings,
             seed=run.seed,
-            timing=Timing(weight=self.scale),
+            timing=durations(settings, self.scale),
             chunk_elements=each if self.scale > 1 else None,
             names=[peer.name for peer in fleet],
             sites=[peer.site for peer in fleet],

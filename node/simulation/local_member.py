@@ -30,6 +30,7 @@ from ...collectives.swarm import (
     Reduction,
     RunSettings,
     Shelf,
+    Spent,
     Tally,
     sample_count,
 )
@@ -176,7 +177,11 @@ class LocalMember:
                 del self._pending[fragment]
                 completed = self._session(fragment).completed
                 pending.outcome = Outcome(
-                    "lost", completed, reason=f"refused: {event.reason}", unfit=event.unfit
+                    "lost",
+                    completed,
+                    reason=f"refused: {event.reason}",
+                    unfit=event.unfit,
+                    over=event.over,
                 )
             case ev.Timed():
                 telemetry.emit(event.timing)
@@ -285,6 +290,7 @@ class LocalMember:
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> LocalPending:
         if self.fragments > 1:
             raise LocalProtocolError(
@@ -292,8 +298,13 @@ class LocalMember:
                 hint="contribute_fragment() offers one of them",
             )
         return self.contribute_fragment(
-            0, samples=samples, write=write, base=base, loss=loss, lag=lag
+            0, samples=samples, write=write, base=base, loss=loss, lag=lag, hold_s=hold_s
         )
+
+    @property
+    def holds(self) -> bool:
+        """A contribution can wait for others to end the round (``hold_s``)."""
+        return True
 
     @property
     def closing(self) -> int:
@@ -341,6 +352,7 @@ class LocalMember:
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> LocalPending:
         node, session = self._node(), self._session(fragment)
         if self._layout is None or session.machine is None:
@@ -364,7 +376,7 @@ class LocalMember:
         cid, pending = self._rng.randbytes(16), LocalPending(self, self.clock())
         self._pending[fragment] = (cid, pending)
         with node.alive():
-            session.contribute(self.clock(), cid, samples, vector, base, reading)
+            session.contribute(self.clock(), cid, samples, vector, base, reading, hold_s)
         return pending
 
     # ---- Swarm
@@ -476,6 +488,7 @@ class LocalMember:
 
     def members(self) -> Sequence[PeerView]:
         session, now, views = self._node().session, self.clock(), list[PeerView]()
+        at_work = set(session.at_work(now))
         for peer in session.config_peers():
             record = session.membership.record(peer)
             round_ = (
@@ -494,9 +507,16 @@ class LocalMember:
                     path,
                     peer == session.organiser,
                     self.same_order.equal.get(peer, 0),
+                    peer in at_work,
                 )
             )
         return views
+
+    @property
+    def spent(self) -> Spent | None:
+        """What this member has spent of its privacy; None in a run without noise."""
+        before = self._node().session.pre_round
+        return before.spent() if before is not None else None
 
     def tallies(self, first: int) -> Sequence[Tally]:
         return self._session(0).tallies(first)

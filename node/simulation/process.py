@@ -17,6 +17,7 @@ from ...collectives.errors import StorageError
 from ...collectives.exchange import Exchange
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId, RunId
+from ...collectives.modes.relays import relayed
 from ...collectives.pace import Lead, Pace
 from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
@@ -175,6 +176,7 @@ class NodeProcess:
             probation=place.probation,
             per_hour=place.per_hour,
             doors=place.doors(peer),
+            dissemination=relayed,
             site=place.sites.get(peer, ""),
         )
         self.session = self.run.sessions[0]

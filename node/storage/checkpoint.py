@@ -187,6 +187,13 @@ def _read(medium: Medium, path: Path) -> tuple[dict[str, str], dict[str, Tensor]
         medium.close(file)
 
 
+ELSE = (
+    "If nobody has it whole, a new run goes on from the newest checkpoint of any member: "
+    "atoll export RUN DIR there, then atoll new --from DIR --name NAME."
+)
+FETCHED = f"The state is fetched from the other members, if one has it. {ELSE}"
+
+
 class AheadError(StorageError):
     """A whole checkpoint is of an entry that the journal has not: power went before that was on the
     medium. ``alone``: see `damaged`.
@@ -204,10 +211,10 @@ class AheadError(StorageError):
             else "Power went before the journal was on the medium.",
             hint=(
                 f"Restore {path.parent.parent} from a backup and try again; or, if others do have "
-                "the run's state, move it away and join again."
+                f"the run's state, move it away and join again. {ELSE}"
             )
             if alone
-            else "The state is fetched from the other members.",
+            else FETCHED,
             exit_code=74,
         )
 
@@ -219,7 +226,7 @@ def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
     return StorageError(
         f"{path} is damaged: {why}",
         code="E303",
-        why="the file was changed or the disk returned other bytes"
+        why="the file was changed, the disk returned other bytes, or lost what it had confirmed"
         + (
             "; no other member is known that has the state, so nothing here was touched"
             if alone
@@ -227,11 +234,11 @@ def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
         ),
         hint=(
             (
-                "restore it from a backup and try again; or, if others do have the run's state, "
-                f"move {path.parent} away and join again"
+                "Restore it from a backup and try again; or, if others do have the run's state, "
+                f"move {path.parent} away and join again. {ELSE}"
             )
             if alone
-            else "the state is fetched again from the other members; check the disk"
+            else f"{FETCHED} Check the disk."
         ),
         exit_code=74,
     )

@@ -441,9 +441,15 @@ class RunFiles:
     def noisy(self) -> int:
         return self._budget.count()
 
-    def spend_noisy(self) -> None:
+    def noisy_entry(self) -> int:
+        return self._budget.last()
+
+    def spend_noisy(self, entry: int) -> None:
         """One more; on the medium before it is handed over."""
-        self._budget.add()
+        self._budget.add(entry)
+
+    def raise_noisy(self, steps: int) -> None:
+        self._budget.raise_to(steps)
 
     # ---- life
     def lacks_results(self) -> None:

@@ -20,12 +20,21 @@ class SpentCounter:
         """So many were handed over, or more. Raises StorageError where that is not known: then none
         may be.
         """
+        return self._read()[0]
+
+    def last(self) -> int:
+        """For which entry of the log the newest was handed over; -1 where that is not known.
+        Raises StorageError."""
+        return self._read()[1]
+
+    def _read(self) -> tuple[int, int]:
         try:
-            if (steps := int(self._medium.contents(self._path))) >= 0:
-                return steps
+            steps, *rest = [int(word) for word in self._medium.contents(self._path).split()]
+            if steps >= 0 and len(rest) < 2:
+                return steps, rest[0] if rest else -1
             raise ValueError
         except FileNotFoundError:
-            return 0
+            return 0, -1
         except OSError as error:
             raise storage_error(self._path, error) from error
         except ValueError:
@@ -36,12 +45,20 @@ class SpentCounter:
                 hint="Write into it how many rounds this node has contributed to, or more.",
             ) from None
 
-    def add(self) -> None:
-        """One more is about to be handed over: it is on the medium when this returns. Raises
-        StorageError: then it must not be.
+    def add(self, entry: int) -> None:
+        """One more is about to be handed over, for an entry of the log: it is on the medium when
+        this returns. Raises StorageError: then it must not be.
         """
+        self._write(self.count() + 1, entry)
+
+    def raise_to(self, steps: int) -> None:
+        """So many were handed over, or more: earlier lives may have. Raises StorageError."""
+        if self.count() < steps:
+            self._write(steps, self.last())
+
+    def _write(self, steps: int, entry: int) -> None:
         try:
             make_folder(self._path.parent, self._medium)
         except OSError as error:
             raise storage_error(self._path, error) from error
-        write_atomically(self._path, b"%d\n" % (self.count() + 1), medium=self._medium)
+        write_atomically(self._path, b"%d %d\n" % (steps, entry), medium=self._medium)

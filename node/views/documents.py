@@ -14,7 +14,9 @@ from ...collectives.foreign import escaped, quoted
 from ...security.rule_names import RUNNING, parse_reducer
 from ..client.starting import waits_text
 from ..home.output import Terminal, bytes_text, short_peer, span_text
+from ..run.gain import gain_words
 from ..run.quorum import no_quorum, quorum_of
+from ..run.status import FIGURES, RunStatus, read_run_status
 from .alone import entry_name, entry_text
 from .reach_views import outcome, reach_text
 
@@ -53,7 +55,7 @@ def status_text(terminal: Terminal, status: Document) -> str:
         )
     runs: Sequence[Document] = status.get("runs") or ()
     for run in runs:
-        lines += ["", *run_lines(terminal, run)]
+        lines += ["", *run_lines(terminal, read_run_status(run))]
     if not runs:
         lines += ["  no runs. Join one: atoll join INVITE"]
     for trouble in status.get("troubles") or ():
@@ -61,79 +63,68 @@ def status_text(terminal: Terminal, status: Document) -> str:
     return "\n".join(lines)
 
 
-def run_lines(terminal: Terminal, run: Document) -> list[str]:
+def run_lines(terminal: Terminal, run: RunStatus) -> list[str]:
     """A run in a few lines."""
-    lines = [
-        terminal.style(
-            f"{run.get('name', '')}  {str(run.get('run_id', ''))[:8]}  round {round_text(run)}",
-            sys.stdout,
-            bold=True,
-        )
+    head = f"{run.name}  {run.run_id[:8]}  round {round_text(run)}"
+    members = run.members or ()
+    shown = ", ".join(short_peer(str(peer)) for peer in members)
+    last = run.last_round or {}
+    weights = last.get("weights") or {}
+    metrics = sorted(metrics_of(run.metrics).items())
+    rows = [
+        ("state", run_state(run)),
+        ("members", f"{len(members)}: {shown}" if members else ""),
+        ("join", entry_words(run)),
+        ("rule", rule_text(run.rule) if run.rule != "mean" else ""),
+        ("lying", lying_text(run.lying, len(members)) if run.lying else ""),
+        ("secure", secure_text(run.secure) if run.secure else ""),
+        ("privacy", privacy_text(run.privacy) if run.privacy else ""),
+        ("last", last_text(run, last) if last else ""),
+        ("weights", "  ".join(f"{short_peer(peer)} {w:.3g}" for peer, w in weights.items())),
+        ("worth", gain_words(run.gain) if run.gain else ""),
+        ("part", _NO_PART if run.part == 0 else ""),
+        ("script", "  ".join(f"{key} {value:.6g}" for key, value in metrics)),
+        ("traffic", traffic_text(run)),
+        *((figure.label, figure.text(run)) for figure in FIGURES),
+        *(
+            ("banned", f"{short_peer(peer)}: {escaped(why, 400)}")
+            for peer, why in run.banned.items()
+        ),
+        *(("refused", refusal_text(peer, why)) for peer, why in run.refused.items()),
+        ("next", finished_text(run) if run.finished else ""),
     ]
-    lines.append(f"  state    {run_state(run)}")
-    members: Sequence[Any] = run.get("members") or ()
-    if members:
-        lines.append(
-            f"  members  {len(members)}: {', '.join(short_peer(str(peer)) for peer in members)}"
-        )
-    if entry := entry_words(run):
-        lines.append(f"  join     {entry}")
-    if (rule := str(run.get("rule") or "mean")) != "mean":
-        lines.append(f"  rule     {rule_text(rule)}")
-    if byzantine := int(run.get("lying") or 0):
-        lines.append(f"  lying    {lying_text(byzantine, len(members))}")
-    if secure := run.get("secure"):
-        lines.append(f"  secure   {secure_text(secure)}")
-    if privacy := run.get("privacy"):
-        lines.append(f"  privacy  {privacy_text(privacy)}")
-    if last := run.get("last_round"):
-        contributors = last.get("contributors") or {}
-        where = f" of fragment {last.get('fragment')}" if run.get("fragments") else ""
-        lines.append(
-            f"  last     round {last.get('round')}{where}: {len(contributors)} contributed, "
-            f"{sum(contributors.values())} samples"
-        )
-        weights = last.get("weights") or {}
-        if weights:
-            lines.append(
-                "  weights  "
-                + "  ".join(f"{short_peer(peer)} {weight:.3g}" for peer, weight in weights.items())
-            )
-    if run.get("part") == 0:
-        lines.append(
-            "  part     none: this node's link is too slow to add up for the others; it "
-            "sends and receives only"
-        )
-    metrics = metrics_of(run)
-    if metrics:
-        lines.append(
-            "  script   "
-            + "  ".join(f"{key} {value:.6g}" for key, value in sorted(metrics.items()))
-        )
-    if "bytes_sent" in run:
-        lines.append(
-            f"  traffic  {bytes_text(run['bytes_sent'])} sent, "
-            f"{bytes_text(run.get('bytes_received', 0))} received"
-        )
-    if run.get("disk_bytes"):
-        lines.append(f"  disk     {bytes_text(run['disk_bytes'])}")
-    lines += [
-        f"  banned   {short_peer(str(peer))}: {escaped(why, 400)}"
-        for peer, why in (run.get("banned") or {}).items()
+    return [
+        terminal.style(head, sys.stdout, bold=True),
+        *(f"  {label:7}  {words}" for label, words in rows if words),
+        *verdict_lines(terminal, run),
+        *waiting_lines(run),
+        *trouble_lines(terminal, run.trouble),
     ]
-    lines += [
-        f"  refused  {refusal_text(str(peer), why)}"
-        for peer, why in (run.get("refused") or {}).items()
-    ]
-    if run.get("finished"):
-        lines.append(f"  next     {finished_text(run)}")
-    lines += verdict_lines(terminal, run)
-    return lines + waiting_lines(run) + trouble_lines(terminal, run.get("trouble"))
 
 
-def finished_text(run: Document) -> str:
+_NO_PART = "none: this node's link is too slow to add up for the others; it sends and receives only"
+
+
+def last_text(run: RunStatus, last: Document) -> str:
+    """The newest round with contributors."""
+    contributors = last.get("contributors") or {}
+    where = f" of fragment {last.get('fragment')}" if run.fragments else ""
+    return (
+        f"round {last.get('round')}{where}: {len(contributors)} contributed, "
+        f"{sum(contributors.values())} samples"
+    )
+
+
+def traffic_text(run: RunStatus) -> str:
+    """Bytes of the run; "" where the node does not say."""
+    if run.bytes_sent is None:
+        return ""
+    return f"{bytes_text(run.bytes_sent)} sent, {bytes_text(run.bytes_received or 0)} received"
+
+
+def finished_text(run: RunStatus) -> str:
     """What there is to do with a run that has all its rounds."""
-    given = str(run.get("run_id", ""))[:8]
+    given = run.run_id[:8]
     return (
         f"The model: atoll export {given} DIR    A run that goes on from it: atoll "
         "new --from DIR --name NAME"
@@ -152,14 +143,14 @@ def refusal_text(peer: str, refusal: Sequence[Any]) -> str:
     return f"no member of this run, a stranger{where}, {short_peer(peer)}, says {sentence}"
 
 
-def entry_words(run: Document) -> str:
+def entry_words(run: RunStatus) -> str:
     """What this node may do, where that is not everything, and what newcomers go through."""
-    join, role = run.get("join") or {}, str(run.get("role") or "train")
+    join, role = run.join, run.role
     sentences = [f"this node's invite is to {role}"] if role != "train" else []
     if join.get("probation"):
         mine = (
             ""
-            if run.get("member", True) or role != "train"
+            if run.member or role != "train"
             else "; this node's work is compared, not counted yet"
         )
         sentences.append(f"newcomers are on probation for {join['probation']} rounds{mine}")
@@ -211,6 +202,13 @@ def secure_text(secure: Mapping[str, Any]) -> str:
     newest += "".join(
         f", mean {name} {value:.6g}" for name, value in (last.get("metrics") or {}).items()
     )
+    if last.get("metrics"):
+        sites, counted = len(last["members"]), int(last.get("weight") or 0)
+        newest += (
+            f" over {counted:,} examples of {sites} sites"
+            if counted > sites
+            else f" over {sites} sites, each alike"
+        )
     return f"contributions are masked: a sum needs {secure.get('threshold')} of them{newest}"
 
 
@@ -229,12 +227,12 @@ def privacy_text(privacy: Mapping[str, Any]) -> str:
     )
 
 
-def waiting_lines(run: Document) -> list[str]:
+def waiting_lines(run: RunStatus) -> list[str]:
     """What is waited for, of whom, since when and what would end it, once no round was committed
     for long.
     """
-    waiting = run.get("waiting")
-    if not isinstance(waiting, Mapping) or not waiting.get("quiet") or run.get("finished"):
+    waiting = run.waiting
+    if waiting is None or not waiting.get("quiet") or run.finished:
         return []
     of = ", ".join(short_peer(str(peer)) for peer in waiting.get("of") or ())
     open_s = float(waiting.get("round_open_s") or 0)
@@ -245,10 +243,10 @@ def waiting_lines(run: Document) -> list[str]:
     ]
 
 
-def verdict_lines(terminal: Terminal, run: Document) -> list[str]:
+def verdict_lines(terminal: Terminal, run: RunStatus) -> list[str]:
     """What has been wrong for several rounds."""
     lines = list[str]()
-    for each in run.get("verdicts") or ():
+    for each in run.verdicts:
         of = f"{short_peer(str(each['subject']))} " if each.get("subject") else ""
         code, text = escaped(each.get("code", ""), 16), escaped(each.get("said", ""), 2000)
         lines.append(f"  verdict  {code} {escaped(each.get('title', ''), 200)}: {of}{text}")
@@ -270,89 +268,78 @@ def trouble_lines(terminal: Terminal, trouble: Any) -> list[str]:
     return [terminal.style(line, sys.stdout, fg="yellow") for line in lines if line.strip()]
 
 
-def round_text(run: Document) -> str:
+def round_text(run: RunStatus) -> str:
     """``12/35``; of a model in fragments ``12+11+12/35``, one number each. A dash before the state
     is known.
     """
-    rounds = [int(round_) for round_ in run.get("fragments") or [run.get("round", -1)]]
-    held = "+".join(str(round_) if round_ >= 0 else "–" for round_ in rounds)
-    return f"{held}{'/' + str(run['rounds']) if run.get('rounds') else ''}"
+    held = "+".join(str(round_) if round_ >= 0 else "–" for round_ in run.fragments or [run.round])
+    return f"{held}{f'/{run.rounds}' if run.rounds else ''}"
 
 
-def run_state(run: Document) -> str:
+def run_state(run: RunStatus) -> str:
     """What the node does in a run, in words."""
-    phase = str(run.get("phase") or run.get("state") or "unknown")
+    phase = run.phase or "unknown"
     if phase == "stored":
         return "stored; the node is not in it"
     if phase == "failed":
         return "failed; entering it again tries again"
     if phase != "running":
-        stage, done, total = [*(run.get("progress") or ()), "", 0, 0][:3]
+        stage, done, total = [*run.progress, "", 0, 0][:3]
         share = f" {100 * int(done) // int(total)}%" if total else ""
         return f"{stage}{share}" if stage else phase
-    if run.get("finished"):
-        return f"finished: all {run.get('rounds')} rounds are committed"
-    if isinstance(starting := run.get("starting"), Mapping):
-        state = waits_text(int(starting.get("there", 0)), int(starting.get("wanted", 0)))
-        return f"{state}; begin without: atoll begin {str(run.get('run_id', ''))[:8]}"
-    if run.get("paused"):
-        state = f"{escaped(run['paused'])}; the node serves the run"
-    elif not run.get("script"):
+    if run.finished:
+        over = escaped(run.over, 400)
+        return f"finished: {over}" if over else f"finished: all {run.rounds} rounds are committed"
+    if run.starting is not None:
+        state = waits_text(int(run.starting.get("there", 0)), int(run.starting.get("wanted", 0)))
+        return f"{state}; begin without: atoll begin {run.run_id[:8]}"
+    if run.paused:
+        state = f"{escaped(run.paused)}; the node serves the run"
+    elif not run.script:
         state = "seeding; no script is training here" + _since(run)
+    elif since := _since(run):
+        state = "a script is attached, and has made no step" + since
     else:
-        state = (
-            "training" if run.get("member", True) else "training; not a member of the last round"
-        )
-    if run.get("script") and (idle_s := run.get("idle_s")):
-        state += (
-            "; its script has contributed nothing in the "
-            f"{span_text(float(idle_s))} since it attached"
-        )
-    elif unattached := run.get("unattached"):
+        state = "training" if run.member else "training; not a member of the last round"
+    if run.script and run.idle_s:
+        state += f"; its script has made no step in the {span_text(run.idle_s)} since it attached"
+    else:
         state += "".join(
-            f"; process {int(pid)} joined {span_text(float(seconds))} ago and has attached nothing"
-            for pid, seconds in unattached.items()
+            f"; process {escaped(pid, 16)} joined {span_text(seconds)} ago and has attached nothing"
+            for pid, seconds in run.unattached.items()
         )
-    lack = no_quorum(run.get("quorum"))
-    seal = run.get("seal")
-    if isinstance(seal, Mapping):
-        waits = seal.get("awaited") or ()
-        sealed = f"recertifying without {len(seal.get('removed') or ())} members"
+    lack = no_quorum(run.quorum)
+    if run.seal is not None:
+        waits = run.seal.get("awaited") or ()
+        sealed = f"recertifying without {len(run.seal.get('removed') or ())} members"
         lack = sealed + (
             f": waits for {', '.join(short_peer(str(peer)) for peer in waits)}" if waits else ""
         )
     return "; ".join(filter(None, (state, too_few(run), lack)))
 
 
-def _since(run: Document) -> str:
-    """Since when this machine's script is missed; "" where it is not."""
-    for each in run.get("verdicts") or ():
-        if each.get("code") == "V11" and isinstance(at := each.get("since"), int | float):
+def _since(run: RunStatus) -> str:
+    """Since when this machine's script is missed, or stands still; "" where it does not."""
+    for each in run.verdicts:
+        if each.get("code") in ("V11", "V22") and isinstance(at := each.get("since"), int | float):
             with suppress(ValueError, OverflowError, OSError):  # of a node with an odd clock
                 return f" since {datetime.fromtimestamp(at).astimezone():%Y-%m-%d %H:%M:%S}"
     return ""
 
 
-def too_few(run: Document) -> str:
+def too_few(run: RunStatus) -> str:
     """How many sites a masked sum waits for that are no members yet; "" where there are enough, or
     nobody can tell.
     """
-    members = len(run.get("members") or ())
-    more = int((run.get("secure") or {}).get("threshold", 0)) - members
+    members = len(run.members or ())
+    more = int((run.secure or {}).get("threshold", 0)) - members
     if not members or more < 1:
         return ""
     return f"no sum yet: {'one more site' if more == 1 else f'{more} more sites'} must join"
 
 
-def members_text(run: Document) -> str:
-    """Number of members, or nothing when the document does not say."""
-    members = run.get("members")
-    return "" if members is None else str(len(members))
-
-
-def metrics_of(run: Document) -> dict[str, float]:
-    """What the script reported: step, loss and whatever else."""
-    metrics = run.get("metrics") or {}
+def metrics_of(metrics: Any) -> dict[str, float]:
+    """Those of a script's metrics that are numbers: step, loss and whatever else."""
     return (
         {str(k): float(v) for k, v in metrics.items() if isinstance(v, int | float)}
         if isinstance(metrics, Mapping)
@@ -366,14 +353,14 @@ def runs_table(terminal: Terminal, runs: Sequence[Document]) -> str:
         return "no runs"
     rows = [
         (
-            str(run.get("run_id", ""))[:8],
-            str(run.get("name", "")),
+            run.run_id[:8],
+            run.name,
             round_text(run),
-            members_text(run) or "–",
-            bytes_text(run["disk_bytes"]) if "disk_bytes" in run else "–",
+            "–" if run.members is None else str(len(run.members)),
+            "–" if run.disk_bytes is None else bytes_text(run.disk_bytes),
             run_state(run),
         )
-        for run in runs
+        for run in map(read_run_status, runs)
     ]
     return terminal.table(("RUN", "NAME", "ROUND", "MEMBERS", "DISK", "STATE"), rows)
 

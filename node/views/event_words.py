@@ -79,8 +79,11 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
         "and has attached nothing"
     ),
     "script.idle": lambda e: (
-        "the script has contributed nothing in the "
-        f"{span_text(float(e['seconds']))} since it attached"
+        f"the script has made no step in the {span_text(float(e['seconds']))} since it attached"
+    ),
+    "script.still": lambda e: (
+        f"process {int(e['pid'])} has made no step for {span_text(float(e['seconds']))}; "
+        f"{escaped(e['doing'], 300)}"
     ),
     "data.order": lambda e: (
         "the same data in the same order are read by this script and by "
@@ -90,7 +93,7 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     ),
     "state.ready": lambda e: f"the state of round {int(e['round'])} is here",
     "run.waiting": lambda e: (
-        "finished: all rounds are committed"
+        f"finished: {escaped(e['ends'])}"
         if e["state"] == "finished"
         else (
             f"{escaped(e['state'])}, no round for {float(e['round_open_s']):.0f} s: waits "
@@ -100,6 +103,10 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
         + f"; it ends when {escaped(e['ends'])}"
     ),
     "run.goes_on": lambda e: "it goes on",
+    "operation.committed": lambda e: (
+        f"operation “{escaped(e['op_id'], 60)}”: {len(e['contributors'])} contributed, "
+        f"{span_text(float(e['elapsed_s']))}"
+    ),
     "storage.mended": lambda e: "what must be written is written again",
     "run.starting": lambda e: (
         f"the script waits with its first step: {int(e['there'])} of "

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...collectives.foreign import escaped, shown
 from ..home.output import Terminal, bytes_text, short_peer, span_text
+from ..run.status import RunStatus
 from .documents import metrics_of, run_state, too_few
 
 if TYPE_CHECKING:
@@ -45,21 +46,21 @@ class RunProgress:
     privacy: Mapping[str, Any] | None = None
     losses: deque[float] = field(default_factory=lambda: deque(maxlen=REMEMBERED_LOSSES))
 
-    def take_status(self, run: Mapping[str, Any]) -> None:
-        """Take in the run's entry of a status document."""
-        self.members = len(run.get("members") or ())
+    def take_status(self, run: RunStatus) -> None:
+        """Take in what the node says of the run."""
+        self.members = len(run.members or ())
         self.state = run_state(run)
-        self.take_metrics(metrics_of(run))
-        self.round = max(self.round, int(run.get("round", 0)))
-        self.privacy = run.get("privacy") or self.privacy
-        self._take_traffic(run)
+        self.take_metrics(metrics_of(run.metrics))
+        self.round = max(self.round, run.round)
+        self.privacy = run.privacy or self.privacy
+        self._take_traffic(run.bytes_sent or 0, run.bytes_received or 0)
 
     def take_round(self, event: Mapping[str, Any]) -> None:
         """A round was committed."""
         self.round = max(self.round, int(event.get("round", 0)))
         self.contributors = len(event.get("contributors") or ()) or self.contributors
         self.members = len(event.get("members") or ())
-        self._take_traffic(event)
+        self._take_traffic(int(event.get("bytes_sent", 0)), int(event.get("bytes_received", 0)))
 
     def take_metrics(self, metrics: Mapping[str, float]) -> None:
         """What the script reported, once a round."""
@@ -69,9 +70,9 @@ class RunProgress:
             self.loss = loss
             self.losses.append(loss)
 
-    def _take_traffic(self, source: Mapping[str, Any]) -> None:
-        self.bytes_sent = max(self.bytes_sent, int(source.get("bytes_sent", 0)))
-        self.bytes_received = max(self.bytes_received, int(source.get("bytes_received", 0)))
+    def _take_traffic(self, sent: int, received: int) -> None:
+        self.bytes_sent = max(self.bytes_sent, sent)
+        self.bytes_received = max(self.bytes_received, received)
 
     def round_line(self) -> str:
         """One line for the newest round."""
@@ -162,18 +163,18 @@ class TrainingView:
             else:
                 self._terminal.say(text)
 
-    def take_status(self, run: Mapping[str, Any], *, draining: bool) -> None:
-        """The run's entry of a status document."""
+    def take_status(self, run: RunStatus, *, draining: bool) -> None:
+        """What the node says of the run."""
         with self._lock:
             self._progress.take_status(run)
-            self.starting = bool(run.get("starting"))
+            self.starting = run.starting is not None
             if self.starting and self._terminal.interactive:
                 self._progress.state += ", or press Enter"
             if (waits := too_few(run)) != self._waits:
                 self._waits = waits
                 if waits and self._live is None:
                     self.say(waits)
-            if (paused := str(run.get("paused") or "")) != self._paused:
+            if (paused := run.paused) != self._paused:
                 self._paused = paused
                 if self._live is None:
                     self.say(
@@ -204,7 +205,7 @@ class TrainingView:
                     if self._live is None and kind == "round.committed":
                         self.say(self._progress.round_line())
                 case "script.report":
-                    self._progress.take_metrics(metrics_of(event))
+                    self._progress.take_metrics(metrics_of(event.get("metrics")))
                 case "peer.misbehaved":
                     self.say(
                         f"{short_peer(str(event.get('peer', '')))} broke a rule: "
@@ -216,6 +217,12 @@ class TrainingView:
                         f"{short_peer(str(event.get('owner', '')))} says that {wrong} stated "
                         "another sum of its site than its members contributed"
                     )
+                case "sums.differ":
+                    peers = " and ".join(short_peer(str(each)) for each in event.get("peers", ()))
+                    self.say(
+                        f"{peers} state different sums of a part; others add it up anew, and one "
+                        "of them, or one that sent them different things, lies"
+                    )
                 case "verdict.raised":
                     of = short_peer(str(event["subject"])) + " " if event.get("subject") else ""
                     code = escaped(event.get("code", ""), 16)
@@ -225,7 +232,7 @@ class TrainingView:
                 case "script.idle":
                     since = span_text(float(event.get("seconds", 0)))
                     self.say(
-                        f"the script has contributed nothing in the {since} since it attached; "
+                        f"the script has made no step in the {since} since it attached; "
                         "does its loop call optimizer.step()?"
                     )
                 case "storage.trouble" | "run.trouble":

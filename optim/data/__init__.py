@@ -1,6 +1,7 @@
 """Whose turn each sample is: a run's members read one data set together, and no two of them the
 same part. Files, lowest first:
 
+declared how many examples this site has
 order    a sample for every position of an endless sequence: one keyed permutation an epoch
 spans    sets of positions as sorted spans
 leases   which positions are whose, by the certified log alone

@@ -41,11 +41,11 @@ class FirstBatches:
         self._tell = getattr(swarm, "first_batch", None) if shows else None
         self._tell_read = getattr(swarm, "read_batch", None) if shows else None
         self._run, self._round, self._read = swarm.run_id, -1, 0
-        self._before = deque[bytes](maxlen=REMEMBERED)
+        self._before = deque[bytes](maxlen=REMEMBERED)  # gradients that were told
 
     def saw(self, batch: Any, round_: int) -> None:
         """``batch`` is read in the round after ``round_`` committed ones. The first of a round is
-        told; none that was a round's first before: a small data set repeats by itself.
+        told.
         """
         if self.wants(round_):
             self._show(content := content_of(batch), round_)
@@ -62,16 +62,21 @@ class FirstBatches:
         return self._tell is not None and round_ != self._round
 
     def trained(self, parameters: Sequence[Tensor], round_: int) -> None:
-        """A step is made with the gradients of these: told where no batch was seen before."""
-        if self.wants(round_):
-            self._show(gradients_of(parameters), round_)
+        """A step is made with the gradients of these: told where no batch was seen before. None
+        that were told before: where training stands still they say nothing of what is read.
+        """
+        if not self.wants(round_):
+            return
+        content = gradients_of(parameters)
+        known = content is None or content in self._before
+        if content is not None and not known:
+            self._before.append(content)
+        self._show(None if known else content, round_)
 
     def _show(self, content: bytes | None, round_: int) -> None:
         self._round = round_
-        if content is None or content in self._before or self._tell is None:
-            return
-        self._before.append(content)
-        self._tell(round_, batch_digest(self._run, round_, content))
+        if content is not None and self._tell is not None:
+            self._tell(round_, batch_digest(self._run, round_, content))
 
 
 def content_of(batch: Any) -> bytes | None:

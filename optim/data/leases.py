@@ -30,7 +30,7 @@ from ...collectives.group import Member
 from ...collectives.swarm import Tally
 from .spans import Cursor, Span, united, without
 
-END = 1 << 62
+END = 1 << 256  # never reached, whatever members claim
 MARGIN = 2
 """Contributions a member may have begun since the last one counted: one that is under way, one that
 is trained.

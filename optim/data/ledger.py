@@ -23,17 +23,23 @@ class SampleLedger:
         self._left = 0  # of it after the last step
         self._growing = 0  # steps in a row that left more of it than the one before
         self._short = False  # whether that was too many of them
+        self._empty = 0  # steps in a row that the script declared to be of no samples
+        self._told_empty = False
+        self._again = 0  # steps in a row for which the shard gave nothing
+        self._told_again = False
         self.turns = 0  # grows whenever the anchor, or what is contributed, may be another
 
     def step(self, declared: int | None) -> int:
         """The samples of a step; ``declared``: what the script says. Raises ConfigError where that
         is more than it was given.
         """
+        self._empty = self._empty + 1 if declared == 0 else 0
         if not self.used:
             if declared is not None:
                 return declared
             self.guessed = self.guessed or self.batch_size is None
             return 1 if self.batch_size is None else self.batch_size
+        self._again = 0 if self.given else self._again + 1
         if declared is None:
             declared = self.given
         elif declared > self.given:
@@ -53,6 +59,24 @@ class SampleLedger:
         self._growing = self._growing + 1 if self.given > self._left else 0
         self._left = self.given
         return declared
+
+    def empty(self) -> int | None:
+        """How many steps in a row were declared to be of no samples, once `SHORT` were; 0 when one
+        is of some again. None: nothing new.
+        """
+        if self._told_empty == (self._empty >= (1 if self._told_empty else SHORT)):
+            return None
+        self._told_empty = not self._told_empty
+        return self._empty
+
+    def again(self) -> int | None:
+        """How many steps in a row were made on nothing that the shard gave, once `SHORT` were; 0
+        when one is on something again. None: nothing new.
+        """
+        if self._told_again == (self._again >= (1 if self._told_again else SHORT)):
+            return None
+        self._told_again = not self._told_again
+        return self._again
 
     def left(self) -> int | None:
         """How many samples the shard gave that no step counts, once `SHORT` steps in a row have

@@ -9,11 +9,16 @@ shuffled in memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from .spans import Span
+
 ROUNDS = 4
+MOST_POSITIONS = 1 << 62
 _GOLDEN, _FIRST, _SECOND = (
     np.uint64(value) for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )  # splitmix64's
@@ -28,6 +33,15 @@ class Order:
         self._mask = np.uint64((1 << int(self._half)) - 1)
         key = blake3(b"atoll/order/1" + name.encode()).digest(8 * ROUNDS)
         self._keys = np.frombuffer(key, dtype="<u8").astype(np.uint64)
+
+    def positions(self, spans: Sequence[Span]) -> NDArray[np.int64]:
+        """The positions of these spans. What members claim may have brought them beyond what numpy
+        counts: there they begin again.
+        """
+        whole = MOST_POSITIONS // self.size * self.size
+        return np.concatenate(
+            [np.arange(stop - start, dtype=np.int64) + start % whole for start, stop in spans]
+        )
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The samples at these positions."""

@@ -144,7 +144,7 @@ class Shard:
 
     def _begin_pass(self) -> None:
         """The epoch of the next sample is that of the pass."""
-        self._pass = int(self._positions(self._next)[0]) // self._size
+        self._pass = self._spans(self._next)[0][0] // self._size
 
     @property
     def batch(self) -> int:
@@ -162,9 +162,10 @@ class Shard:
     def draw(self) -> Iterator[list[int]]:
         """The samples of the batches to come, as the loader asks for them."""
         while True:
-            positions = self._positions(self._next + len(self._drawn) * self._batch * self._ranks)
-            if positions[0] // self._size > self._pass:
+            spans = self._spans(self._next + len(self._drawn) * self._batch * self._ranks)
+            if spans[0][0] // self._size > self._pass:
                 return
+            positions = self._order.positions(spans)
             self._drawn.append(positions)
             mine = self._rank * self._batch
             yield self._order(positions[mine : mine + self._batch]).tolist()
@@ -176,7 +177,7 @@ class Shard:
             return False
         self._checked, step = True, self._batch * self._ranks
         return any(
-            (self._positions(self._next + at * step) != drawn).any()
+            (self._order.positions(self._spans(self._next + at * step)) != drawn).any()
             for at, drawn in enumerate(self._drawn)
         )
 
@@ -231,12 +232,11 @@ class Shard:
                     lost,
                 )
 
-    def _positions(self, first: int) -> NDArray[np.int64]:
+    def _spans(self, first: int) -> list[Span]:
         """Of a batch of all ranks, from index ``first`` of this member's stream on."""
         cursor = self._leases.stream(self._me)
         cursor.take(first)
-        spans = cursor.take(self._batch * self._ranks)
-        return np.concatenate([np.arange(*span, dtype=np.int64) for span in spans])
+        return cursor.take(self._batch * self._ranks)
 
     @property
     def _me(self) -> Member | None:

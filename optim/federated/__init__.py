@@ -1,7 +1,7 @@
 """Federated methods as small pure pieces on the frame of five: inner steps, contribution,
 combination, outer step, reconciliation.
 
-In a run with ``mode = "federated"`` the nodes make the servers' outer steps (`methods`), and
+In a run with ``kind = "federated"`` the nodes make the servers' outer steps (`methods`), and
 scripts the members' turns (`rounds.site` drives `member`, `personal` and `site`); in `simulation`
 the same turns are made for all members, by `server`. A round of any method is: members get the
 anchor and the run's extra vectors, make inner steps with each gradient corrected, contribute anchor
@@ -16,6 +16,7 @@ member    a member's turn in a round of any method, put together from these
 site      what a member of a real run keeps for itself, across its lives, and what travels beside
           the model
 server    what a run keeps between rounds, and contributions added up as they come
+example_ledger   what is spent of single examples' privacy, on disk
 examples  DP-SGD: a site's single examples, protected in its own inner steps
 arrivals  asynchronous rounds: staleness factors that never grow, FedAsync's mixing, FedBuff's
           scale, FedFix's unbiasing weights

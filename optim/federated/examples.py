@@ -13,12 +13,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ...collectives.errors import ConfigError
 from ...security.privacy import Accountant, NoisePlan, add_noise, clip
+from .example_ledger import ExampleLedger
 
 GRID = 1 << 20  # steps in the clipping bound
 
@@ -27,7 +29,8 @@ class PrivateExamples:
     """One site's examples, numbered from 0 to ``count`` - 1, and what steps on them have spent.
 
         private = PrivateExamples(
-            len(data), rate=0.01, noise=1.1, bound=1.0, delta=1e-6, stop_at_epsilon=8.0
+            len(data), rate=0.01, noise=1.1, bound=1.0, delta=1e-6, stop_at_epsilon=8.0,
+            kept=example_ledger("patients"),
         )
         while private.allows:
             batch = [data[i] for i in private.batch()]
@@ -35,9 +38,14 @@ class PrivateExamples:
             optimizer.step()
 
     ``rate``: an example's probability of being in a batch. ``noise``: deviation in units of
-    ``bound``, the largest norm of an example's gradient. The count of steps, `accountant.steps`, is
-    the caller's to keep over restarts. ``rng``: None, outside tests: `random.SystemRandom()`.
-    Raises ConfigError for values that promise nothing.
+    ``bound``, the largest norm of an example's gradient. ``kept``: the file in which what is spent
+    is counted, before a gradient is used, over all runs and restarts; of one data set, and one
+    process at a time (`atoll.node.example_ledger`). None: the count of steps, `accountant.steps`,
+    is the caller's to keep. ``rng``: None, outside tests: `random.SystemRandom()`. Raises
+    ConfigError for values that promise nothing, StateError and StorageError for ``kept``.
+
+    What this protects is an example, and what `[privacy]` does a site: two figures, which are never
+    added.
     """
 
     def __init__(
@@ -50,9 +58,10 @@ class PrivateExamples:
         delta: float,
         stop_at_epsilon: float = math.inf,
         steps: int = 0,
+        kept: Path | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """``steps``: made in earlier lives."""
+        """``steps``: made in earlier lives, beside what ``kept`` says."""
         if count < 1 or not 0 < rate <= 1 or not noise > 0 or not bound > 0:
             raise ConfigError(
                 f"private examples: {count} of them, rate {rate}, noise {noise}, bound {bound}",
@@ -62,6 +71,14 @@ class PrivateExamples:
         self.accountant = Accountant(delta, stop_at_epsilon)
         self.accountant.spend(rate, noise, steps)
         self._chance = rng or random.SystemRandom()
+        # by parameter what its gradient was made, and how often the parameter was written by then
+        self._given: dict[int, tuple[Tensor, int]] = {}
+        self._ledger = ExampleLedger(kept, self.accountant) if kept is not None else None
+
+    def close(self) -> None:
+        """Let go of the file, and give back what was reserved in it. Idempotent."""
+        if self._ledger is not None:
+            self._ledger.close()
 
     @property
     def allows(self) -> bool:
@@ -76,7 +93,8 @@ class PrivateExamples:
         self, model: nn.Module, examples: Sequence[object], loss: Callable[[object], Tensor]
     ) -> None:
         """Fill ``grad`` of the model's parameters: the noisy sum over ``examples`` by the batch's
-        expected size. ``loss``: of one example, a scalar.
+        expected size. ``loss``: of one example, a scalar. Where the parameters have not been
+        stepped since the last call it is added to that one's: both are paid.
 
         Raises ConfigError where it would pass the limit, ValueError for a gradient that is not
         finite; then ``grad`` is as it was.
@@ -101,6 +119,8 @@ class PrivateExamples:
         add_noise(
             multiples, NoisePlan(self.noise, self.bound, step, len(multiples), 1), self._chance
         )
+        if self._ledger is not None:
+            self._ledger.reserve(self.rate, self.noise)
         self.accountant.spend(self.rate, self.noise)
         noisy, at = (
             torch.from_numpy(multiples).to(torch.float64) * (step / (self.rate * self.count)),
@@ -108,4 +128,9 @@ class PrivateExamples:
         )
         for parameter in parameters:
             piece = noisy[at : at + parameter.numel()].view(parameter.shape)
-            parameter.grad, at = piece.to(parameter.device, parameter.dtype), at + parameter.numel()
+            made, at = piece.to(parameter.device, parameter.dtype), at + parameter.numel()
+            given, written = self._given.get(id(parameter), (None, -1))
+            if given is not None and parameter.grad is given and parameter._version == written:
+                made = given.add_(made)
+            parameter.grad = made
+            self._given[id(parameter)] = made, parameter._version

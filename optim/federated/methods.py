@@ -21,7 +21,8 @@ class Method:
     round. ``kept``: vectors that a member keeps for itself (SCAFFOLD's c_i). ``momentum``,
     ``control``: which corrections its inner steps have (`inner`). ``proximal``: FedProx' mu
     applies. ``reduced``: two gradients a step, the second at the anchor before; ``ahead``: at a
-    step further down."""
+    step further down. ``normalised``: what a site gives is divided by its inner steps, and the mean
+    is made as long as the mean number of them."""
 
     name: str
     source: str
@@ -34,6 +35,7 @@ class Method:
     momentum: bool = False
     reduced: bool = False
     ahead: bool = False
+    normalised: bool = False
 
     @property
     def plain(self) -> bool:
@@ -47,6 +49,7 @@ METHODS: dict[str, Method] = {
         Method("fedavg", "arXiv 1602.05629"),
         Method("fedavgm", "arXiv 1909.06335: momentum of the server", outer="momentum"),
         Method("fedprox", "arXiv 1812.06127", proximal=True),
+        Method("fednova", "arXiv 2007.07481: of plain steps", normalised=True),
         Method("fedadam", "arXiv 2003.00295", outer="adam"),
         Method("fedyogi", "arXiv 2003.00295", outer="yogi"),
         Method("fedadagrad", "arXiv 2003.00295", outer="adagrad"),

@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from ...collectives.errors import StateError
+from ...collectives.errors import ConfigError, StateError
+from ...collectives.layout import STEPS
 from ...collectives.swarm import RunSettings, SiteSettings
 from .member import Knobs
 from .methods import METHODS, SUMS, Method
@@ -41,9 +43,13 @@ def knobs_of(site: SiteSettings) -> Knobs:
 
 def sums_beside(settings: RunSettings, parameters: int) -> dict[str, Tensor]:
     """What the run's flat vector has beside a model of so many parameters, by name, float32 and
-    zero at first: nothing, or SCAFFOLD's sums.
+    zero at first: nothing, or SCAFFOLD's sums, or FedNova's mean number of steps.
     """
-    if settings.site is None or not method_of(settings.site).control:
+    if settings.site is None:
+        return {}
+    if method_of(settings.site).normalised:
+        return {STEPS: torch.zeros(1, dtype=torch.float32, device="cpu")}
+    if not method_of(settings.site).control:
         return {}
     return {
         name: torch.zeros(numel, dtype=torch.float32, device="cpu")
@@ -61,6 +67,7 @@ class SiteState:
     ``member``: whether this member is among the `CLIENTS` without it. ``anchor``: parameters of
     that anchor, ``before``: of the one before; ``rate``: inner steps times learning rate of that
     contribution, by which a difference of anchors is a mean direction. ``personal``: Ditto's model.
+    ``examples``: how many this site has declared; 0: none yet.
     """
 
     round: int = -1
@@ -72,6 +79,7 @@ class SiteState:
     anchor: Tensor | None = None
     before: Tensor | None = None
     personal: Tensor | None = None
+    examples: int = 0
 
     def resolve(self, counted: bool) -> None:
         """The newest contribution is decided: its change of c_i is in the sum, or it is lost."""
@@ -94,6 +102,7 @@ class SiteState:
             "open": self.open,
             "member": self.member,
             "rate": self.rate,
+            "examples": self.examples,
         }
         return save(
             tensors or {"nothing": torch.zeros(1, dtype=torch.float32, device="cpu")},
@@ -112,6 +121,22 @@ class _Numbers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     open: bool
     member: bool
     rate: float
+    examples: int = 0
+
+
+def check_examples(before: int, now: int) -> None:
+    """Raises ConfigError where a site declares another number of examples than it did before in the
+    same run: what it counts is constant, or the mean would be of no method."""
+    if before and now != before:
+        raise ConfigError(
+            f"this site has {now} examples now, and declared {before} in this run",
+            key="examples",
+            why="What a site counts is constant in a run: every round is weighed by it.",
+            hint=(
+                f"attach(..., examples={before}) goes on as before; what has come since is for a "
+                "new run"
+            ),
+        )
 
 
 def unpack(data: bytes, parameters: int) -> SiteState:
@@ -132,7 +157,7 @@ def unpack(data: bytes, parameters: int) -> SiteState:
             why="The disk, or something else than atoll, changed it.",
             hint=(
                 "Without it this site's share in the run's control variates is unknown: found a "
-                "new run from the model (atoll export)."
+                "new run from the model (atoll export RUN DIR; atoll new RUN.toml --from DIR)."
             ),
         ) from None
     if numbers.version != VERSION:
@@ -141,7 +166,7 @@ def unpack(data: bytes, parameters: int) -> SiteState:
             hint="pip install -U atoll",
         )
     known = {field.name for field in fields(SiteState)}
-    vectors = {name: tensor for name, tensor in tensors.items() if name in known}
+    vectors: dict[str, Any] = {name: tensor for name, tensor in tensors.items() if name in known}
     if wrong := [
         name
         for name, tensor in vectors.items()
@@ -151,4 +176,6 @@ def unpack(data: bytes, parameters: int) -> SiteState:
             f"what this member keeps is of another model: {wrong[0]} has shape "
             f"{list(vectors[wrong[0]].shape)}"
         )
-    return SiteState(numbers.round, numbers.open, numbers.member, numbers.rate, **vectors)
+    found = SiteState(numbers.round, numbers.open, numbers.member, numbers.rate, **vectors)
+    found.examples = numbers.examples
+    return found

@@ -80,7 +80,8 @@ def reorder(loader: Any, swarm: Swarm) -> bool:
             seen.add(id(generator))
             generator.manual_seed(seed_of(swarm, generator.initial_seed()))
             shuffles = True
-        for name in ("initial_seed", "seed"):  # accelerate's and torch's distributed samplers
+        # accelerate's and torch's distributed samplers, and detectron2's
+        for name in ("initial_seed", "seed", "_seed"):
             if thing is not loader and isinstance(seed := getattr(thing, name, None), int):
                 setattr(thing, name, seed_of(swarm, seed))
                 shuffles = True

@@ -2,6 +2,7 @@
 
 adapters    what is frozen under adapters, which factor trains, the bias of their mean
 buffers     how each buffer takes part: averaged, compared, or a member's own
+traits      what changes the function beside tensors: an adapter's scale, a norm's epsilon
 flat        the vector: parameters and running statistics, in segments, from any device
 tensor_file a safetensors file, written from where its tensors lie
 card        what an export needs beside the anchor: in the run's folder

@@ -37,6 +37,7 @@ from ...collectives.errors import ConfigError
 from ...collectives.layout import (
     MAX_DIMS,
     MAX_TENSORS,
+    STEPS,
     BufferClass,
     Layout,
     Role,
@@ -47,6 +48,7 @@ from ...collectives.swarm import RunSettings
 from ..federated.site import sums_beside
 from .adapters import base_digest
 from .buffers import ModelBuffer, check_patterns, model_buffers
+from .traits import traits_of
 
 SEGMENT_ELEMENTS = 1 << 20
 # Of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model.
@@ -142,11 +144,14 @@ class FlatVector:
         for name, tensor, role in named:
             _check_tensor(name, tensor, role, sharded)
             specs.append(TensorSpec(name, tuple(tensor.shape), 0, role))
+        if settings.privacy is not None:
+            _check_statistics(specs)
         self._sums = sums_beside(
             settings, sum(spec.numel for spec in specs if spec.role == "parameter")
         )
         specs += [
-            TensorSpec(name, tuple(tensor.shape), 0, "sum") for name, tensor in self._sums.items()
+            TensorSpec(name, tuple(tensor.shape), 0, "mean" if name == STEPS else "sum")
+            for name, tensor in self._sums.items()
         ]
         specs = arranged(
             specs, settings.codec, settings.codecs, settings.error, exact=settings.exact
@@ -162,7 +167,11 @@ class FlatVector:
                 key="model",
             )
         base = base_digest(list(_frozen(model, included)), settings.adapters.base)
-        self._take(Layout(tuple(specs), offset, base), [live[spec.name] for spec in specs])
+        traits = tuple(
+            (clean_name(name), told[:200]) for name, told in traits_of(unwrap(model)).items()
+        )
+        layout = Layout(tuple(specs), offset, base, traits)
+        self._take(layout, [live[spec.name] for spec in specs])
         self._model = weakref.ref(model)
 
     @classmethod
@@ -471,8 +480,8 @@ def _rounded(values: Tensor, live: Tensor) -> Tensor:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's own module inside DistributedDataParallel, DataParallel and torch.compile, so that
-    names agree between peers.
+    """The user's own module inside DistributedDataParallel, DataParallel, torch.compile and opacus'
+    wrapper of single examples' gradients, so that names agree between peers.
     """
     while True:
         inner = getattr(model, "_orig_mod", None)
@@ -480,6 +489,8 @@ def unwrap(model: nn.Module) -> nn.Module:
             model, (nn.parallel.DistributedDataParallel, nn.DataParallel)
         ):
             inner = model.module
+        if inner is None and type(model).__module__.partition(".")[0] == "opacus":
+            inner = getattr(model, "_module", None)
         if not isinstance(inner, nn.Module):
             return model
         model = inner
@@ -541,6 +552,31 @@ def clean_name(name: str) -> str:
 def _is_dtensor(tensor: Tensor) -> bool:
     module = sys.modules.get("torch.distributed.tensor")  # who has a DTensor has loaded it
     return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _check_statistics(specs: Sequence[TensorSpec]) -> None:
+    """Of a run with noise: refuse running statistics, which the bound on a contribution's length
+    and the noise would take for parameters: a variance of 10,000 is no progress of that length, and
+    a model with noise in its variances is none.
+    """
+    layers = dict.fromkeys(
+        spec.name.rpartition(".")[0] for spec in specs if spec.role in ("mean", "variance")
+    )
+    if layers:
+        some = ", ".join([*layers][:6]) + (" …" if len(layers) > 6 else "")
+        raise ConfigError(
+            f"{len(layers)} layers keep running statistics, and the run has [privacy]: {some}",
+            key="model",
+            why=(
+                "One bound and one noise are for everything that a site gives, and statistics are "
+                "of another size than a round's progress: they take up the bound, and the noise "
+                "ruins them."
+            ),
+            hint=(
+                "GroupNorm or LayerNorm in their place, or track_running_stats=False; or each site "
+                'keeps its own: [model] buffers = { "*running_*" = "own" } in the run\'s manifest'
+            ),
+        )
 
 
 def _check_made(name: str, tensor: Tensor) -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
-from ...collectives.layout import Layout, Role
+from ...collectives.layout import STEPS, Layout, Role
 from ...collectives.swarm import MOST_WARMUP, PLAIN_MEAN, OuterSettings, RunSettings
 from ...collectives.telemetry import emit
 from . import governor, worth
@@ -34,24 +34,38 @@ WARMING = ("nesterov", "momentum")
 
 def effective_outer(settings: RunSettings) -> OuterSettings:
     """The outer optimizer a run really uses: plain averaging for the method "local_sgd", else
-    ``settings.outer``.
+    ``settings.outer``, whose momentum waits until rounds have their full length: in short ones
+    after one another it adds up what they have in common.
     """
-    return PLAIN_MEAN if settings.method == "local_sgd" else settings.outer
+    if settings.method == "local_sgd":
+        return PLAIN_MEAN
+    if not settings.growth or settings.outer.kind not in WARMING:
+        return settings.outer
+    return msgspec.structs.replace(settings.outer, hold=settings.lengths.short_rounds)
 
 
 def warmed(settings: OuterSettings, steps: float) -> tuple[float, float]:
-    """lr and momentum of the outer step that follows ``steps`` others: they grow linearly from
-    those of the plain mean, and are the settings' own after ``warmup`` steps.
+    """lr and momentum of the outer step that follows ``steps`` others: those of the plain mean for
+    ``hold`` steps; then they grow linearly, and are the settings' own after ``warmup`` more.
 
     >>> from atoll.collectives.swarm import OuterSettings
     >>> settings = OuterSettings("nesterov", lr=0.5, momentum=0.5, warmup=3)
     >>> [warmed(settings, steps) for steps in range(5)]
     [(0.875, 0.125), (0.75, 0.25), (0.625, 0.375), (0.5, 0.5), (0.5, 0.5)]
+    >>> settings = OuterSettings("nesterov", lr=0.5, momentum=0.5, warmup=1, hold=2)
+    >>> [warmed(settings, steps) for steps in range(5)]
+    [(1.0, 0.0), (1.0, 0.0), (0.75, 0.25), (0.5, 0.5), (0.5, 0.5)]
     """
-    part = (steps + 1) / (settings.warmup + 1)
+    after = steps - settings.hold
+    part = (after + 1) / (settings.warmup + 1) if after >= 0 else 0.0
     if part >= 1:
         return settings.lr, settings.momentum
     return 1 + (settings.lr - 1) * part, settings.momentum * part
+
+
+def _counted(settings: OuterSettings) -> int:
+    """After how many steps lr and momentum are the settings' own."""
+    return settings.hold + settings.warmup
 
 
 class OuterStep:
@@ -71,14 +85,16 @@ class OuterStep:
 
     Ranges of running statistics (see `Layout`) take ``θ ← θ - g`` whatever the rule: they are
     averaged, since momentum would carry a variance past zero. A variance is held at or above zero,
-    which a lossy codec could miss. Sums take ``θ ← θ - W·g``, W being the weight of all that were
-    counted: each contributes minus its change over its own weight.
+    which a lossy codec could miss. Where a mean number of steps travels beside the model, as one of
+    them, the mean is multiplied by what that becomes (`layout.STEPS`). Sums take ``θ ← θ - W·g``, W
+    being the weight of all that were counted: each contributes minus its change over its own
+    weight.
 
     **State** is one float32 vector of `state_numel` elements, zero at first: the rule's vectors one
     after another, then what is kept a tensor or a round. A rule without any still has one vector,
     which nothing reads or writes: so every state has room for momentum. With ``momentum_dtype``
-    "bf16" momenta take half the room (`state`). With ``warmup`` the last element counts the steps
-    taken, up to that number.
+    "bf16" momenta take half the room (`state`). With ``hold`` or ``warmup`` the last element counts
+    the steps taken, up to the sum of the two.
 
     A step holds scratch and is used by one thread at a time.
     """
@@ -92,6 +108,9 @@ class OuterStep:
         self._rule = RULES[settings.kind](settings)
         self._lr = as_float32(settings.lr)
         self._special = statistics_ranges(layout) if layout is not None else ()
+        tensors = layout.tensors if layout is not None else ()
+        # where the mean number of steps is by which a mean of steps is multiplied (FedNova)
+        self._steps = next((spec.offset for spec in tensors if spec.name == STEPS), None)
         self._tensors = (
             [spec for spec in layout.tensors if spec.role == "parameter" and spec.numel]
             if layout is not None
@@ -123,7 +142,7 @@ class OuterStep:
     @property
     def whole(self) -> bool:
         """Whether a step needs all of the mean at once (`apply`), and ranges do not do."""
-        return self._rule.whole or self._measures
+        return self._rule.whole or self._measures or self._steps is not None
 
     @property
     def _measures(self) -> bool:
@@ -135,7 +154,7 @@ class OuterStep:
         """Length of the state of an anchor of ``numel`` elements."""
         tail = governor.NUMBERS if self.settings.governor else 0
         tail += governor.WATCHING if self.watches else 0
-        tail += self._rule.numbers * max(1, len(self._tensors)) + (self.settings.warmup > 0)
+        tail += self._rule.numbers * max(1, len(self._tensors)) + (_counted(self.settings) > 0)
         return self._vectors(numel).length + tail
 
     def _vectors(self, numel: int) -> StateVectors:
@@ -188,6 +207,8 @@ class OuterStep:
             self.apply_range(anchor_in, mean, state, anchor_out, 0, numel, reported)
             return self._count(state)
         assert state is not None
+        if (at := self._steps) is not None:
+            self._scale(mean, as_float32(anchor_in[at].item() - mean[at].item()))
         (rule, lr), tail = self._present(state), self._vectors(numel).length
         length = self._norm(mean) if self._measures else 0.0
         plain = self.watches and self._watched(state, numel, reported, entry)
@@ -197,23 +218,17 @@ class OuterStep:
             length *= factor
             self._scale(mean, factor)
         if self.settings.governor:
-            factor, event = governor.judge(
-                state[tail : tail + governor.NUMBERS], length, median_loss(reported)
-            )
-            lr, tail = as_float32(factor * lr), tail + governor.NUMBERS
-            if event is not None:
-                self._restart(state, numel)
-                logger.warning(
-                    (
-                        "the %s jumped to %.4g, usual is %.4g: the outer momentum restarts, its lr "
-                        "is halved for %d rounds"
-                    ),
-                    event.what,
-                    event.value,
-                    event.median,
-                    governor.CALM_ROUNDS,
+            factor, event = 1.0, None
+            hold = self.settings.hold
+            if not hold or state[-1].item() >= hold:  # short rounds are of unlike lengths
+                factor, event = governor.judge(
+                    state[tail : tail + governor.NUMBERS], length, median_loss(reported)
                 )
-                emit(event)
+            tail += governor.NUMBERS
+            if not self.settings.advises:
+                lr = as_float32(factor * lr)
+            if event is not None:
+                self._jumped(event, state, numel)
             tail += governor.WATCHING if self.watches else 0
         longest = self.settings.clip_norm
         if longest is not None and length > longest:
@@ -224,6 +239,17 @@ class OuterStep:
             )
         self._apply(anchor_in, mean, state, anchor_out, (0, numel), rule, lr, total(reported))
         return self._count(state)
+
+    def _jumped(self, event: governor.Governed, state: Tensor, numel: int) -> None:
+        if self.settings.advises:
+            deed = "some members may lie, so nothing is changed; lr = 1 with momentum = 0 is safe"
+        else:
+            self._restart(state, numel)
+            calm = governor.CALM_ROUNDS
+            deed = f"the outer momentum restarts, its lr is halved for {calm} rounds"
+        jump = event.what, event.value, event.median
+        logger.warning("the %s jumped to %.4g, usual is %.4g: %s", *jump, deed)
+        emit(event)
 
     def _restart(self, state: Tensor, numel: int) -> None:
         momenta = StateVectors(numel, self._rule.momenta, self._halves)
@@ -275,15 +301,15 @@ class OuterStep:
 
     def _present(self, state: Tensor | None) -> tuple[Rule, float]:
         """The rule and the lr of the step that is due."""
-        if state is None or not self.settings.warmup:
+        if state is None or not _counted(self.settings):
             return self._rule, self._lr
         lr, momentum = warmed(self.settings, state[-1].item())
         now = msgspec.structs.replace(self.settings, momentum=momentum)
         return RULES[self.settings.kind](now), as_float32(lr)
 
     def _count(self, state: Tensor | None) -> None:
-        if state is not None and self.settings.warmup:
-            state[-1] = min(state[-1].item() + 1, self.settings.warmup)
+        if state is not None and (most := _counted(self.settings)):
+            state[-1] = min(state[-1].item() + 1, most)
 
     @torch.no_grad()
     def _apply(

@@ -5,11 +5,13 @@ construction.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ...collectives.errors import ConfigError
 from ...collectives.group import MAX_MEMBERS
+from .waiting import Machines, Rounds, thin_of
 
 MAX_PARAMETERS = 1 << 40
 LARGE = 100_000_000  # parameters
@@ -44,7 +46,10 @@ class Conditions:
     ``rtt_s``: the longest round trip between two peers. ``share``: of wall time that must be
     spent on training; None: as it comes. ``max_steps``: the longest round that the model's quality
     allows, in inner steps (None: by its size). ``links``: bytes/s of single links (from, to), where
-    one carries less than its ends do, such as a relayed one.
+    one carries less than its ends do, such as a relayed one. ``steps``: of the run, by the fastest
+    peer (None: it has no end). ``cold``: the run is one that begins with short rounds and takes
+    momentum later, if its settings are among those that were measured ("auto"). ``held``: codecs
+    with overlaps for which every machine has the memory; None: all.
 
     Raises ConfigError with the argument's name in ``key``.
     """
@@ -55,10 +60,15 @@ class Conditions:
     share: float | None = None
     max_steps: int | None = None
     links: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    steps: int | None = None
+    cold: bool = False
+    held: frozenset[tuple[str, str]] | None = None
     fastest_s: float = field(init=False, compare=False, repr=False)
-    slowest_s: float = field(init=False, compare=False, repr=False)
-    speed: float = field(init=False, compare=False, repr=False)
-    """Of peers that only train: the shortest and the longest step, and samples a second of all."""
+    """The shortest step."""
+    rounds: Rounds = field(init=False, compare=False, repr=False)
+    """Whom they wait for."""
+    thin: tuple[PeerConditions, ...] = field(init=False, compare=False, repr=False)
+    """Whose links are so thin that they are in every n-th round only."""
 
     def __post_init__(self) -> None:
         # In whatever order they were named.
@@ -74,6 +84,8 @@ class Conditions:
             )
         if self.max_steps is not None:
             _check("max_steps", self.max_steps, 1, 1_000_000)
+        if self.steps is not None:
+            _check("steps", self.steps, 1, 1 << 50)
         if not 1 <= len(self.peers) <= MAX_MEMBERS:
             raise ConfigError(
                 f"{len(self.peers)} peers",
@@ -96,10 +108,17 @@ class Conditions:
                     hint=f"The peers: {', '.join(sorted(names))}",
                 )
             _check("links", rate, 1, 1e15)
-        steps = [peer.step_s for peer in self.peers]
-        object.__setattr__(self, "fastest_s", min(steps))
-        object.__setattr__(self, "slowest_s", max(steps))
-        object.__setattr__(self, "speed", sum(peer.samples / peer.step_s for peer in self.peers))
+        object.__setattr__(self, "fastest_s", min(peer.step_s for peer in self.peers))
+        kinds = Counter((peer.step_s, peer.samples) for peer in self.peers)
+        rounds = Rounds([Machines(*kind, count) for kind, count in kinds.items()])
+        object.__setattr__(self, "rounds", rounds)
+        thin = thin_of([min(peer.up, peer.down) for peer in self.peers])
+        object.__setattr__(self, "thin", tuple(self.peers[at] for at in thin))
+
+    @property
+    def thin_rate(self) -> float:
+        """Samples a second of those on thin links, while they train."""
+        return sum(peer.samples / peer.step_s for peer in self.thin)
 
     @property
     def longest(self) -> int:
@@ -110,7 +129,7 @@ class Conditions:
         """The same with these peers only."""
         links = {ends: rate for ends, rate in self.links.items() if set(ends) <= names}
         peers = tuple(peer for peer in self.peers if peer.name in names)
-        return Conditions(self.parameters, peers, self.rtt_s, self.share, self.max_steps, links)
+        return replace(self, peers=peers, links=links)
 
 
 def longest_round(parameters: int) -> int:

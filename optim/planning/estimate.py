@@ -17,13 +17,15 @@ due, and pays in any case for the passes over its own parameters.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from ...collectives.codec_names import DEFAULT_CODEC, chunk_elements, most_bytes
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
-from .conditions import Conditions
+from .conditions import Conditions, PeerConditions
+from .waiting import CARRIED, FEWEST, SPARE, RoundWaits
 
 # of the line that payload gets: frames' heads take 4.4 %, records and the rest the others
 # (measured, `scripts/bench/bench_link.py`)
@@ -36,7 +38,6 @@ SCRIPT_S = 4e-9  # a value, in the script: making the contribution and taking ov
 LATE_S = 6e-9
 # a round, in the script: what it asks its node (these three measured, `scripts/bench/bench_wan.py`)
 ASK_S = 4e-3
-LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class RoundCost:
     """What one round of one fragment costs, in seconds; ``bound``: what decided the transfer;
-    ``nbytes``, ``received``: the most that one peer sends, and receives.
+    ``nbytes``, ``received``: the most that one peer sends, and receives. ``thin_s``: what of the
+    transfer is for links that are much thinner than the others'.
     """
 
     transfer_s: float
@@ -62,6 +64,7 @@ class RoundCost:
     nbytes: int
     received: int
     bound: str
+    thin_s: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -80,6 +83,9 @@ class Estimate:
     waiting_s: float
     script_s: float
     fragments: int
+    waits: RoundWaits
+    thin_rate: float = 0.0
+    """Samples a second, of those on thin links, that no round counts for what they are worth."""
 
     @property
     def share(self) -> float:
@@ -90,6 +96,11 @@ class Estimate:
     def period_s(self) -> float:
         """Seconds from one end of a fragment's round to the next."""
         return self.compute_s + self.waiting_s + self.script_s
+
+    @property
+    def rate(self) -> float:
+        """Samples a second that all machines together contribute."""
+        return self.waits.rate(self.share, self.period_s) - self.thin_rate * self.share
 
     @property
     def nbytes(self) -> int:
@@ -118,23 +129,44 @@ def estimate(
     is known; ``margin``: by what factor a round that must be over in time may be longer than said.
     """
     one = one or round_of(conditions, choice.codec, choice.fragments)
-    fastest_s, slowest_s = conditions.fastest_s, conditions.slowest_s
+    fastest_s = conditions.fastest_s
     passes_s = SCRIPT_S if choice.overlap == "none" else SCRIPT_S + LATE_S
     compute_s, script_s = (
         choice.sync_every * fastest_s,
         passes_s * conditions.parameters + ASK_S * choice.fragments,
     )
     if len(conditions.peers) == 1:
-        return Estimate(compute_s, one, 0.0, script_s, choice.fragments)
-    apart = LATE_SHARE * slowest_s if slowest_s > fastest_s else 0.0
-    waiting_s = apart + one.seconds
+        alone = conditions.rounds.waits(choice.sync_every, 0.0, may_stand_aside=False)
+        return Estimate(compute_s, one, 0.0, script_s, choice.fragments, alone)
+    before_s = thin_rate = 0.0  # seconds of training until the result is due
     if choice.overlap != "none":
-        waiting_s = max(
-            0.0,
-            margin * one.seconds
-            - (choice.sync_every if choice.delay is None else choice.delay) * fastest_s,
-        )
-    return Estimate(compute_s, one, choice.fragments * waiting_s, script_s, choice.fragments)
+        margin_s = margin * one.seconds
+        before_s = (choice.sync_every if choice.delay is None else choice.delay) * fastest_s
+    else:
+        spare_s = SPARE * (compute_s + script_s) / choice.fragments
+        margin_s = one.seconds - max(0.0, one.thin_s - spare_s)
+        if one.thin_s > CARRIED * spare_s:
+            thin_rate = (1 - CARRIED * spare_s / one.thin_s) * conditions.thin_rate
+    others_s = script_s + choice.fragments * max(0.0, margin_s - before_s)
+    # who stands aside finds that out for each fragment anew, and late: it is counted on for none
+    may = choice.fragments == 1 and choice.overlap == "none"
+    waits = conditions.rounds.waits(choice.sync_every, others_s, may_stand_aside=may)
+    if waits.aside and conditions.thin and _alone(conditions, waits):
+        # who stands aside is counted in every second round, and the others are one machine alone
+        margin_s, thin_rate = (margin_s + one.seconds) / 2, thin_rate / 2
+    waiting_s = choice.fragments * max(0.0, waits.apart_s + margin_s - before_s)
+    return Estimate(compute_s, one, waiting_s, script_s, choice.fragments, waits, thin_rate)
+
+
+def _alone(conditions: Conditions, waits: RoundWaits) -> bool:
+    """Whether too few have neither thin links nor stand aside: their rounds wait for thin links."""
+    aside = {(each.step_s, each.samples) for each in waits.aside}
+    rest = [
+        peer
+        for peer in conditions.peers
+        if peer not in conditions.thin and (peer.step_s, peer.samples) not in aside
+    ]
+    return len(rest) < FEWEST
 
 
 def round_of(
@@ -157,15 +189,21 @@ def round_of(
     share = known[chunks]
     sent = {name: given * (1 - part) + result * (n - 1) * part for name, part in share.items()}
     received = {name: given * (n - 1) * part + result * (1 - part) for name, part in share.items()}
-    times = [(sent[peer.name] / peer.up, f"{peer.name}'s uplink") for peer in conditions.peers]
-    times += [
-        (received[peer.name] / peer.down, f"{peer.name}'s downlink") for peer in conditions.peers
-    ]
-    times += [
-        ((given * share[b] + result * share[a]) / rate, f"the link from {a} to {b}")
-        for (a, b), rate in conditions.links.items()
-    ]
-    slowest_s, bound = max(times, key=lambda row: row[0])
+
+    def slowest(peers: Sequence[PeerConditions]) -> tuple[float, str]:
+        names = {peer.name for peer in peers}
+        times = [(sent[peer.name] / peer.up, f"{peer.name}'s uplink") for peer in peers]
+        times += [(received[peer.name] / peer.down, f"{peer.name}'s downlink") for peer in peers]
+        times += [
+            ((given * share[b] + result * share[a]) / rate, f"the link from {a} to {b}")
+            for (a, b), rate in conditions.links.items()
+            if {a, b} <= names
+        ]
+        return max(times, key=lambda row: row[0])
+
+    slowest_s, bound = slowest(conditions.peers)
+    others = [peer for peer in conditions.peers if peer not in conditions.thin]
+    thin_s = slowest_s - slowest(others)[0] if conditions.thin else 0.0
     return RoundCost(
         slowest_s / EFFICIENCY,
         ROUND_TRIPS * conditions.rtt_s,
@@ -173,6 +211,7 @@ def round_of(
         round(max(sent.values())),
         round(max(received.values())),
         bound,
+        thin_s / EFFICIENCY,
     )
 
 

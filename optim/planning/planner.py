@@ -14,11 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from ...collectives.codec_names import DEFAULT_CODEC, FACTS
+from ...collectives.codec_names import DEFAULT_CODEC, FACTS, PLANNED
+from ...collectives.growth import RoundLengths
 from ...collectives.layout import MAX_FRAGMENTS
 from .conditions import Conditions, PeerConditions
-from .estimate import Choice, Estimate, RoundCost, estimate, round_of
-from .price import Price, price
+from .estimate import ASK_S, SCRIPT_S, Choice, Estimate, RoundCost, estimate, round_of
+from .price import DATA_EXPONENT, Price, plain_price, price
+from .whole import RunCost, full_rounds, lengths_of, run_cost
 
 # shorter rounds did not come closer to synchronous training (5 against 10, measured on 42k
 # parameters)
@@ -26,21 +28,35 @@ LEAST_STEPS = 10
 # results are due this much later than estimated: links are never exactly as fast as they were
 MARGIN = 1.25
 LEAST_VALUES = 1_000_000  # of a fragment: below, round trips cost more than what is saved
-# not those that are sparse both ways: what they cost was measured for rounds of 5 and 10 steps
-# only, and rises from one to the other (docs/benchmarks-training.md)
-CODECS = (DEFAULT_CODEC, "int4", "stat2", "stat2_both", "sparse256", "sparse128", "sparse64")
 # A coarser codec must be this much sooner than the default: prices are off by 0.002 of the loss
 # (int4 and stat2 were measured between them), which is 2 % of the samples.
 CLEAR = 1.02
 SPACING = 1.2  # between the lengths of rounds that are tried first
 STARTS = 4  # of which the best is refined
 SMALL_FLEET = 4  # peers of which every group is tried
+FEW = 3  # names in a line
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """What was not chosen: ``what`` in words, the ``share`` of its time that would be training, how
+    many times as ``long`` it would take to the same loss, and ``why`` that is so.
+
+    >>> Alternative("p0 alone", 0.99, 2.3, "one machine waits for nobody").long
+    2.3
+    """
+
+    what: str
+    share: float
+    long: float
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
     """``group``: who should be in the run; ``why``: the sentences behind it; ``reached``: whether
     the wanted share is. ``price``: what the settings cost in loss, from a table.
+    ``rejected``: up to three others, the soonest first.
     """
 
     choice: Choice
@@ -49,6 +65,11 @@ class TrainingPlan:
     group: tuple[str, ...]
     why: tuple[str, ...]
     reached: bool
+    rejected: tuple[Alternative, ...] = ()
+    begins: RunCost | None = None
+    """Its short rounds, where it begins with such."""
+    run: RunCost | None = None
+    """All of its rounds, where it has an end."""
 
     def steps(self, conditions: Conditions) -> dict[str, int]:
         """Whole steps that each of the group makes while the fastest makes ``sync_every``: none of
@@ -80,9 +101,11 @@ def plan(conditions: Conditions) -> TrainingPlan:
     """
     best = whole = _plan(conditions)
     left = conditions
+    tried = [(conditions, whole)]
     for names in _groups(conditions):
         smaller = conditions.only(names)
         found = _plan(smaller)
+        tried.append((smaller, found))
         sooner = judged_s(smaller, found.choice) < judged_s(left, best.choice)
         if len(names) == 1:  # it trains all of the time, which is no reason to prefer it
             better = sooner
@@ -92,9 +115,94 @@ def plan(conditions: Conditions) -> TrainingPlan:
             better = sooner if found.reached == best.reached else found.reached
         if better:
             best, left = found, smaller
+    begins, run = costs_of(left, best.choice, lengths_of(left, best.choice))
     return replace(
-        best, why=(*_given(left), *best.why, *_group_words(conditions, whole, left, best))
+        best,
+        begins=begins,
+        run=run,
+        why=(*_given(left), *best.why, *_group_words(conditions, whole, left, best)),
+        rejected=tuple(_rejected(conditions, left, best, tried)),
     )
+
+
+def synchronous_s(conditions: Conditions) -> float:
+    """Wall seconds for a sample with gradient averaging in every step: all wait for the slowest
+    step and for an exchange, and nothing is lost but what the codec costs.
+    """
+    one = round_of(conditions, DEFAULT_CODEC)
+    slowest_s = max(peer.step_s for peer in conditions.peers)
+    step_s = slowest_s + one.seconds + SCRIPT_S * conditions.parameters + ASK_S
+    cost = price(conditions.parameters, Choice(1)).codec ** (1 / DATA_EXPONENT)
+    return cost * step_s / sum(peer.samples for peer in conditions.peers)
+
+
+def _rejected(
+    conditions: Conditions,
+    left: Conditions,
+    best: TrainingPlan,
+    tried: list[tuple[Conditions, TrainingPlan]],
+) -> Iterator[Alternative]:
+    """The fastest machine alone, the best other group, and gradients averaged in every step."""
+    if len(conditions.peers) == 1:
+        return
+    chosen_s = seconds_a_sample(left, best.choice)
+
+    def row(group: Conditions, found: TrainingPlan) -> Alternative:
+        ratio = seconds_a_sample(group, found.choice) / chosen_s
+        names = {peer.name for peer in group.peers}
+        out = [peer.name for peer in conditions.peers if peer.name not in names]
+        if len(names) == 1:
+            what, why = f"{min(names)} alone", "one machine waits for nobody, and has no help"
+        else:
+            what = f"without {', '.join(out)}" if out else "all together"
+            what = what if len(out) <= FEW else f"{len(names)} of {len(conditions.peers)}"
+            bound, more = found.estimate.round.bound, found.estimate.rate / best.estimate.rate
+            why = (
+                f"rounds wait for {bound}"
+                if found.estimate.share < best.estimate.share - 0.005
+                else f"{more:.0%} of the samples a second"
+            )
+            if more >= 1:  # which is no reason to leave it
+                dearer = found.price.loss / best.price.loss - 1
+                why = f"{dearer:.1%} more loss by its settings, for {more:.0%} of the samples"
+        return Alternative(what, found.estimate.share, ratio, why)
+
+    groups = [
+        (group, found)
+        for group, found in tried
+        if len(group.peers) > 1 and found.group != best.group
+    ]
+    if not groups and len(conditions.peers) > 2:
+        fewer = conditions.only({peer.name for peer in conditions.peers} - {_last(conditions)})
+        groups = [(fewer, _plan(fewer))]
+    rows = list[Alternative]()
+    if groups:
+        rows.append(row(*min(groups, key=lambda each: seconds_a_sample(each[0], each[1].choice))))
+    if len(best.group) > 1:
+        quickest = min(conditions.peers, key=lambda p: (p.step_s / p.samples, p.name))
+        alone = conditions.only({quickest.name})
+        rows.append(row(alone, _plan(alone)))
+    group = left if len(left.peers) > 1 else conditions
+    slowest_s = max(peer.step_s for peer in group.peers)
+    seconds = synchronous_s(group)
+    share = slowest_s / (seconds * sum(peer.samples for peer in group.peers))
+    bound = round_of(group, DEFAULT_CODEC).bound
+    rows.append(
+        Alternative(
+            "gradients in every step",
+            min(1.0, share),
+            seconds / chosen_s,
+            f'method = "gradient_averaging": each step waits for {bound}',
+        )
+    )
+    yield from sorted(rows, key=lambda each: each.long)
+
+
+def _last(conditions: Conditions) -> str:
+    """The peer that is missed least."""
+    return max(
+        conditions.peers, key=lambda peer: (peer.step_s / peer.samples, -peer.up, peer.name)
+    ).name
 
 
 def _slowest(conditions: Conditions) -> float:
@@ -136,9 +244,44 @@ def seconds_a_sample(conditions: Conditions, choice: Choice, one: RoundCost | No
     """Wall seconds of the whole group for what synchronous training learns from one sample. Results
     that must be there in time may take MARGIN times as long as estimated.
     """
-    share = estimate(conditions, choice, one=one, margin=MARGIN).share
-    cost = price(conditions.parameters, choice, len(conditions.peers))
-    return cost.samples / (share * conditions.speed)
+    found = estimate(conditions, choice, one=one, margin=MARGIN)
+    seconds = price_of(conditions, choice).samples / found.rate
+    lengths = lengths_of(conditions, choice)
+    if not lengths.growth or conditions.steps is None or len(conditions.peers) == 1:
+        return seconds
+    rounds = full_rounds(conditions.steps, choice.sync_every)
+    assert rounds is not None
+    whole = run_cost(
+        conditions, choice, lengths, lengths.rounds_for(rounds), one=one, margin=MARGIN
+    )
+    return seconds * whole.seconds / (rounds * found.period_s)
+
+
+def costs_of(
+    conditions: Conditions, choice: Choice, lengths: RoundLengths
+) -> tuple[RunCost | None, RunCost | None]:
+    """What the rounds that begin short cost, and what the whole run does; None: there are none, and
+    it has no end.
+    """
+    short, full = lengths.short_rounds, full_rounds(conditions.steps, choice.sync_every)
+    rounds = None if full is None else lengths.rounds_for(full)
+    short = short if rounds is None else min(short, rounds)
+    return (
+        run_cost(conditions, choice, lengths, short) if lengths.growth else None,
+        None if rounds is None else run_cost(conditions, choice, lengths, rounds),
+    )
+
+
+def price_of(conditions: Conditions, choice: Choice, *, plain: bool | None = None) -> Price:
+    """What settings cost in loss with the outer step that "auto" takes. ``plain``: whether it is
+    the plain mean, where that is known.
+    """
+    found = price(conditions.parameters, choice, len(conditions.peers))
+    if plain is None:
+        plain = not lengths_of(conditions, choice).growth
+    if not (plain and conditions.cold) or len(conditions.peers) == 1:
+        return found
+    return replace(found, plain=plain_price(choice.sync_every, conditions.steps))
 
 
 def judged_s(conditions: Conditions, choice: Choice, one: RoundCost | None = None) -> float:
@@ -152,21 +295,30 @@ def judged_s(conditions: Conditions, choice: Choice, one: RoundCost | None = Non
 def _plan(conditions: Conditions) -> TrainingPlan:
     names = tuple(peer.name for peer in conditions.peers)
     if len(names) == 1:
-        choice = Choice(conditions.longest)
+        held = conditions.held
+        codec = next(
+            (each for each in PLANNED if held is None or (each, "none") in held), PLANNED[0]
+        )
+        choice = Choice(conditions.longest, codec)
         found, cost = estimate(conditions, choice), price(conditions.parameters, choice, 1)
         return TrainingPlan(
             choice, found, cost, names, ("One peer waits for nobody.",), reached=True
         )
     search = _PlanSearch(conditions)
     overlaps = ("none", "late") if conditions.longest > 1 else ("none",)  # a delay takes a step
-    families = [search.best(codec, overlap) for overlap in overlaps for codec in CODECS]
+    families = [
+        search.best(codec, overlap)
+        for overlap in overlaps
+        for codec in PLANNED
+        if conditions.held is None or (codec, overlap) in conditions.held
+    ]
     families.sort(key=search.key)
     chosen = families[0]
     found = estimate(conditions, chosen, one=search.round(chosen))
     return TrainingPlan(
         chosen,
         found,
-        price(conditions.parameters, chosen, len(names)),
+        price_of(conditions, chosen),
         names,
         (*_family_words(search, families), _verdict(conditions, found)),
         reached=search.reaches(chosen),
@@ -294,7 +446,7 @@ def _family_words(search: _PlanSearch, families: Sequence[Choice]) -> Iterator[s
     first_s = seconds_a_sample(conditions, families[0], search.round(families[0]))
     for choice in families:
         found = estimate(conditions, choice, one=search.round(choice))
-        cost = price(conditions.parameters, choice, len(conditions.peers))
+        cost = price_of(conditions, choice)
         late = choice.overlap != "none"
         words = (
             f"{choice.codec}, {'training on meanwhile' if late else 'waiting for each round'}, "

@@ -30,21 +30,27 @@ LATE: dict[str, Points] = {
     "late": ((0.0, 1.0), (0.3, 1.0253 / 1.0179), (1.0, 1.057 / 1.0179)),
     "eager": ((0.0, 1.0), (0.3, 1.0407 / 1.0179), (1.0, 1.0575 / 1.0179)),
 }
+# The plain mean from random weights, over short rounds of it and momentum later, by the steps of a
+# round: models of 1 and 10 million parameters and 500 to 1,000 steps (docs/benchmarks-outer.md).
+# After 8,000 steps it was 0.3 of that.
+PLAIN: Points = ((10, 1.03), (20, 1.06), (50, 1.10), (100, 1.11))
+PLAIN_STEPS: Points = ((math.log(1000), 1.0), (math.log(8000), 0.3))
 DATA_EXPONENT = 0.095  # loss falls as samples ** -0.095 (Kaplan et al. 2020, arXiv 2001.08361)
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The three factors of the loss; ``loss`` is their product."""
+    """The factors of the loss; ``loss`` is their product."""
 
     steps: float
     codec: float
     late: float
+    plain: float = 1.0
 
     @property
     def loss(self) -> float:
         """Times the loss of synchronous training on as many samples."""
-        return self.steps * self.codec * self.late
+        return self.steps * self.codec * self.late * self.plain
 
     @property
     def samples(self) -> float:
@@ -61,6 +67,19 @@ def price(parameters: int, choice: Choice, peers: int = 8) -> Price:
         delay = choice.sync_every if choice.delay is None else choice.delay
         late = _between(LATE[choice.overlap], min(1.0, delay / choice.sync_every))
     return Price(_steps(parameters, choice.sync_every), FACTS[choice.codec].price, late)
+
+
+def plain_price(sync_every: int, steps: int | None) -> float:
+    """What the plain mean costs a run from random weights that could begin with short rounds and
+    take momentum later. ``steps``: of the run; None: it has no end.
+
+    >>> plain_price(20, 1000), round(plain_price(20, None), 3)
+    (1.06, 1.018)
+    """
+    at = min(max(sync_every, PLAIN[0][0]), PLAIN[-1][0])
+    long = PLAIN_STEPS[-1][0] if steps is None else math.log(steps)
+    part = _between(PLAIN_STEPS, min(max(long, PLAIN_STEPS[0][0]), PLAIN_STEPS[-1][0]))
+    return 1 + part * (_between(PLAIN, at) - 1)
 
 
 @lru_cache(maxsize=1024)  # a plan asks for few lengths of rounds, thousands of times

@@ -181,11 +181,12 @@ class RankSwarm:
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> RankPending:
         """``write`` fills the vector of this rank's slices, ``samples`` are those of all ranks."""
         pending = self._written(
             lambda whole: self._at_rank_0.contribute(
-                samples=samples, write=whole, base=base, loss=loss, lag=lag
+                samples=samples, write=whole, base=base, loss=loss, lag=lag, hold_s=hold_s
             ),
             write,
         )

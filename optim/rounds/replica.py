@@ -55,6 +55,15 @@ WAY_BACK = (
 )
 
 
+MISSED = 3
+"""Rounds in a row that may count others and not this member. What it did in all of them would weigh
+as many rounds' samples in the next, and be of little use there: mixing has halved it in each."""
+TOO_OLD = (
+    "{} rounds in a row did not count them, and the model goes to the newest anchor. A member with "
+    'a link much thinner than others\' is in every n-th round; with overlap = "late" it is in all'
+)
+
+
 @dataclass(slots=True)
 class OfferedContribution:
     """A contribution that was offered and is not known to be decided."""
@@ -91,6 +100,7 @@ class ReplicaSwarm(Protocol):
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> Pending[Outcome]: ...
 
 
@@ -111,6 +121,9 @@ class Replica:
     looks_back = True
     on_purpose = False  # whether the script has declared that it changes the weights
     ordinary = False  # whether nothing but steps as long as ever moved the live parameters
+    over = ""  # why nothing more is contributed to the run, "" where something is
+    # above 0: the next contribution does not end the round, and waits for others to do so
+    hold_s = 0.0
     resumes = True  # whether a saved attachment's progress since the anchor can be gone on from
 
     def __init__(
@@ -125,6 +138,7 @@ class Replica:
         self.flat = flat
         self.swarm = swarm
         self.unsent = 0
+        self.made = 0  # inner steps in it
         self.frozen: OfferedContribution | None = None
         self.settings = settings or RunSettings()
         self.feedback = Feedback(flat.layout, self.settings) if self.settings.has_feedback else None
@@ -137,6 +151,7 @@ class Replica:
         self._grid = measured_grid(flat.layout, self.settings)
         # what a round of contributions like the one measured last loses, by its name in reports
         self.realised: dict[str, float] = {}
+        self._missed = 0  # rounds in a row that counted others only
         self.still = 0  # contributions in a row that were zero, though steps were made for them
         # mean of the inner steps that are contributed next, and what an evaluation found
         self.loss: float | Evaluated | None = None
@@ -148,6 +163,16 @@ class Replica:
         self._clock = clock
         self._dropped = dropped
         self._spare: list[Tensor] = []
+
+    @property
+    def may_stand_aside(self) -> bool:
+        """Whether rounds of this run may be without a member whose steps are too long for them.
+        With overlap a slow one costs a sixtieth of the others' time, and one that holds back its
+        work trains further than its lease of samples reaches.
+        """
+        plain = self.settings.may_be_without and not self.overlap
+        plain = plain and self.settings.sync_every is not None
+        return plain and bool(getattr(self.swarm, "holds", False))
 
     @property
     def overlap(self) -> bool:
@@ -283,8 +308,10 @@ class Replica:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has committed as many rounds as its manifest asks for."""
-        return self.settings.rounds is not None and self.base.round >= self.settings.rounds
+        """Whether the run has committed as many rounds as its manifest asks for, or takes nothing
+        more from this member."""
+        rounds = self.settings.rounds
+        return bool(self.over) or (rounds is not None and self.base.round >= rounds)
 
     def settle(
         self, deadline_s: float, decidable: Callable[[], bool] = lambda: True
@@ -342,18 +369,21 @@ class Replica:
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> WaitedOutcome:
         started, samples, base = self._clock(), self.unsent, self._offered_on()
         pending = self.swarm.contribute(
-            samples=samples if self.drawn else 0,
+            samples=self._counts(samples) if self.drawn else 0,
             write=self._fill,
             base=base,
             loss=self.loss,
             lag=self.lag,
+            hold_s=self.hold_s,
         )
         frozen = self.frozen = OfferedContribution(pending, samples, members=self.members)
         self.unsent = 0
         self._carried = False
         decided = False
         try:
-            outcome = pending.wait(0.0) if self.overlap else _wait(pending, deadline_s, decidable)
+            outcome = (
+                pending.wait(0.0) if self.overlap else self._wait(pending, deadline_s, decidable)
+            )
             if outcome.status != "open":
                 new = self.swarm.anchor()
                 decided = True
@@ -364,6 +394,15 @@ class Replica:
             ):  # open, the node was lost, or somebody interrupted the wait: training will go on
                 self._remember(frozen)
         return WaitedOutcome(outcome, samples, self._clock() - started)
+
+    def _counts(self, samples: int) -> int:
+        """What a contribution of so many samples counts in the mean."""
+        return samples
+
+    def _wait(
+        self, pending: Pending[Outcome], deadline_s: float, decidable: Callable[[], bool]
+    ) -> Outcome:
+        return _wait(pending, deadline_s, decidable)
 
     def _offered_on(self) -> int:
         """The round of the anchor that a contribution is for: on any other it is refused."""
@@ -403,18 +442,29 @@ class Replica:
     def _decided(self, frozen: OfferedContribution, outcome: Outcome, new: AnchorView) -> None:
         total = sum(share.samples for share in outcome.contributors)
         if outcome.counted and total:
-            self.share = frozen.samples / total
+            self.share = self._counts(frozen.samples) / total
             self.among = max(frozen.members, len(outcome.contributors))
-        if outcome.unfit:
+        self.over = outcome.over
+        if outcome.unfit or outcome.over:
             self.frozen = None
             self.unsent += frozen.samples
             self.drop(new, f"{outcome.reason}; the model goes back to the anchor")
         else:
             self._adopt(frozen, outcome.counted, new)
 
+    def _is_too_old(self, counted: bool, new: AnchorView) -> bool:
+        """Whether a contribution that was not counted is given up, in a run that may be without."""
+        carries = self.settings.may_be_without and not self.overlap
+        passed = carries and not counted and new.round != self.base.round
+        self._missed = self._missed + 1 if passed else 0
+        return self._missed >= MISSED
+
     def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:
         self._settle_carried(counted)
-        if not counted:
+        if too_old := self._is_too_old(counted, new):
+            self._missed = 0
+            self._dropped(frozen.samples, TOO_OLD.format(MISSED))
+        if not counted and not too_old:
             self._restore(frozen)
             self.unsent += frozen.samples
             self._carry(new, frozen.snapshot if frozen.own is None else frozen.own)

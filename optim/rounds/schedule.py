@@ -4,6 +4,7 @@ Clocks are passed in.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -138,7 +139,8 @@ def expected_share(share: float, among: int, members: int) -> float:
 
 class Schedule:
     """Whether a round is over: after ``sync_every`` real inner steps, or ``round_s`` seconds with
-    at least one step, or when all members together have ``target_samples``.
+    at least one step, or when all members together have ``target_samples``. In a federated run:
+    when this site's ``work`` is done, of ``examples`` of its own.
 
     How many samples the others have is not asked of them: each has the share of the target that it
     had of the last round. Whoever is there first contributes, and the others follow
@@ -150,8 +152,11 @@ class Schedule:
     among = 0  # how many members there were in that round; 0: not known
     members = 1
 
-    def __init__(self, settings: RunSettings, clock: Callable[[], float]) -> None:
-        if (
+    def __init__(
+        self, settings: RunSettings, clock: Callable[[], float], examples: int = 0
+    ) -> None:
+        self._work, self._examples = settings.work, examples
+        if self._work is None and (
             settings.sync_every is None
             and settings.round_s is None
             and settings.target_samples is None
@@ -163,7 +168,7 @@ class Schedule:
         self._sync_every = settings.sync_every
         self._round_s = settings.round_s
         self._target = settings.target_samples
-        self._local_after = settings.local_after
+        self._lengths = settings.lengths
         self._clock = clock
         self._started = clock()
 
@@ -180,9 +185,9 @@ class Schedule:
         """Whether to synchronise after the step just counted; ``round_``: rounds committed so far;
         ``steps``: the round's, where planned again.
         """
-        if round_ < self._local_after:
-            return counter.fired > 0 and counter.settle().steps > 0
-        if (steps := steps or self._sync_every) is not None:
+        if self._work is not None:
+            return counter.fired > 0 and self.left(counter) == 0
+        if (steps := self._lengths.short(round_) or steps or self._sync_every) is not None:
             return counter.fired >= steps and counter.settle().steps >= steps
         if self._target is not None:
             mine = self._target * expected_share(self.share, self.among, self.members)
@@ -190,18 +195,35 @@ class Schedule:
         assert self._round_s is not None
         return self.elapsed_s >= self._round_s and counter.fired > 0 and counter.settle().steps > 0
 
+    def left(self, counter: StepCounter | Since) -> int:
+        """How many steps or samples of the work of a round are still to do; 0: it is done."""
+        work = self._work
+        assert work is not None
+        if work.steps is not None:
+            if (missing := work.steps - counter.fired) > 0:
+                return missing
+            return max(0, work.steps - counter.settle().steps)
+        whole = work.samples or (work.epochs or 1) * self._examples
+        return max(0, whole - counter.settle().samples)
+
 
 class WaitBudget:
     """How long a script waits for a round before it trains on.
 
     The manifest's ``deadline_s`` if it gives one; else 4 times the slowest of the last 8 rounds,
     between 5 s and 10 minutes; 60 s before anything was measured. It always ends: no wait is for
-    ever.
+    ever. But in a federated run (``whole``): a site that is done makes no more steps, so it waits
+    until the round is over, and says for whom.
     """
 
-    def __init__(self, deadline_s: float | None) -> None:
-        self._fixed_s = deadline_s
+    def __init__(self, deadline_s: float | None, *, whole: bool = False) -> None:
+        self._fixed_s = math.inf if whole else deadline_s
         self._measured: deque[float] = deque(maxlen=REMEMBERED)
+
+    @classmethod
+    def of(cls, settings: RunSettings) -> WaitBudget:
+        """That of a run."""
+        return cls(settings.deadline_s, whole=settings.work is not None)
 
     def measured(self, elapsed_s: float) -> None:
         """A round took this long from the freezing of the contribution to the decision."""

@@ -7,6 +7,10 @@ was trained while a contribution was undecided. The corrections are those of
 `federated.member.InnerSteps`, which simulations use, too; what is kept is
 `federated.site.SiteState`, saved before each contribution.
 
+Where the manifest says what the work of a round is (`WorkSettings`), a site contributes when it has
+done that, counts what it has declared, and waits until the round is over: with one step more its
+update would be that of another method.
+
 Corrections need the optimizer's hook: `before_step` changes the gradients at the parameters.
 Methods with more than one gradient a step need the closure that ``optimizer.step(closure)`` takes:
 it clears gradients, computes the loss of one batch, calls backward and returns the loss.
@@ -22,12 +26,29 @@ import torch
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
+from ...collectives.layout import STEPS
 from ...collectives.round.sampling import drawn
-from ...collectives.swarm import AnchorView, RunSettings, Shelved, SiteSettings, Swarm
+from ...collectives.swarm import (
+    AnchorView,
+    Outcome,
+    Pending,
+    RunSettings,
+    Shelved,
+    SiteSettings,
+    Swarm,
+)
 from ..federated.inner import mean_direction
 from ..federated.member import InnerSteps, Served, first_control
 from ..federated.personal import ditto
-from ..federated.site import CLIENTS, CONTROLS, SiteState, knobs_of, method_of, unpack
+from ..federated.site import (
+    CLIENTS,
+    CONTROLS,
+    SiteState,
+    check_examples,
+    knobs_of,
+    method_of,
+    unpack,
+)
 from ..model.flat import FlatTensor, FlatVector, RangeSource
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import adopt
@@ -39,6 +60,7 @@ logger = logging.getLogger("atoll")
 LOST = "the round went on without them; each round of this method begins at the anchor"
 MEANWHILE = "they were trained while the round before was being decided"
 BEHIND = "this node is behind what this member has contributed to already"
+TELL_S = 10.0  # a site that waits for longer says for whom
 
 Closure = Callable[[], Any]
 
@@ -58,28 +80,35 @@ class SiteReplica(Replica):
         clock: Callable[[], float],
         dropped: Callable[[int, str], None],
         settings: RunSettings,
+        examples: int = 0,
     ) -> None:
-        """As for Replica. Raises ConfigError for a swarm without a shelf, StateError and
-        StorageError for what lies on it.
+        """As for Replica. ``examples``: how many this site has, where the run goes by that. Raises
+        ConfigError for a swarm without a shelf whose method keeps something, and for another number
+        of examples than in an earlier life; StateError and StorageError for what lies on the shelf.
         """
         super().__init__(flat, swarm, clock, dropped, settings)
-        if not isinstance(swarm, Shelved):
+        self._run: Swarm = swarm
+        self._site = settings.site or SiteSettings()
+        self.method, self._work = method_of(self._site), self._site.work
+        self.follows = self._work is None
+        self.examples = examples
+        # what a step's correction needs of the anchor; a plain step needs none of it
+        self._plain = self.method.plain and self._site.pull is None
+        self._shelf = swarm.shelf() if isinstance(swarm, Shelved) else None
+        if self._shelf is None and not (self._plain and settings.sample is None):
             raise ConfigError(
                 "this swarm has no shelf for a member's own state",
                 key="swarm",
                 hint="Use atoll.node.join(INVITE).",
             )
-        self._run: Swarm = swarm
-        self._site = settings.site or SiteSettings()
-        self.method = method_of(self._site)
-        self._shelf = swarm.shelf()
-        saved = self._shelf.load()
+        saved = self._shelf.load() if self._shelf is not None else None
         self.kept = (
             SiteState(own=first_control(self.method, flat.parameters))
             if saved is None
             else unpack(saved, flat.parameters)
         )
         self._blank = saved is None
+        check_examples(self.kept.examples, examples)
         self._ranges = {
             spec.name: slice(spec.offset, spec.offset + spec.numel) for spec in flat.layout.tensors
         }
@@ -111,7 +140,8 @@ class SiteReplica(Replica):
         if kept.open and base.round > kept.round:
             kept.resolve(self.method.control and self._counted_in(kept.round + 1))
         self.drawn = self._is_drawn()
-        self._anchor = self._vector(base, 0, self.flat.parameters)
+        if not self._plain:
+            self._anchor = self._vector(base, 0, self.flat.parameters)
         common, own = None, None
         if self.method.control:
             clients = round(float(self._vector(base, self._ranges[CLIENTS].start, 1)))
@@ -133,7 +163,7 @@ class SiteReplica(Replica):
             Served(self._anchor, common, momentum, before, base.round),
             own,
         )
-        self._steps, self._rates = 0, 0.0
+        self._steps, self._rates, self.made = 0, 0.0, 0
         if self._site.pull is not None and not self._personal.numel():
             self._personal = self._anchor if kept.personal is None else kept.personal.to(device)
 
@@ -293,6 +323,7 @@ class SiteReplica(Replica):
         kept, turn, base = self.kept, self._inner, self.base
         assert turn is not None
         new = SiteState(base.round, True, kept.member, kept.rate, kept.own)
+        new.examples = self.examples
         if self.method.momentum:
             new.anchor, new.before = self._anchors[base.round], self._anchors.get(base.round - 1)
             # The same at all whose lr is the same.
@@ -306,7 +337,8 @@ class SiteReplica(Replica):
             new.next = kept.next if again or control is None else control.cpu()
         if self._site.pull is not None:
             new.personal = self._personal.cpu()
-        self._shelf.save(new.pack())
+        if self._shelf is not None:
+            self._shelf.save(new.pack())
         self.kept = new
 
     def _write(self, out: Tensor) -> None:
@@ -317,11 +349,51 @@ class SiteReplica(Replica):
         self._note_progress(out)
         kept = self.kept
         if kept.own is not None and kept.next is not None:
-            weight = float(self.unsent)
+            # a sum by examples: c = Σ pᵢ cᵢ; where none are declared it is the mean of the cᵢ
+            weight = 1.0 if self._work is not None else float(self.unsent)
             out[self._ranges[CONTROLS]].copy_(kept.own - kept.next).div_(weight)
             out[self._ranges[CLIENTS]].fill_((kept.member - 1) / weight)
+        if self.method.normalised:
+            out[: self.flat.parameters].div_(self.made)
+            at = self._ranges[STEPS]
+            out[at].copy_(self._vector(self.base, at.start, 1)).sub_(self.made)
         if self.feedback is not None:
             self.feedback.add_to(out)
+
+    def _counts(self, samples: int) -> int:
+        if self._work is None:
+            return samples
+        return self.examples if self._work.weights == "examples" else 1
+
+    def _wait(
+        self, pending: Pending[Outcome], deadline_s: float, decidable: Callable[[], bool]
+    ) -> Outcome:
+        """Until the round is over, or the node is lost. Who is waited for is said."""
+        if self._work is None:
+            return super()._wait(pending, deadline_s, decidable)
+        began, after_s = self._clock(), TELL_S
+        while (outcome := pending.wait(after_s)).status == "open":
+            if not getattr(self._run, "connected", True):
+                return outcome
+            if self._clock() - began >= after_s:
+                self._tell_waiting(self._clock() - began)
+                after_s *= 2
+        return outcome
+
+    def _tell_waiting(self, waited_s: float) -> None:
+        """Say for whom this site waits. Raises what the swarm raises."""
+        late = [view for view in self._run.members() if view.at_work]
+        names = [
+            f"{view.peer[-8:]} ({'at work' if view.live else 'not heard'})"
+            for view in late
+            if view.peer != self._run.peer
+        ]
+        logger.info(
+            "the work of round %d is done here; for %.0f s it has waited for %s",
+            self.base.round + 1,
+            waited_s,
+            ", ".join(names) if names else "the round to be decided",
+        )
 
     def _fate(self) -> bool:
         """The log knows."""

@@ -16,12 +16,16 @@ from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, Swarm
 from ..model.flat import FlatVector
 from ..planning import Lag, RoundSteps, again
+from ..planning.waiting import TWICE
 from .arriving import ArrivingReplica
 from .gradients import GradientReplica
 from .grouped import GroupedReplica
 from .replica import Replica, WaitedOutcome
 from .schedule import Counted, Schedule, Since, StepCounter, expected_share
 from .site import SiteReplica
+from .slow import PATIENCE, SlowMember
+
+HOLD_MOST_S = 3600.0
 
 
 class FragmentLog:
@@ -29,6 +33,11 @@ class FragmentLog:
 
     def __init__(self, swarm: FragmentSwarm, fragment: int) -> None:
         self._swarm, self._fragment = swarm, fragment
+
+    @property
+    def holds(self) -> bool:
+        """As of `Swarm`, where it has it."""
+        return bool(getattr(self._swarm, "holds", False))
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> AnchorView:
         """The fragment's newest anchor; the run is open already."""
@@ -45,9 +54,16 @@ class FragmentLog:
         base: int | None = None,
         loss: float | Evaluated | None = None,
         lag: float | None = None,
+        hold_s: float = 0.0,
     ) -> Pending[Outcome]:
         return self._swarm.contribute_fragment(
-            self._fragment, samples=samples, write=write, base=base, loss=loss, lag=lag
+            self._fragment,
+            samples=samples,
+            write=write,
+            base=base,
+            loss=loss,
+            lag=lag,
+            hold_s=hold_s,
         )
 
 
@@ -92,20 +108,25 @@ class Strand:
         counter: StepCounter,
         clock: Callable[[], float],
         ahead: float,
+        examples: int = 0,
     ) -> None:
-        """``ahead``: share of the first round that is taken as past already."""
+        """``ahead``: share of the first round that is taken as past already. ``examples``: how many
+        this site has, of a federated run that goes by them."""
         self.replica = replica
-        self.schedule = Schedule(replica.settings, clock)
+        self.schedule = Schedule(replica.settings, clock, examples)
         self.since = Since(counter)
-        self._closing = closing
+        self._closing, self._clock = closing, clock
         self._offered = Since(counter)  # inner steps since a contribution is under way
         self._lag = Lag() if replica.settings.share is not None else None
+        self._slow = SlowMember() if replica.may_stand_aside else None
         self._waited_s = 0.0  # since the last boundary
         # of the adoption that was evaluated last, until a contribution says it
         self.evaluated: Evaluated | None = None
         settings = replica.settings
+        self._ahead = 0  # steps of the first round that count as made, and were not
         if settings.sync_every is not None:
-            self.since.restore(Counted(round(ahead * settings.sync_every), 0, 0))
+            self._ahead = round(ahead * settings.sync_every)
+            self.since.restore(Counted(self._ahead, 0, 0))
         elif settings.round_s is not None:
             self.schedule.restart(ahead * settings.round_s)
 
@@ -126,17 +147,52 @@ class Strand:
             return replica.frozen is None or replica.frozen.pending.done()
         if replica.settled:
             return True
-        steps = self.pace.steps if self._lag is not None else replica.steps
-        if self.schedule.due(self.since, replica.base.round, steps):
+        if replica.settings.work is not None and (under_way := replica.frozen) is not None:
+            return self.since.fired > 0 and under_way.pending.done()
+        if self._finished:
             return True
         if not replica.follows:
             return False
         frozen = replica.frozen
         under_way = replica.overlap and frozen is not None
-        if not (self.since.fired > 0 and self._closing() > replica.base.round + under_way):
+        ended = self._closing() > replica.base.round + under_way
+        if not (self.since.fired > 0 and (ended or self._ends_here)):
             return False
         # What was waited for in vain is looked at once it is decided.
         return frozen is None or replica.overlap or frozen.pending.done()
+
+    @property
+    def part_done(self) -> int:
+        """How many steps or samples of its work this site has still to do before it contributes, in
+        a federated run, some being done; 0: none."""
+        if self.replica.settings.work is None or not (self.since.fired and self.replica.drawn):
+            return 0
+        return self.schedule.left(self.since)
+
+    @property
+    def _finished(self) -> bool:
+        """Whether this member has made all steps of the round."""
+        steps = self.pace.steps if self._lag is not None else self.replica.steps
+        return self.schedule.due(self.since, self.replica.base.round, steps)
+
+    @property
+    def _stands_aside(self) -> bool:
+        """Whether its steps are so long that nobody should wait for this member."""
+        settings, round_ = self.replica.settings, self.replica.base.round
+        if self._slow is None or settings.sync_every is None or round_ < settings.local_after:
+            return False
+        full = self.pace.steps if self._lag is not None else settings.sync_every
+        return self._slow.stands_aside(settings.lengths.short(round_) or full)
+
+    @property
+    def _ends_here(self) -> bool:
+        """Whether this member's part of the round is over, since another step would end after the
+        round does."""
+        return (
+            self._stands_aside
+            and self._slow is not None
+            and self._slow.too_late_for_another(self.schedule.elapsed_s)
+        )
 
     @property
     def late(self) -> bool:
@@ -177,16 +233,42 @@ class Strand:
         self.replica.loss = (
             loss if found is None else Evaluated(loss, found.anchor, found.own, found.before)
         )
-        self.replica.collect(counted.samples)
+        samples, work = counted.samples, self.replica.settings.work
+        if work is not None and work.steps is not None and counted.steps:
+            samples = max(1, samples)  # what it counts is not what it has processed
+        self.replica.made += counted.steps
+        self._hold()
+        self.replica.collect(samples)
         if self._lag is not None:
             self._lag.trained(counted.steps, self.schedule.elapsed_s - self._waited_s)
             self.replica.lag = self._lag.steps
+        if self._slow is not None:
+            trained_s = self.schedule.elapsed_s - self._waited_s
+            self._slow.trained(counted.steps - self._ahead, counted.samples, trained_s)
+        self._ahead = 0
         self.since.clear()
+
+    def _hold(self) -> None:
+        """A member that is slow does not end a round for the others: what it offers waits for them
+        to do so. While rounds are short its step is one, and lasts as long as several; these need
+        not be measured: they are in the log.
+        """
+        slow, base, lengths = self._slow, self.replica.base, self.replica.settings.lengths
+        if slow is not None and lengths.growth and lengths.short(base.round) is not None:
+            others = lengths.before(self._closing()) - lengths.before(base.round)
+            holds = self._stands_aside or others > TWICE * max(1, self.since.settle().steps)
+        else:
+            holds = slow is not None and self._stands_aside and not self._finished
+        self.replica.hold_s = min(HOLD_MOST_S, PATIENCE * slow.round_s) if slow and holds else 0.0
 
     def begin(self) -> None:
         """A round begins."""
         self.schedule.restart()
         self._waited_s = 0.0
+        if self._slow is not None:
+            base, lengths = self.replica.base, self.replica.settings.lengths
+            made, next_ = lengths.before(base.round), lengths.before(base.round + 1)
+            self._slow.adopted(self._clock(), made, base.samples, next_ - made)
 
     def noted(self, turn: WaitedOutcome) -> None:
         """What a turn says about the next round."""
@@ -205,13 +287,14 @@ def make_strands(
     counter: StepCounter,
     clock: Callable[[], float],
     dropped: Callable[[int, str], None],
+    examples: int = 0,
 ) -> list[Strand]:
-    """One strand a fragment of the run, over the parts of ``flat``."""
+    """One strand a fragment of the run, over the parts of ``flat``. ``examples``: this site's."""
     settings = swarm.settings
     kind = GradientReplica if settings.method == "gradient_averaging" else Replica
     if settings.site is not None or settings.sample is not None:
-        replica = SiteReplica(flat, swarm, clock, dropped, settings)
-        return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0)]
+        replica = SiteReplica(flat, swarm, clock, dropped, settings, examples)
+        return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0, examples)]
     if settings.arrivals is not None:
         arriving = ArrivingReplica if settings.arrivals.groups is None else GroupedReplica
         return [

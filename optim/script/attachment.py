@@ -52,6 +52,8 @@ from .checks import (
     check_optimizer,
     check_site,
     check_swarm,
+    examples_of,
+    has_gradient,
     hooked,
     in_job,
     in_step_of_base,
@@ -62,10 +64,12 @@ from .checks import (
 )
 from .consent import Consent, OnAdopted
 from .evaluation import Evaluate, Evaluations
+from .frozen import FrozenWatch
 from .keeping import ModelKeeper
 from .lookout import Lookout, reached
 from .resume import PendingLoad, save
 from .schedules import ScheduleEnds
+from .second_steps import SecondSteps
 from .state import Totals
 from .step_times import StepTimes
 from .training_parts import TrainingParts
@@ -89,6 +93,7 @@ def attach(
     swarm: Swarm | None,
     *,
     batch_size: int | None = None,
+    examples: int | None = None,
     counts: Any = None,
     include: Any = None,
     sync_every: int | None = None,
@@ -109,13 +114,15 @@ def attach(
     stepped, or when the one that ``counts`` names has. With None nothing is hooked and
     `Attachment.step` is called by hand. ``batch_size`` is
     the number of samples of an inner step (of this rank's), by which members are weighted;
-    `Attachment.samples` tells it step by step, and with `Swarm.shard` it is known. ``include``:
+    `Attachment.samples` tells it step by step, and with `Swarm.shard` it is known. ``examples``:
+    how many this site trains on, by which it is weighted in a federated run, whatever it
+    processes; by default as many as `atoll.node.site_data` has. ``include``:
     parameters that are frozen now and belong to the run all the same, so that they may be unfrozen
     later: patterns of names, modules or parameters, alike in the scripts of all members.
     ``sync_every`` (inner steps) and ``round_s`` (seconds) may repeat what the run's manifest says;
     the manifest has authority. ``on_round`` hears every Outcome. ``tokenizer`` (or processor: what
     has ``save_pretrained``) goes into the folder that `atoll export` writes. ``clock`` is for
-    tests.
+    tests; where the swarm has one of its own (`atoll.node.local`), it is that one.
 
     ``evaluate`` is given the model and returns its loss on a few held-out batches, the same ones in
     each call (a number, the smaller the better). In a run with ``[evaluate]`` it is called now and
@@ -185,11 +192,12 @@ def attach(
         counts=counting,
         included=included,
         batch_size=batch_size,
+        examples=examples_of(swarm.settings, examples),
         on_round=on_round,
         strict=strict,
         tokenizer=tokenizer,
         evaluate=evaluate,
-        clock=clock,
+        clock=_clock_of(swarm, clock),
     )
 
 
@@ -236,6 +244,11 @@ def _counting(given: Any, optimizers: Sequence[Optimizer]) -> Sequence[Optimizer
     return (one,)
 
 
+def _clock_of(swarm: Swarm | None, clock: Callable[[], float]) -> Callable[[], float]:
+    """That of a swarm in virtual time, where the script gives none: none but it can judge there."""
+    return getattr(swarm, "clock", clock) if clock is time.monotonic else clock
+
+
 class Attachment:
     """A model's membership in a run, made by `attach`. It counts the inner steps of the optimizer;
     after every H of them it contributes what they changed, waits for the round (without overlap),
@@ -254,7 +267,9 @@ class Attachment:
 
     _evaluating = ""  # what the model is lent to, where it is
     _last: WaitedOutcome | None = None
+    _resuming: PendingLoad | None = None
     _retry_at = 0.0  # before, the run is not entered again
+    _declared: int | None = None  # samples told for the step under way
 
     def __init__(
         self,
@@ -267,6 +282,7 @@ class Attachment:
         counts: Sequence[Optimizer],
         included: Collection[str],
         batch_size: int | None,
+        examples: int = 0,
         on_round: Callable[[Outcome], None] | None,
         strict: bool,
         tokenizer: Any,
@@ -279,7 +295,7 @@ class Attachment:
         self.schedule_ends = ScheduleEnds(swarm, optimizers, outermost)
         self._strict, self._clock, self._on_round = strict, clock, on_round
         self._counter = StepCounter()
-        self._budget = WaitBudget(swarm.settings.deadline_s)
+        self._budget = WaitBudget.of(swarm.settings)
         self._ranks = cast("RankSwarm", swarm) if hasattr(swarm, "ranks") else None
         self._adapters = AdapterTurns(
             model, swarm.settings.adapters.mode, wrapped=self._ranks is not None
@@ -296,22 +312,20 @@ class Attachment:
             writes=self._ranks is None or self._ranks.ranks.rank == 0,
         )
         self._parts = TrainingParts(model, self._flat.layout, swarm)
+        self._frozen = FrozenWatch(model, self._flat.layout, swarm)
         self._buffers = BufferWatch(model, swarm, alone=self._ranks is not None)
         if self._ranks is not None:
             self._flat = self._ranks.place(model, self._flat)
-        self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop)
+        self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop, examples)
         self._lookout = Lookout(swarm)
         self._evaluations = Evaluations(model, evaluate, swarm, clock)
         self._times = StepTimes(clock, lambda: next((t.device for t in self._flat.tensors), None))
         self._totals, self._uncollected = Totals(), Since(self._counter)
-        self._declared: int | None = None  # samples told for the step under way
-        self._node_lost = self._detached = self._warned = False
+        self._node_lost = self._detached = self._warned = self._told_error = False
         self._counts = {id(each) for each in counts}  # whose steps make up one
         self._stepped: dict[int, Tensor | None] = {}  # optimizers in the step under way: found_inf
-        self._stateless = set[int]()
-        # Told once: that the script changes weights itself; that rounds lose more than is wished.
-        self._told_habit = self._told_moved = self._told_error = False
-        self._resuming: PendingLoad | None = None
+        self._stateless, self._second_steps = set[int](), SecondSteps()
+        self._told_habit = self._told_moved = False  # that the script changes weights itself
         self._consent = Consent(model, self._flat, outermost, optimizers, on_adopted)
         with naming_tensors(self._flat), self._consent.adopting():
             enter(swarm, self._flat, self._strands)
@@ -326,7 +340,7 @@ class Attachment:
         self._look_around()
         if self._finished:
             self._uncounted.remove()
-            self._lookout.tell_finished()
+            self._lookout.tell_finished(self._over)
         self._rest()
 
     def _hook(self, optimizers: Sequence[Optimizer]) -> None:
@@ -381,6 +395,9 @@ class Attachment:
         if not optimizer.state:
             self._stateless.add(id(optimizer))
         self._outside("optimizer.step()")
+        # A closure makes its gradients inside of the step.
+        graded = len(args) > 1 or bool(kwargs) or has_gradient(optimizer)
+        self._second_steps.stepping(graded=graded)
         self._show_gradients()
         self._weights.before_step()
         self._uncounted.stepping(True)
@@ -405,6 +422,8 @@ class Attachment:
                 if found_inf is not None and key in self._counts
             ]
             self._stepped.clear()
+            if self._second_steps.ends_empty():
+                return
             self._count(
                 sum((each.to(found[0].device) for each in found[1:]), found[0]) if found else None
             )
@@ -414,13 +433,27 @@ class Attachment:
         samples, self._declared = self.ledger.step(self._declared), None
         if (left := self.ledger.left()) is not None:
             self._tell_short(left)
+        if (again := self.ledger.again()) is not None:
+            self._tell_again(again)
+        work = self.swarm.settings.work
+        by_samples = work is None or work.steps is None
+        if by_samples and (empty := self.ledger.empty()) is not None:
+            self._tell_empty(empty)
         if self._detached or self._finished:
             return
+        if work is not None and by_samples and self.ledger.guessed:
+            raise ConfigError(
+                f"how many samples a step has is not said, and a round of this run is {work}",
+                key="batch_size",
+                why="Each step would count as one sample.",
+                hint="attach(..., batch_size=N), or attachment.samples(len(batch)) before a step",
+            )
         samples = self._of_all_ranks(samples)
         self._counter.count(samples, found_inf)
         for strand in self._strands:
             strand.replica.stepped(samples)
         self._buffers.stepped()
+        self.schedule_ends.stepped()
         if report := self._times.step():
             with suppress(AtollError):  # a node that is lost is noticed by whoever needs it next
                 self.swarm.report(report)
@@ -447,6 +480,29 @@ class Attachment:
         with suppress(AtollError):  # without a node the script has been told
             self.swarm.report({"samples_short": float(left)})
 
+    def _tell_again(self, steps: int) -> None:
+        """So many steps are on batches that the shard gave before; 0: no longer."""
+        if steps:
+            logger.warning(
+                "each of the last %d steps was made on nothing new of the shard: batches that were "
+                "kept (itertools.cycle, a list of them) are trained on again and count as no "
+                "samples. Iterate the shard itself in each epoch, or its endless()",
+                steps,
+            )
+        with suppress(AtollError):
+            self.swarm.report({"samples_again": float(steps)})
+
+    def _tell_empty(self, steps: int) -> None:
+        """So many steps are of no samples; 0: no longer."""
+        if steps:
+            logger.warning(
+                "each of the last %d steps was declared to be of no samples (samples(0)): they are "
+                "contributed to no round. samples(len(batch)) says how many a step processes",
+                steps,
+            )
+        with suppress(AtollError):
+            self.swarm.report({"samples_zero": float(steps)})
+
     # ---- rounds
 
     def sync(self) -> Outcome | None:
@@ -456,25 +512,44 @@ class Attachment:
         Waits at most for the deadline (`stats`["deadline_s"]), and 5 s where too few members are
         there to decide anything. Returns the last Outcome, None when there was nothing to
         contribute or no node. Called by the hook; call it by hand at any point between two steps,
-        such as before a final evaluation.
+        such as before a final evaluation. In a federated run a site contributes when its work of
+        the round is done, so before that this does nothing, and says so.
         """
         if self._detached:
             raise LocalProtocolError("this attachment was detached")
         self._outside("sync()")
+        if left := self._part_done():
+            logger.info(
+                "sync() contributes nothing: a round of this run is %s, and %d are left of it",
+                self.swarm.settings.work,
+                left,
+            )
+            return None
         return None if self._finished else self._sync(self._strands)
 
     def finish(self) -> Outcome | None:
         """Training has ended: contribute what is left as `sync` does, and detach. Where something
         else than the optimizer has changed the weights since the last step, such as a callback
         that leaves averaged or the best ones in the model, they stay there, and what was trained
-        since the last boundary is dropped with a warning. Idempotent.
+        since the last boundary is dropped with a warning. Part of a federated round's work is
+        dropped, too. Idempotent.
         """
         if self._detached:
             return None
         self._outside("finish()")
+        if left := self._part_done():
+            samples = sum(strand.since.settle().samples for strand in self._strands)
+            work = self.swarm.settings.work
+            self._drop(samples, f"a round of this run is {work}, and {left} are left of it")
+            self.detach()
+            return None
         outcome = None if self._finished else self._sync(self._strands, leaves=True)
         self.detach()
         return outcome
+
+    def _part_done(self) -> int:
+        """Steps or samples that are left of a round's work, where some of it is done; else 0."""
+        return 0 if self._finished else max(strand.part_done for strand in self._strands)
 
     def settle(self) -> Outcome | None:
         """Wait for what is under way and adopt it, without contributing anything; None when there
@@ -500,7 +575,8 @@ class Attachment:
         self._flat.follow()
         self._parts.look()
         self._collect()
-        if self.ledger.guessed and self._lookout.peers and not self._warned:
+        by_samples = self.swarm.settings.work is None
+        if by_samples and self.ledger.guessed and self._lookout.peers and not self._warned:
             self._warned = True
             logger.warning(
                 "each step counts as one sample, and members are weighted by their samples: "
@@ -544,6 +620,7 @@ class Attachment:
                 self._adapters.turn(self.round)
                 self._look_around()
                 self.schedule_ends.look(self._totals.steps, self.round)
+                self._frozen.look()
                 self._buffers.round_over(self.round, self._lookout.peers, last=self._finished)
                 self._keeper.refresh(
                     self.evaluate_anchor, self.round, self._clock, last=self._finished
@@ -554,7 +631,7 @@ class Attachment:
             self._lookout.tell_round(turn.outcome, turn.samples)
         if turns and self._finished:
             self._uncounted.remove()
-            self._lookout.tell_finished()
+            self._lookout.tell_finished(self._over)
         if self._on_round is not None:
             for turn in turns:
                 self._on_round(turn.outcome)
@@ -819,8 +896,8 @@ class Attachment:
 
     @property
     def done(self) -> bool:
-        """Whether the run has committed as many rounds as its manifest asks for. Later steps are no
-        longer counted.
+        """Whether the run has committed as many rounds as its manifest asks for, or takes no more
+        from this member, whose privacy is spent. Later steps are no longer counted.
         """
         if not self._detached:
             self._uncounted.look()
@@ -828,7 +905,20 @@ class Attachment:
 
     @property
     def _finished(self) -> bool:
-        return all(strand.replica.finished for strand in self._strands)
+        return all(strand.replica.finished for strand in self._strands) or bool(self._over)
+
+    @property
+    def _over(self) -> str:
+        """Why the run is over for this member, before its last round; "" where it is not."""
+        replicas = [strand.replica for strand in self._strands]
+        rounds, at = self.swarm.settings.rounds, min(replica.base.round for replica in replicas)
+        if rounds is not None and at >= rounds:
+            return ""
+        if over := next((replica.over for replica in replicas if replica.over), ""):
+            return over
+        if any(replica.frozen is not None for replica in replicas):
+            return ""
+        return self._lookout.spent
 
     @property
     def round(self) -> int:
@@ -849,6 +939,7 @@ class Attachment:
 
             scheduler = LambdaLR(optimizer, left)
         """
+        self.schedule_ends.follows = True
         return min(strand.position for strand in self._strands)
 
     @property

@@ -141,7 +141,7 @@ class BufferWatch:
             if not each.declared and each.persistent and _holds_state(live[each.name])
         ]
         if learnt:  # looked for at last: it takes a pass over all parameters
-            learnt = [name for name in learnt if not _is_average(live[name], model)]
+            learnt = [name for name in learnt if not is_average(live[name], model)]
         if same:
             logger.warning(
                 'declared "same" in the run\'s manifest, and changed here since attach(): %s. It '
@@ -308,15 +308,19 @@ def _agree(mine: Sequence[float], theirs: Sequence[float], *, exact: bool) -> bo
     )
 
 
-def _is_average(buffer: Tensor, model: nn.Module) -> bool:
-    """Whether it is near a parameter of its shape: an average that follows the parameters, of which
-    each member may have its own.
+def is_average(buffer: Tensor, model: nn.Module) -> bool:
+    """Whether it is near a trained parameter of its shape: an average that follows the parameters,
+    of which each member may have its own.
     """
     if not buffer.is_floating_point() or buffer.numel() < 2:
         return False
     for parameter in unwrap(model).parameters():
-        if parameter.shape == buffer.shape and type(parameter) is nn.Parameter:
+        if (
+            parameter.requires_grad
+            and parameter.shape == buffer.shape
+            and type(parameter) is nn.Parameter
+        ):
             live = parameter.detach().to(buffer)
-            if float((buffer - live).norm()) <= ALIKE * float(live.norm()):
+            if float((buffer.detach() - live).norm()) <= ALIKE * float(live.norm()):
                 return True
     return False

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import wraps
+from types import MethodType
 from typing import Any, cast
 
 import torch
@@ -14,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...collectives.errors import AtollError, ConfigError
-from ...collectives.swarm import FragmentSwarm, RunSettings, Shelved, Swarm
+from ...collectives.swarm import FragmentSwarm, RunSettings, Shelved, Swarm, sample_count
+from ..data.declared import declared
 from ..model.flat import FlatVector, clean_name, unwrap
 from .saving import some
 
@@ -30,10 +33,10 @@ WRAPPING = ("accelerate", "lightning", "lightning_fabric", "pytorch_lightning", 
 
 def hooked(optimizer: object) -> Optimizer:
     """The outermost object whose step runs hooks, since what is outside may move the parameters
-    after the inner one's hook (Lookahead does). Wrappers that never called
-    ``torch.optim.Optimizer.__init__`` have none (accelerate's, opacus'): the one that they keep
-    under ``.optimizer``, or the only one that they hold. Of a sharpness-aware one, whose loop calls
-    ``first_step`` and ``second_step``, its ``base_optimizer``. ConfigError when there is none.
+    after the inner one's hook (Lookahead does). Wrappers that only pass on have none
+    (accelerate's, opacus'): the one that they keep under ``.optimizer``, or the only one that they
+    hold. Of a sharpness-aware one, whose loop calls ``first_step`` and ``second_step``, its
+    ``base_optimizer``. ConfigError when there is none.
     """
     at, seen = optimizer, set[int]()
     while id(at) not in seen:
@@ -129,16 +132,40 @@ def _has_hooks(optimizer: Optimizer) -> bool:
 
 def _runs_hooks(optimizer: Optimizer) -> bool:
     """Whether its step runs them, too. Torch makes it so in its ``__init__``; some Lookaheads make
-    the place only, and get from torch now what they have left out.
+    the place only, or not even that, and get from torch now what they have left out.
     """
-    if not _has_hooks(optimizer):
+    bare = not _has_hooks(optimizer)
+    if bare and not _keeps_its_own(optimizer):
         return False
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         if type(hooks := vars(optimizer).get(name, {})) is dict:  # nothing can refer to it weakly
             setattr(optimizer, name, OrderedDict(hooks))
-    if not getattr(type(optimizer).step, "hooked", False) and "step" not in vars(optimizer):
+    step = cast("Any", optimizer.step)
+    if getattr(step, "hooked", False):
+        return True
+    if bare:  # this object alone: others of its class have no place
+
+        @wraps(step)
+        def bound(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return step(*args, **kwargs)
+
+        patched: Any = Optimizer.profile_hook_step(bound)
+        patched.hooked = True
+        optimizer.step = MethodType(patched, optimizer)
+    elif "step" not in vars(optimizer):
         optimizer._patch_step_function()
-    return getattr(type(optimizer).step, "hooked", False)
+    return getattr(optimizer.step, "hooked", False)
+
+
+def _keeps_its_own(optimizer: Optimizer) -> bool:
+    """Whether it is an optimizer by itself although torch's ``__init__`` was never called: it has
+    groups and state of its own, and a step, which may move the parameters after an inner one's.
+    """
+    return (
+        {"param_groups", "state"} <= vars(optimizer).keys()
+        and type(optimizer).step is not Optimizer.step
+        and type(optimizer).__module__.partition(".")[0] not in WRAPPING
+    )
 
 
 @contextmanager
@@ -350,6 +377,9 @@ def check_site(swarm: Swarm, optimizers: Sequence[Optimizer]) -> None:
     from ..federated.site import method_of
 
     method, optimizer = method_of(site), optimizers[0] if len(optimizers) == 1 else None
+    anybody = method.plain and not method.normalised and site.pull is None
+    if site.work is not None and anybody and not swarm.settings.sample:
+        return  # the steps are anybody's, and nothing is kept
     if optimizer is None or not isinstance(swarm, Shelved):
         raise ConfigError(
             f"the run's method {method.name} needs the steps of one optimizer"
@@ -365,7 +395,7 @@ def check_site(swarm: Swarm, optimizers: Sequence[Optimizer]) -> None:
     plain = type(optimizer) is torch.optim.SGD and not any(
         group["momentum"] or group["weight_decay"] or group["maximize"] for group in groups
     )
-    if (method.control or method.momentum) and (
+    if (method.control or method.momentum or method.normalised) and (
         not plain or len({float(group["lr"]) for group in groups}) > 1
     ):
         raise ConfigError(
@@ -374,6 +404,41 @@ def check_site(swarm: Swarm, optimizers: Sequence[Optimizer]) -> None:
             why="Its formulas take a round's way for a sum of gradients times one learning rate.",
             hint="torch.optim.SGD(model.parameters(), lr=0.1), without momentum and weight decay",
         )
+
+
+def examples_of(settings: RunSettings, given: int | None) -> int:
+    """How many examples this site counts by, of a run that goes by them; 0 elsewhere. ``given``: to
+    `attach`; None: as its data set says (`site_data`). Raises ConfigError where nobody says it."""
+    if given is not None and (given := sample_count(given)) < 1:
+        raise ConfigError(
+            f"examples = {given} is not a positive number",
+            key="examples",
+            hint="How many examples this site trains on, such as len(train_set).",
+        )
+    work = settings.work
+    if work is None or not work.declares:
+        return 0
+    examples = given if given is not None else declared()
+    if examples is None:
+        raise ConfigError(
+            "this site has not said how many examples it has",
+            key="examples",
+            why=(
+                f"In this run a site's work is {work} a round, and it counts "
+                + ("by its examples." if work.weights == "examples" else "as much as any other.")
+            ),
+            hint="attach(..., examples=len(train_set)), or site_data(), which says it",
+        )
+    secure = settings.secure
+    most = secure.max_weight if secure is not None and settings.privacy is None else examples
+    if work.weights == "examples" and examples > most:
+        raise ConfigError(
+            f"this site has {examples:,} examples, and the run's [secure] max_weight is {most:,}",
+            key="examples",
+            why="Its update would count less than its examples do.",
+            hint="The organiser founds the run with a max_weight of the largest site's.",
+        )
+    return examples
 
 
 def in_job(model: nn.Module) -> bool:
@@ -440,6 +505,15 @@ def _is_compiled(optimizer: Optimizer) -> bool:
             return not getattr(step, "_torchdynamo_disable", False)
         step = getattr(step, "__wrapped__", None)
     return False
+
+
+def has_gradient(optimizer: Optimizer) -> bool:
+    """Whether a parameter of it has a gradient, be it zero."""
+    return any(
+        parameter.grad is not None
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    )
 
 
 def moves_nothing(optimizer: Optimizer) -> bool:

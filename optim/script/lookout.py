@@ -30,6 +30,13 @@ SAME_ORDER = (
     "Share the data out: swarm.shard(loader), in Trainer and Lightning shard=True of the callback; "
     "or give each member data, or a seed, of its own"
 )
+OWN = frozenset(
+    {"step", "samples", "dropped", "moved", "moved_step", "moved_by", "step_s", "gpu_busy"}
+    | {"loss_before", "loss_after", "loss_noise", "held_out", "held_out_own", "averaging_gains"}
+    | {"samples_short", "samples_zero", "samples_again", "encoding_error"}
+)
+OWN_BEGINNINGS = ("uncounted_", "still_", "buffer_", "frozen_", "parts_", "encoding_error/")
+"""Metrics that an attachment itself reports by `Swarm.report`, from which the node judges."""
 
 
 class Lookout:
@@ -48,6 +55,7 @@ class Lookout:
         of_all = settings.sample is None and settings.arrivals is None
         self._adoptions = AdoptionLosses() if of_all else None
         self._refused = Warned("attachment.log()")
+        self._own = set[str]()  # names that were refused
         self._warned_alone = self._warned_no_quorum = False
         self._same_order = set[PeerId]()  # who reads the same data, as was said
         self._seen: dict[PeerId, bool] = {}  # whether each other member lived when last looked at
@@ -57,6 +65,16 @@ class Lookout:
         """One more value of a metric: a number, or a tensor of one element, which stays where it is
         until the round ends. Anything else is left out, with a warning once for each name.
         """
+        if name in OWN or name.startswith(OWN_BEGINNINGS):
+            if name not in self._own:
+                self._own.add(name)
+                logger.warning(
+                    "attachment.log() leaves %r out: the run has a number of its own by that name. "
+                    "Log it by another, such as %r; training goes on",
+                    name,
+                    f"my/{name}",
+                )
+            return
         try:
             number = _lazily(value) if isinstance(value, Tensor) else number_of(value)
         except TypeError as error:
@@ -139,16 +157,27 @@ class Lookout:
             logger.info("%s is no member any more", peer[-8:])
         self._seen = others
 
-    def tell_finished(self) -> None:
-        """Say, also to a script without logging, that the run has all its rounds and what there is
-        to do with it.
+    @property
+    def spent(self) -> str:
+        """That this member may spend no more of its privacy, in words; "" where it may."""
+        privacy = self.privacy
+        if privacy is None or privacy["left"] > 0:
+            return ""
+        return (
+            f"this site has spent epsilon {privacy['epsilon']:.3g} of its privacy, and one more "
+            f"round would pass {privacy['stop_at_epsilon']:g}"
+        )
+
+    def tell_finished(self, why: str = "") -> None:
+        """Say, also to a script without logging, that the run has all its rounds, or why it is over
+        for this member, and what there is to do with it.
         """
         run = self.swarm.run_id[:8]
         logger.warning(
-            "run %s is finished: all its %s rounds are committed, and later steps are not counted. "
-            "The model: %s",
+            "run %s is finished%s: %s, and later steps are not counted. The model: %s",
             run,
-            self.swarm.settings.rounds,
+            " here" if why else "",
+            why or f"all its {self.swarm.settings.rounds} rounds are committed",
             f"atoll export {run} DIR; a new run from it: atoll new --from DIR --name NAME"
             if self.swarm.model_folder is not None
             else "it is in yours inside `with attachment.evaluate_anchor():`",
@@ -213,8 +242,8 @@ class Lookout:
 
 
 def _lazily(value: Tensor) -> Tensor:
-    """A tensor of one element as a float32 on its device, not waited for. Raises TypeError for any
-    other.
+    """A tensor of one element as a float64 on its device, not waited for: float32 has no odd counts
+    beyond 2^24. (Not all devices have float64.) Raises TypeError for any other.
     """
     if value.is_complex() or value.is_meta or value.is_quantized or value.layout != torch.strided:
         raise TypeError(
@@ -223,7 +252,8 @@ def _lazily(value: Tensor) -> Tensor:
             else "has no plain value"
         )
     try:
-        return value.detach().reshape(()).to(torch.float32)
+        wide = torch.float64 if value.device.type in ("cpu", "cuda") else torch.float32
+        return value.detach().reshape(()).to(wide)
     except Exception:  # whatever a subclass of it raises here
         raise TypeError(f"has the shape {tuple(value.shape)}, not one element") from None
 

@@ -236,7 +236,7 @@ class _PeftAdapter:
                 "base_model_class": type(base).__name__,
                 "parent_library": type(base).__module__,
             }
-        return {"adapter_config.json": as_json(document)}
+        return {"adapter_config.json": as_json(document), **_generation(base)}
 
 
 def _ask_peft(inner: nn.Module, adapter: str, embeddings: Any) -> dict[str, Tensor]:
@@ -276,11 +276,16 @@ def _configurations(inner: nn.Module, dtype: str) -> dict[str, bytes]:
         files["config.json"] = as_json(document)
     elif (plain := _plain(config)) is not None:
         files["config.json"] = plain
+    return files | _generation(inner)
+
+
+def _generation(inner: Any) -> dict[str, bytes]:
+    """generation_config.json of a model that has one: where its answers end."""
     generation = getattr(inner, "generation_config", None)
-    if callable(getattr(generation, "to_json_string", None)):
-        text = cast("Any", generation).to_json_string()
-        files["generation_config.json"] = as_json(json.loads(text))
-    return files
+    if not callable(getattr(generation, "to_json_string", None)):
+        return {}
+    text = cast("Any", generation).to_json_string()
+    return {"generation_config.json": as_json(json.loads(text))}
 
 
 def _plain(config: Any) -> bytes | None:

@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import (
 from ...collectives.errors import ConfigError
 from ...collectives.swarm import RunSettings, Swarm
 from ..data.ledger import attached_to
+from .rates import RateHistory
 
 logger = logging.getLogger("atoll")
 BY_POSITION = (
@@ -33,14 +34,25 @@ BY_POSITION = (
 )
 SHORT_OF_END = "the learning-rate schedule (%s) will be at %.0f %% of its way when the run ends: %s"
 BEYOND_END = "the learning-rate schedule (%s) ends at %.0f %% of the run's steps, and %s: %s"
+STILL_HIGH = (
+    "the learning rate falls %s, and will still be %.0f %% of its highest when the run ends: make "
+    "its end that of the run, steps_left(swarm) steps of atoll.optim from attach() on, or let it "
+    "follow attachment.position"
+)
+HIGH = 0.5  # where a line is let be: scripts that mean to end at a part of the rate want less
+FASTER = (
+    "it was made for the run's steps, and rounds end after fewer of this member's, since others "
+    "are faster: let it follow attachment.position"
+)
 FITS = 0.1  # rounds are lost and made again, members come late
 CYCLES = 3  # a cosine that goes up and down more often than that means to
 
 
 def steps_left(swarm: Swarm) -> int:
     """Inner steps (of the optimizer, accumulated batches being one) until ``swarm``'s run has all
-    its rounds: rounds × sync_every, less those that are over. Before `attach`, too, as schedules
-    are made before it. A round that is lost is made again, so it may take a few steps more.
+    its rounds: rounds × sync_every where none are shorter, less those that are over. Before
+    `attach`, too, as schedules are made before it. A round that is lost is made again, so it may
+    take a few steps more.
 
         swarm = join(INVITE)
         total = steps_left(swarm)
@@ -78,10 +90,8 @@ def why_open(settings: RunSettings) -> str:
 def steps_after(settings: RunSettings, done: int) -> int:
     """Inner steps of the rounds that come after ``done`` of them; `why_open` says nothing."""
     assert settings.rounds is not None
-    assert settings.sync_every is not None
-    left = max(0, settings.rounds - done)
-    short = min(left, max(0, settings.local_after - done))  # post-local SGD: rounds of one step
-    return short + (left - short) * settings.sync_every
+    before = settings.lengths.before
+    return max(0, before(settings.rounds) - before(done))
 
 
 class PlannedEnd(NamedTuple):
@@ -146,11 +156,14 @@ def schedules_of(optimizers: Sequence[Any]) -> list[LRScheduler]:
 
 
 class _Seen(NamedTuple):
-    """A schedule, and where it and the inner steps were when it was found."""
+    """A schedule, and where it and the inner steps were when it was found; ``left``: how many more
+    the run had then.
+    """
 
     schedule: LRScheduler
     at: int
     steps: int
+    left: int
 
 
 class ScheduleEnds:
@@ -162,18 +175,24 @@ class ScheduleEnds:
         self._optimizers = [*optimizers, *outermost]
         self._seen: list[_Seen] | None = None
         self._known = not optimizers or bool(why_open(swarm.settings))
+        self._rates = RateHistory(self._optimizers)
+        self._looks = 0
+        self._compared = False
+        self.follows = False  # the script reads the run's position
 
     def compare(self, planned: int, *, decays: bool, setting: str) -> None:
-        """Warn where a trainer plans ``planned`` more steps and the run has another number of them.
-        ``decays``: its learning rate depends on how many they are. ``setting``: how it is told
-        another number, with ``{}`` for it.
+        """Warn, once, where a trainer plans ``planned`` more steps and the run has another number
+        of them. ``decays``: its learning rate depends on how many they are. ``setting``: how it is
+        told another number, with ``{}`` for it. A schedule of the script's own may end elsewhere
+        than the trainer: `look` judges it.
         """
-        if self._known:
+        if self._known or self._compared:
             return
-        self._known = True
+        self._compared = True
         left = steps_left(self._swarm)
         if planned == left or left == 0 or (planned > left and not decays):
             return
+        self._known = True
         to_type = setting.format("steps_left(swarm)")
         if planned < left:
             logger.warning(
@@ -196,6 +215,12 @@ class ScheduleEnds:
     def resumed(self) -> None:
         """Steps and schedules were loaded."""
         self._seen = None
+        self._rates, self._looks = RateHistory(self._optimizers), 0
+
+    def stepped(self) -> None:
+        """An inner step is over."""
+        if not self._known:
+            self._rates.stepped()
 
     def look(self, steps: int, done: int) -> None:
         """A round begins, after so many inner steps of this attachment and committed rounds. A
@@ -204,16 +229,17 @@ class ScheduleEnds:
         """
         if self._known:
             return
+        left = steps_after(self._swarm.settings, done)
         if self._seen is None:
             self._seen = [
-                _Seen(each, each.last_epoch, steps)
+                _Seen(each, each.last_epoch, steps, left)
                 for each in schedules_of(self._optimizers)
                 if planned_end(each) is not None
             ]
-            self._known = not self._seen
             return
-        left = steps_after(self._swarm.settings, done)
-        for schedule, first, since in self._seen:
+        if not self._seen:
+            self._look_at_rates(left)
+        for schedule, first, since, had in self._seen:
             end, came = planned_end(schedule), schedule.last_epoch - first
             if end is None or came < 1 or steps == since or not left:
                 continue
@@ -227,9 +253,25 @@ class ScheduleEnds:
             wanted = "make it of steps_left(swarm) steps (of atoll.optim; before attach())"
             if not each_step:
                 wanted = f"about {round(likely)} of its steps end with the run"
-            if most < end.steps * (1 - FITS):
+            # it is stepped after the optimizer, whose step this is
+            if most + 1 < end.steps * (1 - FITS):
                 self._known = True
+                if each_step and abs(first + had - end.steps) <= FITS * end.steps:
+                    wanted = FASTER
                 logger.warning(SHORT_OF_END, name, 100 * likely / end.steps, wanted)
             elif end.then and end.steps * (1 + FITS) < least < end.steps * end.most:
                 self._known = True
                 logger.warning(BEYOND_END, name, 100 * end.steps / likely, end.then, wanted)
+
+    def _look_at_rates(self, left: int) -> None:
+        """Of a rate whose schedule is nobody's that is known, or the script's own."""
+        self._looks += 1
+        if self._looks < 2 or self.follows or (end := self._rates.end(left)) is None:
+            return
+        if end.curve == "line" and end.left >= HIGH:
+            self._known = True
+            logger.warning(STILL_HIGH, "in a straight line", 100 * end.left)
+        elif end.curve == "cosine" and end.way < 1 - FITS:
+            self._known = True
+            along = f"on a half cosine, of which {end.way:.0%} will be over then"
+            logger.warning(STILL_HIGH, along, 100 * end.left)

@@ -102,13 +102,14 @@ class Silence:
     def stepped_in_part(self) -> None:
         """One of several attached optimizers has stepped, and others have not yet."""
         self._partial += 1
+        self._cleared = 0
 
     def backward(
-        self, now: float, *, foreign: int = 0, cleared: bool = False, replaced: bool = False
+        self, now: float, *, foreign: int = 0, cleared: int = 0, replaced: bool = False
     ) -> Finding | None:
         """Gradients come. ``foreign``: how often weights were changed by no attached optimizer
-        since the backward before, as far as is known; ``cleared``: the gradients of that backward
-        are gone; ``replaced``: the model holds other tensors than the attached ones. Returns a
+        since the backward before, as far as is known; ``cleared``: how often gradients were;
+        ``replaced``: the model holds other tensors than the attached ones. Returns a
         finding once, when it begins to stand.
         """
         self._since = now if self._since is None else self._since
@@ -130,7 +131,7 @@ class Silence:
                 return "foreign"
             if self._partial >= max(CLEARED, 3 + 3 * self._most_partial):
                 return "partial"
-            if not self._foreign and not self._partial and self._cleared >= CLEARED:
+            if not self._foreign and self._cleared >= CLEARED:
                 return "cleared"
         quiet = self._by_hand or not (self._foreign or self._partial)
         enough = self._backwards >= max(ADDING, LONGER * self._longest)

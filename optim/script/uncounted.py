@@ -22,6 +22,7 @@ from torch.utils.hooks import unserializable_hook
 from ...collectives.errors import AtollError
 from ..model.flat import unwrap
 from .silence import Finding, Silence
+from .slots import ParameterPlaces
 from .weights import WeightWatch
 
 logger = logging.getLogger("atoll")
@@ -63,8 +64,9 @@ CURES: Mapping[str, str] = {
     ),
     "cleared": (
         "gradients have reached the model {backwards} times and were cleared, and nothing has "
-        "changed its weights: nothing is trained here. Causes: optimizer.step() is not called, or "
-        "the optimizer that steps was made from another model, such as a copy"
+        "changed its weights: nothing is trained here. Causes: optimizer.step() is not called, the "
+        "optimizer that steps was made from another model, such as a copy, or a GradScaler skips "
+        "each step, since gradients are not finite"
     ),
     "adding": (
         "gradients add up at the model over {backwards} backwards, and no step is counted: "
@@ -77,6 +79,7 @@ STILL: Mapping[str, str] = {
     "replaced": "the model holds other tensors than those that the attached optimizer steps",
     "frozen": "no attached parameter requires a gradient any more",
     "gradients": "no gradient reached an attached parameter",
+    "zero": "every gradient is 0: the loss is at its least, or does not hang on the weights",
     "rate": "the learning rate is 0",
     "rounding": "steps are smaller than {names} can add to the weights; keep float32 weights",
     "other": "weights are at the anchor again; is something put back after each step?",
@@ -107,7 +110,9 @@ class Uncounted:
         self._leaves = [
             each for each in unwrap(model).parameters() if each.is_leaf and each.requires_grad
         ]
-        self._slots = _slots(model, self._leaves)
+        sharded = any(hasattr(each, "device_mesh") for each in self._leaves)
+        # a sharded model's modules hold slices and whole tensors in turns
+        self._slots = ParameterPlaces(model, () if sharded else set(map(id, self._leaves)))
         self._stepped = set[int]()  # attached optimizers that have stepped since the last count
         self._said_at = 0.0
         self._reached = set[int]()  # hooked parameters that this backward has reached
@@ -116,7 +121,9 @@ class Uncounted:
         self._sample: Tensor | None = None
         self._told_by_versions = False
         self._inside_step = False
-        self._looked_at = 0  # backwards when the script was last asked
+        self._looked_at = 0  # backwards when the script was last asked, and the weights then
+        self._looked: list[int] | None = None
+        self._changed_after = 0  # backwards before the newest change that such a look has seen
         self._still_why = ""
         if optimizers and (unstepped := self._unstepped()):
             logger.info(
@@ -136,7 +143,8 @@ class Uncounted:
         """Take the hooks off: the attachment counts no more steps."""
         for hook in self._hooks:
             hook.remove()
-        self._slots, self._leaves = [], []
+        self._slots.clear()
+        self._leaves = []
 
     # ---- steps
 
@@ -159,7 +167,7 @@ class Uncounted:
             logger.info("steps are counted again")
             self._tell({f"uncounted_{finding.cause}": 0.0})
         elif replaced:
-            self._backward(cleared=False, replaced=True)
+            self._backward(cleared=0, replaced=True)
 
     def stepped_in_part(self, optimizer: Optimizer) -> None:
         """One of several attached optimizers has stepped, which is no step yet."""
@@ -168,7 +176,8 @@ class Uncounted:
 
     def wrote(self) -> None:
         """The attachment, or an attached optimizer, has changed weights."""
-        self._versions = self._sample = None
+        self._versions = self._sample = self._looked = None
+        self._changed_after = 0
 
     def look(self) -> None:
         """The script has told something of a step, or asked whether the run is done. Tensors that
@@ -179,15 +188,18 @@ class Uncounted:
         if self._inside_step or not self._training():
             return
         if self._replaced():
-            self._backward(cleared=False, replaced=True)
+            self._backward(cleared=0, replaced=True)
             return
-        backwards, self._looked_at = self._looked_at, self._silence.backwards
-        if backwards != self._looked_at:  # hooks see what there is
+        before, self._looked_at = self._looked_at, self._silence.backwards
+        last, self._looked = self._looked, [_version(each) for each in self._leaves]
+        if before != self._looked_at:  # hooks see what there is
             return
-        last, self._versions = self._versions, [_version(each) for each in self._leaves]
-        changed = last is not None and last != self._versions
-        now = self._clock()
-        self._found(self._silence.set_by_hand() if changed else self._silence.looked(now))
+        if last is None or last == self._looked:
+            self._found(self._silence.looked(self._clock()))
+        elif self._changed_after == self._looked_at:
+            self._found(self._silence.set_by_hand())
+        else:  # the first change after a backward, which the next one tells of
+            self._changed_after = self._looked_at
 
     def stepped_by_hand(self) -> None:
         """A script that steps by hand has perhaps made a step: whether it takes anchors back."""
@@ -196,7 +208,7 @@ class Uncounted:
 
     # ---- backwards
 
-    def reached(self, index: int) -> None:
+    def reached(self, index: int, gradient: Tensor) -> None:
         """A gradient comes to a hooked parameter."""
         parameter = self._leaves[index]
         if self._inside_step:
@@ -209,10 +221,24 @@ class Uncounted:
         self.stepped_by_hand()  # who calls sync() alone says nothing else of its steps
         self._reached_before, self._reached = self._reached, {index}
         # In evaluation mode gradients are asked for that no step is to follow.
-        cleared = index in self._reached_before and parameter.grad is None and self._training()
+        again = index in self._reached_before and self._training()
+        cleared = self._cleared(parameter.grad, gradient) if again else 0
         self._backward(cleared=cleared, replaced=bool(self._replaced()))
 
-    def _backward(self, *, cleared: bool, replaced: bool) -> None:
+    def _cleared(self, grad: Tensor | None, more: Tensor) -> int:
+        """How often gradients were cleared since the last look. Zeros in their place
+        (``zero_grad(set_to_none=False)``), to which ``more`` comes that is not zero, are looked for
+        at backwards 1, 2, 4, 8, …, as a sample of the weights is.
+        """
+        if grad is None:
+            return 1
+        at = self._silence.backwards + 1
+        plain = type(grad) is type(more) is Tensor and grad.layout is torch.strided
+        if at <= self._silence.usual or at & (at - 1) or not plain:
+            return 0
+        return max(1, at // 2) if bool(more.any()) and not bool(grad.any()) else 0
+
+    def _backward(self, *, cleared: int, replaced: bool) -> None:
         now = self._clock()
         self._found(
             self._silence.backward(now, foreign=self._foreign(), cleared=cleared, replaced=replaced)
@@ -251,20 +277,16 @@ class Uncounted:
         """The names that hold other tensors than at `attach`, which no attached optimizer steps.
         Without an optimizer none: each boundary takes up what the model holds then.
         """
-        moved = [
-            (name, live)
-            for name, slots, key, tensor in self._slots
-            if (live := slots.get(key)) is not tensor and live is not None
-        ]
-        if not moved or not self._optimizers:
+        if not self._optimizers or not (moved := self._slots.moved()):
             return []
         stepped = self._ids()
-        return [name for name, live in moved if id(live) not in stepped]
+        return [slot.name for slot, live in moved if live is not None and id(live) not in stepped]
 
     def _unstepped(self) -> list[str]:
         """The attached parameters that no attached optimizer has."""
         stepped = self._ids()
-        return [name for name, _, _, tensor in self._slots if id(tensor) not in stepped]
+        slots = {id(slot.parameter): slot.name for slot in reversed(self._slots.all)}
+        return [name for at, name in reversed(slots.items()) if at not in stepped]
 
     def _ids(self) -> set[int]:
         """Of the parameters of attached optimizers, as they are now."""
@@ -311,6 +333,9 @@ class Uncounted:
             return "rate", ""
         if all(parameter.grad is None for parameter in trained):
             return "gradients", ""
+        grads = [parameter.grad for parameter in trained if parameter.grad is not None]
+        if all(each.layout is torch.strided and not bool(each.any()) for each in grads):
+            return "zero", ""
         narrow = {str(each.dtype) for each in trained if each.dtype.itemsize < 4}
         return ("rounding", ", ".join(sorted(narrow))) if narrow else ("other", "")
 
@@ -327,25 +352,6 @@ class Uncounted:
     def _tell(self, metrics: dict[str, float]) -> None:
         with suppress(AtollError):  # without a node the script has been told
             self._report(metrics)
-
-
-Slot = tuple[str, Mapping[str, Tensor | None], str, Tensor]
-
-
-def _slots(model: nn.Module, tensors: Sequence[Tensor]) -> list[Slot]:
-    """Where modules hold these tensors: name, the module's parameters, key, tensor. None of a
-    sharded model, whose modules hold slices and whole tensors in turns.
-    """
-    if any(hasattr(each, "device_mesh") for each in tensors):
-        return []
-    attached = {id(each) for each in tensors}
-    return [
-        (f"{prefix}.{key}".lstrip("."), module._parameters, key, parameter)
-        for prefix, module in unwrap(model).named_modules()
-        if isinstance(cast("Any", module._parameters), dict)  # a ScriptModule's are fixed
-        for key, parameter in module._parameters.items()
-        if parameter is not None and id(parameter) in attached
-    ]
 
 
 class _Dropped:
@@ -372,7 +378,7 @@ def _hook(parameter: Tensor, index: int, uncounted: Uncounted, dropped: _Dropped
     @torch.compiler.disable
     def hook(gradient: Tensor) -> None:
         if (watching := to()) is not None:
-            watching.reached(index)
+            watching.reached(index, gradient)
         else:
             dropped.tell()
 

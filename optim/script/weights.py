@@ -29,6 +29,7 @@ from torch.optim import Optimizer
 
 from ..model.flat import clean_name, unwrap
 from .recurrence import SEVERAL, Recurrence
+from .slots import ParameterPlaces
 
 SAMPLED = 16  # elements of each tensor
 LEAST = 1e-3  # of a step: a shorter change is the rounding of one that was taken back
@@ -70,16 +71,6 @@ FIRST_STEP = "the first step after it, made by hand, takes back"
 EVENT = "the weights were changed {when} and not by the optimizer, {far}, in {names}. " + MEANT
 
 
-@dataclass(slots=True)
-class _ModuleSlot:
-    """One place in a module that holds a watched parameter."""
-
-    name: str
-    holder: dict[str, Any]
-    key: str
-    parameter: Tensor
-
-
 class WeightSlots:
     """Which tensors a model had in which places when it was attached, and which of them its
     optimizers step.
@@ -88,7 +79,6 @@ class WeightSlots:
     def __init__(
         self, model: nn.Module, optimizers: Sequence[Optimizer], included: Collection[str] = ()
     ) -> None:
-        self._slots: list[_ModuleSlot] = []
         self.parameters: dict[str, Tensor] = {}  # each once, under its first name
         known: dict[int, str] = {}
         for prefix, module in unwrap(model).named_modules(remove_duplicate=False):
@@ -98,14 +88,10 @@ class WeightSlots:
                     parameter.requires_grad or clean_name(name) in included
                 ):
                     continue
-                holder = cast("Any", module._parameters)
-                if isinstance(holder, dict):  # a ScriptModule's parameters cannot be replaced
-                    self._slots.append(
-                        _ModuleSlot(name, cast("dict[str, Any]", holder), key, parameter)
-                    )
                 if id(parameter) not in known:
                     known[id(parameter)] = name
                     self.parameters[name] = parameter
+        self._slots = ParameterPlaces(model, known)
         self._optimizers = optimizers
         self._told = list[str]()  # names of what was replaced, once they were told
         stepped = self._stepped()
@@ -122,9 +108,7 @@ class WeightSlots:
     def fault(self) -> str:
         """What is no longer so, with cause and cure; "" where nothing is."""
         replaced = [
-            slot.name
-            for slot in self._slots
-            if slot.holder.get(slot.key) is not slot.parameter and not _is_dtensor(slot.parameter)
+            slot.name for slot, _ in self._slots.moved() if not _is_dtensor(slot.parameter)
         ]  # FSDP2 itself exchanges a DTensor for what it gathers
         if replaced:
             told, self._told = self._told, replaced

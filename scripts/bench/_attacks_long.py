@@ -6,7 +6,13 @@ drawn anew, so that the loss has a floor as that of text has. A round makes of t
 pseudo-gradients what the production reducer makes of them, and the production outer step applies
 that. Attackers know what honest members send in the same round. A rule is named as in plans; with
 ``@0.9`` members send running means (worker momentum), and the outer step is plain SGD, since two
-momenta on top of each other do not converge.
+momenta on top of each other do not converge; ``@0.9@4`` has it with that learning rate instead of
+the preset's.
+
+``climb_R`` knows the held-out digits, too: in every round its members send the honest mean and R
+times the honest members' root mean square distance from it, up the gradient of the held-out loss.
+``climb_signs`` goes by two standard deviations of each coordinate along that gradient's signs,
+which is the most that rules by coordinate let pass.
 """
 
 from __future__ import annotations
@@ -14,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from _digits import CLASSES, load
@@ -23,7 +30,9 @@ from atoll.collectives.swarm import OuterSettings
 from atoll.optim import OuterStep
 from atoll.optim.federated.simulation.attacks import (
     ATTACKS,
+    drift,
     flipped_labels,
+    honest_radius,
     optimised_alie,
     optimised_ipm,
 )
@@ -54,16 +63,23 @@ RULES = (
     "nnm+trimmed_mean",
     "nnm+geometric_median",
 )
-ATTACKS_LONG = (MISSING, "drift_0.9", "reverse_0.9", "alie_1.5", "optimised_ipm", FLIPPED)
+CLIMBING = {f"climb_{radii:g}": radii for radii in (0.9, 2.0, 5.0)} | {"climb_signs": 0.0}
+DRIFTING = {f"drift_{radii:g}": radii for radii in (2.0, 5.0)}
+SIGNS_Z = 2.0
+ATTACKS_LONG = (
+    *(MISSING, "drift_0.9", "reverse_0.9", "alie_1.5", "optimised_ipm", FLIPPED),
+    *(*DRIFTING, *CLIMBING),
+)
 BESIDE = {"optimised_alie": optimised_alie, "optimised_ipm": optimised_ipm}
 Rule = Callable[[Tensor], Tensor]
 
 
 def parsed(name: str) -> tuple[str, float, OuterSettings]:
     """The rule, the worker momentum, and the outer step that goes with it."""
-    rule, _, beta = name.partition("@")
+    rule, beta, lr = (*name.split("@"), "", "")[:3]
     momentum = float(beta or 0)
-    return rule, momentum, OUTER["worker-momentum" if momentum else "published"]
+    outer = OUTER["worker-momentum" if momentum else "published"]
+    return rule, momentum, msgspec.structs.replace(outer, lr=float(lr)) if lr else outer
 
 
 def rule_of(name: str, f: int, seed: int) -> Rule:
@@ -183,6 +199,15 @@ class Members:
         self.step.apply(self.anchor, aggregate, self.state, new)
         self.anchor = new
 
+    def gradient(self) -> Tensor:
+        """Of the loss on held-out images at the anchor, float32 (d,)."""
+        images, labels = self.held_out
+        at = self.anchor.clone().requires_grad_()
+        first, bias, last, end = self.parts(at)
+        scores = nn.functional.relu(images @ first.T + bias) @ last.T + end
+        (found,) = torch.autograd.grad(nn.functional.cross_entropy(scores, labels), at)
+        return found
+
     @torch.no_grad()
     def measure(self) -> tuple[float, float]:
         """Of the anchor on held-out images: the expected loss with labels drawn as in training, and
@@ -200,6 +225,14 @@ def forward(parts: list[Tensor], images: Tensor) -> tuple[Tensor, Tensor]:
     first, bias, last, end = parts
     hidden = torch.baddbmm(bias[:, None], images, first.mT).relu_()
     return hidden, torch.baddbmm(end[:, None], hidden, last.mT)
+
+
+def climb(honest: Tensor, gradient: Tensor, attack: str) -> Tensor:
+    """What is sent up the held-out loss: an anchor goes against what is contributed."""
+    if attack == "climb_signs":
+        return (honest.mean(0) - SIGNS_Z * honest.std(0) * gradient.sign()).float()
+    up = gradient / gradient.norm().clamp_min(1e-30)
+    return (honest.mean(0) - CLIMBING[attack] * honest_radius(honest) * up).float()
 
 
 def cell(
@@ -225,6 +258,10 @@ def cell(
             rows = rows[: n - f]
         if attack in BESIDE:
             rows = torch.cat([rows, BESIDE[attack](rows, f, guess).expand(f, -1)])
+        elif attack in CLIMBING:
+            rows = torch.cat([rows, climb(rows, members.gradient(), attack).expand(f, -1)])
+        elif attack in DRIFTING:
+            rows = torch.cat([rows, drift(rows, DRIFTING[attack]).expand(f, -1)])
         elif attack in ATTACKS:
             rows = torch.cat([rows, ATTACKS[attack](rows).expand(f, -1)])
         watch(rows)

@@ -5,9 +5,12 @@ only: this is imported inside them, too.
 from __future__ import annotations
 
 import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 OUT = Path(__file__).resolve().parents[2] / ".ci" / "out"
+INSTALL_S = 600
 
 
 class Unavailable(Exception):
@@ -33,3 +36,25 @@ def set_up(what: str, command: list[str], limit_s: float) -> str:
         )
         raise Unavailable(f"{what} cannot be set up here: {telling[:300]}")
     return done.stdout
+
+
+def made(what: str, name: str, packages: Sequence[str], check: str) -> str:
+    """Python of an environment with these packages and our torch, made on first use, in which the
+    line ``check`` runs. Raises Unavailable.
+    """
+    folder = OUT / name
+    python = folder / "bin" / "python"
+    if not (folder / "complete").exists():
+        print(f"{what}: making .ci/out/{name}", file=sys.stderr, flush=True)
+        set_up(what, [sys.executable, "-m", "venv", "--clear", str(folder)], 120)
+        # torch is ours, so that both use the same; what a rival brings itself comes first
+        site = next((folder / "lib").glob("python*")) / "site-packages"
+        import torch
+
+        own = str(Path(torch.__path__[0]).parent)
+        (site / "zz_torch.pth").write_text(own + "\n", encoding="utf-8")
+        install = [str(python), "-m", "pip", "install", "--quiet", "--no-input"]
+        set_up(what, [*install, *packages], INSTALL_S)
+        set_up(what, [str(python), "-c", check], 120)
+        (folder / "complete").touch()
+    return str(python)

@@ -5,12 +5,14 @@ hundredth of its values. Arguments: home, run, parameters.
 Commands and answers are JSON lines; each command is answered with an event of its name when it is
 done.
 
-    {"do": "make", "device": "cpu", "steps": 100}    the model and its optimizer, the first time, and
-        so many steps; what was freed goes back to the kernel
+    {"do": "make", "device": "cpu", "steps": 100, "optimizer": "sgd", "frozen": 0}    the model, so
+        many frozen parameters beside it, and its optimizer, the first time, and so many steps; what
+        was freed goes back to the kernel
     {"do": "attach"}                  the model joins the run  →  seconds, the state's transfer
         among them
-    {"do": "rounds", "count": 3, "peers": 2}    so many rounds, a step before each  →  how long
-        each that counted everybody kept the script, and the digest of the anchor
+    {"do": "rounds", "count": 3, "peers": 2, "meanwhile": 0}    so many rounds, a step before each,
+        and so many while its result is under way  →  how long each that counted everybody kept the
+        script, and the digest of the anchor
     {"do": "look"}                    what a training loop does after a step: the swarm may give
         memory back
     {"do": "end"}
@@ -36,16 +38,28 @@ PIECES = 100  # tensors, one of which a step touches
 
 
 class SparseTrainer:
-    """A model of ``numel`` parameters, SGD without state, and steps that touch a hundredth."""
+    """A model of ``numel`` parameters, an optimizer, SGD without state or AdamW, and steps that
+    touch a hundredth. ``frozen``: so many more that are not trained, as beneath an adapter.
+    """
 
-    def __init__(self, numel: int, device: str, *, random: bool) -> None:
+    def __init__(
+        self, numel: int, device: str, *, random: bool, optimizer: str = "sgd", frozen: int = 0
+    ) -> None:
         """``random``: whether values differ; a model that will be the run's anchor needs none."""
         torch.manual_seed(1)
         make = torch.randn if random else torch.zeros
         self.model = torch.nn.ParameterList(
             torch.nn.Parameter(make(numel // PIECES, device=device)) for _ in range(PIECES)
         )
-        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        trained = list(self.model.parameters())
+        self.optimizer: Any = (
+            torch.optim.SGD(trained, lr=0.1)
+            if optimizer == "sgd"
+            else torch.optim.AdamW(trained, lr=1e-3)
+        )
+        for _ in range(PIECES if frozen else 0):
+            base = torch.ones(frozen // PIECES, device=device)
+            self.model.append(torch.nn.Parameter(base, requires_grad=False))
         self.steps = 0
 
     def step(self) -> None:
@@ -74,11 +88,13 @@ def main() -> None:
         told = json.loads(line)
         if told["do"] == "make":
             if trainer is None:
-                trainer = SparseTrainer(numel, told["device"], random=told["steps"] > 0)
+                more = {key: told[key] for key in ("optimizer", "frozen") if key in told}
+                trainer = SparseTrainer(numel, told["device"], random=told["steps"] > 0, **more)
                 for _ in range(told["steps"]):
                     trainer.step()
             held()
-            say("make", numel=sum(each.numel() for each in trainer.model.parameters()))
+            trained = (each for each in trainer.model.parameters() if each.requires_grad)
+            say("make", numel=sum(each.numel() for each in trained))
         elif told["do"] == "attach" and trainer is not None:
             began = time.monotonic()
             attachment = attach(trainer.model, trainer.optimizer, swarm)
@@ -89,7 +105,10 @@ def main() -> None:
                 trainer.step()
                 began = time.monotonic()
                 outcome = attachment.sync()
-                attachment.settle()
+                for _ in range(told.get("meanwhile", 0)):
+                    trainer.step()
+                settled = attachment.settle()
+                outcome = settled if settled is not None else outcome
                 if outcome is not None and len(outcome.contributors) == told["peers"]:
                     pauses.append(time.monotonic() - began)
             view = swarm.anchor()

@@ -161,6 +161,23 @@ def _sharpness(parameters: Parameters) -> Any:
     return made
 
 
+def _heavy_muon(parameters: Parameters) -> Any:
+    return _module("heavyball").Muon(list(parameters), lr=2e-2, compile_step=False)
+
+
+def _heavy_split(parameters: Parameters) -> Any:
+    heavy = _module("heavyball")
+    matrices = [p for p in parameters if p.dim() == 2]
+    others = [p for p in parameters if p.dim() != 2]
+    plain = {"compile_step": False}
+    return heavy.SplitOpt(
+        [
+            {"params": matrices, "optimizer": heavy.Muon, "lr": 2e-2, **plain},
+            {"params": others, "optimizer": heavy.AdamW, "lr": 3e-3, **plain},
+        ]
+    )
+
+
 ADAMW = _torch("AdamW", lr=3e-3)
 SGD = _torch("SGD", lr=0.02, momentum=0.9)
 PO = "pytorch_optimizer"
@@ -226,6 +243,31 @@ KINDS: dict[str, Kind] = {
         _lazily("schedulefree", "ScheduleFreeWrapper", _torch("SGD", lr=0.2)),
         positions=_state("z"),
         package="schedulefree",
+    ),
+    # torch's __init__ is never called: hooks have no place
+    "Lookahead (torch_optimizer)": Kind(
+        _lazily("torch_optimizer", "Lookahead", ADAMW),
+        positions=_state("slow_param"),
+        package="torch_optimizer",
+    ),
+    "AccSGD (torch_optimizer)": Kind(
+        _lazily("torch_optimizer", "AccSGD", lr=1e-2),
+        positions=_state("momentum_buffer"),  # a second point, whatever it is called
+        package="torch_optimizer",
+    ),
+    "A2GradUni (torch_optimizer)": Kind(
+        _lazily("torch_optimizer", "A2GradUni", lips=10.0),
+        positions=_state("x_k"),
+        package="torch_optimizer",
+    ),
+    "AdamW with Kahan sums (optimi)": Kind(
+        _lazily("optimi", "AdamW", lr=3e-3, kahan_sum=True), package="optimi"
+    ),
+    "Muon (heavyball)": Kind(_heavy_muon, package="heavyball"),
+    "SplitOpt (heavyball)": Kind(_heavy_split, package="heavyball"),
+    "CAME": Kind(_lazily("came_pytorch", "CAME", lr=3e-3), package="came_pytorch"),
+    "AdamW8bit (torchao)": Kind(
+        _lazily("torchao.optim", "AdamW8bit", lr=3e-3, block_size=32), package="torchao"
     ),
     "AdamW8bit (bitsandbytes)": Kind(
         _lazily("bitsandbytes.optim", "AdamW8bit", lr=3e-3, min_8bit_size=64),

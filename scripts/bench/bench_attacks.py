@@ -10,7 +10,7 @@ journal.
 
 `--long ROUNDS`: DiLoCo on digits under small, patient attacks, beside members that are merely
 missing; also × the loss of the same rule without an attack, at the end and after 25 rounds. Rules
-with `@0.9` have worker momentum:
+with `@0.9` have worker momentum, with `@0.9@2` an outer learning rate of 2 beside it:
 
     scripts/bench/bench_attacks.py --n 16 --f 4 --seeds 5 --data iid
     scripts/bench/bench_attacks.py --data sorted --rules mean,nnm+trimmed_mean --journal attacks.jsonl
@@ -139,7 +139,8 @@ def main() -> None:
     settings |= {"data": given.data} if through != "swarm" else {}
     settings |= {"rounds": given.long or given.rounds} if through != "local" else {}
     beside = () if through == "swarm" else tuple(local.BESIDE)
-    known = {"none", "label_flip", *ATTACKS, *beside} | ({long.MISSING} if given.long else set())
+    known = {"none", "label_flip", *ATTACKS, *beside}
+    known |= {long.MISSING, *long.CLIMBING, *long.DRIFTING} if given.long else set()
     kinds = {"local": local.RULES, "swarm": swarm.RULES, "long": long.RULES}
     rules = given.rules.split(",") if given.rules else list(kinds[through])
     usual = ("none", *long.ATTACKS_LONG) if given.long else ("none", *local.SEVEN, *beside)

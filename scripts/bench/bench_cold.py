@@ -4,18 +4,26 @@ loss beside one machine with all samples, one member alone, and the plain mean.
 
 A byte-level GPT of a million parameters (`_methods.py`, without synchronous steps); a member of a
 seed sees the same samples in every arm. The run's settings are those of a manifest that gives H,
-rounds and codec; members train with `DiLoCo` in a LocalSwarm.
+rounds and codec; members train with `DiLoCo` in a LocalSwarm. Each arm is a line of --out as soon
+as it is trained, and is not trained again.
+
+    scripts/bench/bench_cold.py --seeds 0 1 2 --peers 2 4 --every 10 20 50 --out cold.jsonl
 
 loss       of the last anchor, nats a byte; to_one: over that of one machine
-to_alone   the largest, over the member alone after as many steps, of every fifth round from the
-           tenth on
+to_alone   the largest, over the member alone after as many steps, of all looks from the tenth round
+           of H steps on; a look comes after each hundred steps
+exchanges  rounds that were committed
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import statistics
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +33,8 @@ from _methods import METHODS, SIZES, Method, cell
 from atoll.collectives.swarm import PLAIN_MEAN, RunSettings
 from atoll.node.manifest import parse_manifest
 
-ONE, ALONE = "ddp", "solo"
+ONE, ALONE, AUTO, PLAIN = "ddp", "solo", "auto", "plain"
+LOOK = 100  # steps
 
 
 def automatic(steps: int, every: int, codec: str) -> RunSettings:
@@ -36,6 +45,37 @@ def automatic(steps: int, every: int, codec: str) -> RunSettings:
     ).settings()
 
 
+def method_of(arm: str, peers: int, every: int, given: argparse.Namespace) -> Method:
+    """The settings of an arm."""
+    auto = automatic(given.steps, every, given.codec)
+    chosen: dict[str, Any] = {"outer": PLAIN_MEAN, "codec": given.codec}
+    if arm == AUTO:
+        chosen |= {"outer": auto.outer, "growth": auto.growth, "rounds": auto.rounds}
+    return Method(chosen, sync_every=every, peers=peers)
+
+
+def trained(
+    arm: str, seed: int, peers: int, every: int, given: argparse.Namespace
+) -> dict[str, Any]:
+    """One arm with one seed."""
+    size = replace(
+        SIZES[given.size], synchronous=0, steps=given.steps, lr=given.lr, batch=given.batch,
+        points=given.steps // LOOK,
+    )  # fmt: skip
+    began = time.monotonic()
+    if arm not in (ONE, ALONE):
+        METHODS[arm] = method_of(arm, peers, every, given)
+    name = f"{arm}@peers={peers}" if arm in (ONE, ALONE) else arm
+    found = cell(name, seed, size)
+    exchanges = METHODS[arm].settings.get("rounds", given.steps // every) if every else 0
+    return {
+        "loss": found["loss"],
+        "curve": found["curve"],
+        "exchanges": exchanges,
+        "seconds": round(time.monotonic() - began),
+    }
+
+
 def compared(cells: dict[str, dict[str, Any]], arm: str, every: int) -> dict[str, float]:
     """An arm beside one machine and a member alone."""
     alone, curve = dict(cells[ALONE]["curve"]), cells[arm]["curve"]
@@ -43,51 +83,91 @@ def compared(cells: dict[str, dict[str, Any]], arm: str, every: int) -> dict[str
         "loss": round(cells[arm]["loss"], 4),
         "to_one": round(cells[arm]["loss"] / cells[ONE]["loss"], 4),
         "to_alone": round(max(loss / alone[at] for at, loss in curve if at >= 10 * every), 4),
+        "exchanges": cells[arm]["exchanges"],
     }
 
 
-def main() -> None:
-    """Train all arms on each seed, and print the table."""
+class Cells:
+    """Trained arms: those of the file, and those that are added to it."""
+
+    def __init__(self, given: argparse.Namespace) -> None:
+        self.given, self._began = given, time.monotonic()
+        out: Path | None = given.out
+        text = out.read_text() if out is not None and out.exists() else ""
+        lines = map(json.loads, text.splitlines())
+        self._known: dict[str, dict[str, Any]] = {line["key"]: line for line in lines}
+
+    def of(self, arm: str, seed: int, peers: int, every: int) -> dict[str, Any] | None:
+        """This arm; None where it is not there and no time is left. ``every`` 0: any."""
+        given, known = self.given, self._known
+        values = (arm, given.size, given.steps, given.batch, given.lr, seed, peers, every)
+        key = " ".join(map(str, values)) + (f" {given.codec}" if every else "")
+        if key not in known and time.monotonic() - self._began < 60 * given.minutes:
+            known[key] = {"key": key, **trained(arm, seed, peers, every, given)}
+            progress(f"{key}: {known[key]['loss']:.4f}")
+            if given.out is not None:
+                with given.out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(known[key]) + "\n")
+        return known.get(key)
+
+    def row(self, seed: int, peers: int, every: int) -> dict[str, Any] | None:
+        """All arms of a setting, compared; None where one is not there."""
+        cells = {
+            ONE: self.of(ONE, seed, peers, 0),
+            ALONE: self.of(ALONE, seed, 1, 0),
+            **{arm: self.of(arm, seed, peers, every) for arm in self.given.arms},
+        }
+        whole = {arm: each for arm, each in cells.items() if each is not None}
+        if len(whole) < len(cells):
+            return None
+        arms = {arm: compared(whole, arm, every) for arm in self.given.arms}
+        return {"seed": seed, "peers": peers, "every": every, **arms}
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--size", choices=SIZES, default="1m")
-    parser.add_argument("--peers", type=int, default=2)
-    parser.add_argument("--every", type=int, default=20, help="inner steps a round")
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--batch", type=int, default=8, help="windows of a member's step")
-    parser.add_argument("--lr", type=float, default=2e-3, help="of AdamW, the same in all arms")
-    parser.add_argument("--codec", default="int8")
-    given = parser.parse_args()
+    add = parser.add_argument
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add("--size", choices=SIZES, default="1m")
+    add("--peers", type=int, nargs="+", default=[2])
+    add("--every", type=int, nargs="+", default=[20], help="inner steps a round")
+    add("--steps", type=int, default=500)
+    add("--batch", type=int, default=8, help="windows of a member's step")
+    add("--lr", type=float, default=2e-3, help="of AdamW, the same in all arms")
+    add("--codec", default="int8")
+    add("--arms", nargs="+", choices=(AUTO, PLAIN), default=[AUTO, PLAIN])
+    add("--out", type=Path, help="lines are appended to this file; what it has is not trained")
+    add("--minutes", type=float, default=1e9, help="no arm begins later than that")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train what the file lacks, and print the table."""
+    given = parse()
     torch.set_num_threads(1)
-    settings = automatic(given.steps, given.every, given.codec)
-    size = replace(
-        SIZES[given.size], synchronous=0, steps=given.steps, lr=given.lr, batch=given.batch,
-        points=given.steps // (5 * given.every),
-    )  # fmt: skip
-    for name, outer in (("auto", settings.outer), ("plain", PLAIN_MEAN)):
-        chosen = {"outer": outer, "codec": given.codec}
-        METHODS[name] = Method(chosen, sync_every=given.every, peers=given.peers)
-    rows = list[dict[str, Any]]()
-    for seed in given.seeds:
-        cells = {name: cell(f"{name}@peers={given.peers}", seed, size) for name in (ONE, ALONE)}
-        cells |= {name: cell(name, seed, size) for name in ("plain", "auto")}
-        arms = {name: compared(cells, name, given.every) for name in cells}
-        rows.append({"seed": seed, **arms})
-        progress(f"seed {seed}: {arms}")
-    ratios = [row["auto"]["loss"] / row["plain"]["loss"] for row in rows]
+    cells, rows, ratios = Cells(given), list[dict[str, Any]](), dict[str, list[float]]()
+    for setting in itertools.product(given.seeds, given.peers, given.every):
+        if (row := cells.row(*setting)) is None:
+            continue
+        rows.append(row)
+        progress(str(row))
+        for arm in given.arms:
+            at = f"{arm}, {row['peers']} peers, H = {row['every']}"
+            ratios.setdefault(at, []).append(row[arm]["to_one"])
+    chosen = {every: automatic(given.steps, every, given.codec) for every in given.every}
     emit(
         "bench_cold",
-        vars(given),
+        {**vars(given), "out": str(given.out)},
         rows,
-        outer=[settings.outer.kind, settings.outer.lr, settings.outer.momentum],
-        warmup=settings.outer.warmup,
-        auto_to_plain=[round(ratio, 4) for ratio in ratios],
-        to_one={
-            name: round(statistics.fmean(row[name]["to_one"] for row in rows), 4)
-            for name in (ALONE, "plain", "auto")
+        outer={
+            every: [each.outer.kind, each.outer.lr, each.outer.momentum, each.outer.warmup]
+            for every, each in chosen.items()
         },
+        growth={every: each.growth for every, each in chosen.items()},
+        to_one={at: round(statistics.fmean(each), 4) for at, each in ratios.items()},
     )
 
 

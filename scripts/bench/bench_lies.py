@@ -22,11 +22,9 @@ The last line of stdout is one JSON object.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, cast
 
 from _bench import ROOT, emit, progress
@@ -34,7 +32,7 @@ from _bench import ROOT, emit, progress
 sys.path.append(str(ROOT / "scripts"))
 sys.path.append(str(ROOT / "tests"))
 
-from simulate_rounds import settle_down
+from simulate_rounds import play_all
 
 DEAREST_TIME, DEAREST_WORK = 2.0, 1.0  # the aim: times the time, contributions a liar and entry
 EACH, NONE = "each", "none"
@@ -132,16 +130,6 @@ def play(task: Task) -> dict[str, Any]:
     }
 
 
-def results(tasks: list[Task], jobs: int) -> Iterator[dict[str, Any]]:
-    """What became of each task, in their order, however many processes."""
-    if jobs <= 1:
-        settle_down()
-        yield from map(play, tasks)
-        return
-    with multiprocessing.get_context("spawn").Pool(jobs, settle_down) as pool:
-        yield from pool.imap(play, tasks)
-
-
 def cost(plays: list[dict[str, Any]], usual: list[dict[str, Any]], liars: int) -> dict[str, Any]:
     """One row of the table: of one lie beside the same seeds without it."""
 
@@ -188,7 +176,7 @@ def main(argv: list[str]) -> int:
         for lie in (NONE, *lies)
     ]
     plays: dict[str, list[dict[str, Any]]] = {lie: [] for lie in (NONE, *lies)}
-    for result in results(tasks, arguments.jobs):
+    for result in play_all(play, tasks, arguments.jobs):
         plays[result["lie"]].append(result)
         if result["problem"]:
             progress(f"seed {result['seed']}, {result['lie']}: {result['problem']}")

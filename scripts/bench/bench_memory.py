@@ -1,19 +1,24 @@
 #!/usr/bin/env python3
 """How much host memory a peer of a large model needs between rounds, and what holds it.
 
-Two peers on this machine, each a script with its node (`_memory_peer.py`), and a model whose steps
+--peers on this machine, each a script with its node (`_memory_peer.py`), and a model whose steps
 each touch one hundredth of its values, on the CPU or, with --device cuda, on a GPU. Memory is proportional set size (PSS, from smaps), which
 counts what processes share once, by what is mapped. Programs and libraries cost the same whatever
 the model's size, so figures a parameter are differences to a small model; of the script they are
-beyond what it had before it attached.
+beyond what it had before it attached. --frozen: so many parameters that nobody trains besides;
+figures are for each one that is trained.
 
+said, said_peak   what `atoll validate` says of such a run, between rounds and at the peak
 bytes_per_param   script and node between rounds, once nothing is on its way back to the system:
                   the sum of shared, files and anonymous
 at_once           the same at the moment in which the last round was over
 peak              the most of them while rounds were under way, as looked at every millisecond: what
-                  each process has of its own (RssAnon, RssFile), and each shared memory file once
+                  each process has of its own (RssAnon, RssFile), and each shared memory file once.
+                  The thread that looks comes before all other programs, where the system lets it
+blind_s           the longest time for which it did not look, all the same
 peak_bound        an upper bound: the sum of both processes' own high-water marks (VmHWM, reset by
-                  clear_refs before the rounds), less what both had of shared memory at the peak
+                  clear_refs before the rounds), less what both had of shared memory at the peak.
+                  They come one after the other, so that it is above what both had together
 returned_s        how long memory was on its way back after the last round; null: the node still
                   held more than one generation of the anchor after RETURN_S
 shared            of it memory that script and node share: contribution and anchor generations;
@@ -32,6 +37,8 @@ join_s            with --join: how long a third peer's attach() took at the end,
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import shutil
 import statistics
 import sys
@@ -45,8 +52,10 @@ from _attach_model import pss
 from _bench import CANNOT, FailedError, emit, progress
 from _kits import Peer, Peers
 
+from atoll.node.cli.needs import needs_of
 from atoll.node.client.reclaiming import LEAST_BYTES
 from atoll.node.control.shared_memory import FLOAT_BYTES
+from atoll.node.manifest import parse_manifest
 
 STEPS = 100  # before a peer attaches: each value was touched once
 SMALL = 40_000  # parameters of the model that shows what programs cost
@@ -65,6 +74,7 @@ name = "memory"
 entry = "local:memory"
 [train]
 sync_every = 1000000
+overlap = "{overlap}"
 [train.outer]
 lr = 0.9
 momentum = 0.6
@@ -133,13 +143,18 @@ class Peak(threading.Thread):
         super().__init__(daemon=True)
         self._pids, self._node, self._over = (script, node), node, threading.Event()
         self._most = self._shared = 0
+        self.blind_s = 0.0
         for pid in self._pids:
             forget_peak(pid)
         self.start()
 
     def run(self) -> None:
         """Look."""
+        before_all_others()
+        looked = time.monotonic()
         while not self._over.wait(LOOK_S):
+            before, looked = looked, time.monotonic()
+            self.blind_s = max(self.blind_s, looked - before)
             own = [resident(pid) for pid in self._pids]
             shared = shared_by(self._node)
             total = sum(each["Anon"] + each["File"] for each in own) + shared
@@ -153,6 +168,12 @@ class Peak(threading.Thread):
         self.join()
         marks = sum(resident(pid)["HWM"] for pid in self._pids)
         return self._most, max(self._most, marks - self._shared)
+
+
+def before_all_others() -> None:
+    """Have this thread run when it wants to, on a machine that is busy, too."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(threading.get_native_id(), os.SCHED_FIFO, os.sched_param(1))
 
 
 def returned(peer: Peer, bound: int) -> float | None:
@@ -174,13 +195,18 @@ def ask(among: list[Peer], do: str, **fields: Any) -> list[dict[str, Any]]:
     return [peer.expect(do, PATIENCE_S) for peer in among]
 
 
+def made(options: argparse.Namespace) -> dict[str, Any]:
+    """What the peers' models are beside their size."""
+    return {"optimizer": options.optimizer, "frozen": options.frozen}
+
+
 def joined(options: argparse.Namespace, swarm: Peers, folder: Path, worker: Path) -> dict[str, Any]:
     """Seconds of a newcomer: until it stands with a model, and of its attach()."""
     began = time.monotonic()
     swarm.all.append(Peer("p2", folder / "p2", swarm.invite, swarm.numel, script=worker))
     newcomer = swarm.all[-1:]
     newcomer[0].expect("ready", PATIENCE_S)
-    ask(newcomer, "make", device=options.device, steps=0)
+    ask(newcomer, "make", device=options.device, steps=0, **made(options))
     start_s = time.monotonic() - began
     return {"start_s": start_s, "join_s": ask(newcomer, "attach")[0]["seconds"]}
 
@@ -189,32 +215,35 @@ def measure(
     options: argparse.Namespace, folder: Path, numel: int, *, join: bool = False
 ) -> dict[str, Any]:
     """One size: bytes of a peer's script (beyond the model's own) and node, and pauses."""
-    text = TEXT.format(codec=options.codec, momentum_dtype=options.momentum_dtype)
-    worker = Path(__file__).with_name("_memory_peer.py")
-    with Peers(folder, 2, numel, worker, manifest=text) as swarm:
+    text = text_of(options)
+    worker, count = Path(__file__).with_name("_memory_peer.py"), options.peers
+    rounds = {"count": options.rounds, "peers": count, "meanwhile": int(options.overlap != "none")}
+    with Peers(folder, count, numel, worker, manifest=text) as swarm:
         peer = swarm.all[0]
         script, node = peer.process.pid, peer.node_pid
-        made = ask(swarm.all, "make", device=options.device, steps=STEPS)[0]["numel"]
+        model = {"device": options.device, "steps": STEPS, **made(options)}
+        trained = ask(swarm.all, "make", **model)[0]["numel"]
         own, own_pss, before = mapped(script, folder), pss(script), resident(script)
         ask(swarm.all, "attach")
-        ask(swarm.all, "rounds", count=options.rounds, peers=2)
+        ask(swarm.all, "rounds", **rounds)
         time.sleep(SERVED_S)
         peak = Peak(script, node)
-        seen = ask(swarm.all, "rounds", count=options.rounds, peers=2)
+        seen = ask(swarm.all, "rounds", **rounds)
         most, bound = peak.stop()
         at_once = pss(script) + pss(node)
-        returned_s = returned(peer, FLOAT_BYTES * made + LEAST_BYTES)
+        returned_s = returned(peer, FLOAT_BYTES * trained + LEAST_BYTES)
         # gives back what was freed
-        ask(swarm.all, "make", device=options.device, steps=STEPS)
+        ask(swarm.all, "make", **model)
         in_script, in_node = mapped(script, folder), mapped(node, folder)
         newcomer = joined(options, swarm, folder, worker) if join else {}
-    if seen[0]["round"] != seen[1]["round"] or seen[0]["digest"] != seen[1]["digest"]:
+    if len({(each["round"], each["digest"]) for each in seen}) > 1:
         raise FailedError(f"the peers hold different anchors: {seen}")
     if not (pauses := [pause for each in seen for pause in each["pauses"]]):
-        raise FailedError("no round counted both peers")
-    progress(f"{made:,} parameters: script {in_script}, before {own}; node {in_node}")
+        raise FailedError("no round counted all peers")
+    progress(f"{trained:,} parameters: script {in_script}, before {own}; node {in_node}")
     return {
-        "numel": made,
+        "numel": trained,
+        "blind_s": peak.blind_s,
         "script": {kind: in_script[kind] - own[kind] for kind in KINDS},
         "node": in_node,
         "at_once": at_once - own_pss,
@@ -224,6 +253,13 @@ def measure(
         "pauses": pauses,
         "newcomer": {key: round(seconds, 2) for key, seconds in newcomer.items()},
     }
+
+
+def text_of(options: argparse.Namespace) -> str:
+    """The run's manifest."""
+    return TEXT.format(
+        codec=options.codec, momentum_dtype=options.momentum_dtype, overlap=options.overlap
+    )
 
 
 def run(options: argparse.Namespace, folder: Path) -> int:
@@ -242,15 +278,22 @@ def run(options: argparse.Namespace, folder: Path) -> int:
         for name in ("at_once", "peak", "peak_bound")
     }
     returned_s = large["returned_s"]
+    said = needs_of(parse_manifest(text_of(options)), large["numel"])
+    assert said is not None
+    assert said.host is not None
+    assert said.host_peak is not None
     total = {kind: round(each["script"][kind] + each["node"][kind], 2) for kind in KINDS}
     emit(
         "memory",
         vars(options),
         large["pauses"],
         params=large["numel"],
+        said=round(said.host / large["numel"], 2),
+        said_peak=round(said.host_peak / large["numel"], 2),
         bytes_per_param=round(sum(total.values()), 2),
         **total,
         **beside,
+        blind_s=round(max(small["blind_s"], large["blind_s"]), 4),
         returned_s=None if returned_s is None else round(returned_s, 3),
         script=each["script"],
         node=each["node"],
@@ -277,6 +320,10 @@ def main() -> int:
         "--rounds", type=int, default=3, help="before memory is measured, twice (default 3)"
     )
     parser.add_argument("--device", default="cpu", help="of the models: cpu (default), or cuda")
+    parser.add_argument("--overlap", choices=("none", "late"), default="none")
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="inner")
+    parser.add_argument("--frozen", type=int, default=0, help="parameters beside those trained")
+    parser.add_argument("--peers", type=int, default=2, help="default 2")
     parser.add_argument("--join", action="store_true", help="measure a join at the end, too")
     options = parser.parse_args()
     if options.params < 10 * SMALL or options.rounds < 1:

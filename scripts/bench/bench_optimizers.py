@@ -10,6 +10,9 @@ ratio      loss of the swarm's last anchor over the loop's: 1 is wanted, to one 
 naive      the loop whose optimizer's positions are left where they were, over the loop
 machine    the swarm's over one machine's, after as many steps on its own data
 
+What an optimizer draws by lot (heavyball rounds so) it draws from numbers of its member's own, the same
+in the swarm and in the loops: of unlike lots, losses are by up to 3.5 percent unlike.
+
 An arm that is not within one percent is fine where it was refused or warned about by name, or where
 the loop's own loss is not finite (diverges by hand, too). A run
 may be interrupted and gone on with:
@@ -73,6 +76,7 @@ class Script:
         self.scaler = torch.amp.GradScaler(
             "cpu", 1024, growth_interval=20, enabled=precision == "scaler"
         )
+        self.chance = torch.Generator().manual_seed(member).get_state()
         self.steps = self.skipped = 0
 
     def batch(self) -> tuple[Tensor, Tensor]:
@@ -91,6 +95,14 @@ class Script:
         return (outputs.float() - targets).square().mean()
 
     def step(self) -> None:
+        """One step, with this member's own global random numbers."""
+        others = torch.get_rng_state()
+        torch.set_rng_state(self.chance)
+        self._step()
+        self.chance = torch.get_rng_state()
+        torch.set_rng_state(others)
+
+    def _step(self) -> None:
         """As the scripts of those who use such an optimizer have it."""
         batch, (first, *_) = self.batch(), self.optimizers
 

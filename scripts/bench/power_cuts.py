@@ -65,7 +65,7 @@ GIVEN = "given/"  # how a node notes a vector that was handed over: see atoll.no
 PRIVATE = """
 schema = 1
 name = "private"
-mode = "federated"
+kind = "federated"
 [model]
 entry = "local:test"
 [train]
@@ -253,7 +253,9 @@ def spent(
     found = list[tuple[int, int]]()
     for folder, steps, rounds in zip(folders, told, counted, strict=True):
         noted = sum(line.startswith(GIVEN) for line in (folder / "operations").read_text().split())
-        found.append((max(steps, len(rounds) + 1, noted), int((folder / "privacy").read_text())))
+        found.append(
+            (max(steps, len(rounds) + 1, noted), int((folder / "privacy").read_text().split()[0]))
+        )
     if any(handed > medium for handed, medium in found):
         raise FailedError(f"handed over, and counted on the medium: {found}")
     return found

@@ -3,13 +3,15 @@ python -m atoll.node]``.
 
 It takes part in the run as one that may train, whatever its invite says, and goes on where it is
 banned or refused. In FOLDER a test writes `shows.json`, the peers that see its certificate in a
-greeting (without the file: all), and `go`, before which it asks nobody to be let in. It writes
-`sent.json`: by peer how often it asked to be let in ("join") and offered a contribution ("ready").
+greeting (without the file: all), and `go`, before which it asks nobody to make it a member. It writes
+`sent.json`: by peer how often it asked to be let in ("join") and offered a contribution ("ready");
+and `pid`. It does not start once `over` is there.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -52,7 +54,7 @@ def corrupt(folder: Path) -> None:
         body: Any = None
         if data[:1] == ROUND_PREFIX:
             body = m.decode(data[1:], peer).body
-        if isinstance(body, m.Join) and not (folder / "go").exists():
+        if isinstance(body, m.Join) and body.holds and not (folder / "go").exists():
             return
         asks = isinstance(body, m.Join)
         if asks or (isinstance(body, m.Ready) and body.cid is not None):
@@ -70,5 +72,8 @@ def corrupt(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if Path(sys.argv[1], "over").exists():
+        sys.exit("it is over")
+    Path(sys.argv[1], "pid").write_text(str(os.getpid()))
     corrupt(Path(sys.argv[1]))
     sys.exit(main(sys.argv[2:]))

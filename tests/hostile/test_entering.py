@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 import trio
 from bad_input_kit import PATIENCE_S, Member, Run, atoll, ended, new_home, new_run, one_round, soon
+from seeds import daily
 from strangers_kit import Stranger, got_nothing
 
 from atoll.collectives.errors import AtollError
@@ -86,6 +89,10 @@ class Pushy(threading.Thread):
         self.over.set()
         if self.member is not None:
             self.member.swarm.close()
+        else:  # it waits to be let in, and would start another node
+            (self.folder / "over").touch()
+            with contextlib.suppress(ProcessLookupError):  # it was refused, and has ended
+                os.kill(int((self.folder / "pid").read_text()), signal.SIGKILL)
         self.join(PATIENCE_S)
 
 
@@ -185,11 +192,12 @@ def test_an_ex_member_that_goes_on_is_neither_heard_nor_counted(tmp_path: Path) 
             assert set(member.state()["members"]) == {organiser.swarm.peer, b.swarm.peer}
 
 
-def test_of_two_keys_by_an_invite_for_one_that_two_members_let_in_one_becomes_a_member(
-    tmp_path: Path,
+@pytest.mark.parametrize("asks", daily(1, [True, False]))
+def test_of_two_keys_by_an_invite_for_one_that_two_members_let_in_one_gets_the_model(
+    tmp_path: Path, *, asks: bool
 ) -> None:
-    """Each shows itself to another member, and both ask at one moment; the other one loses what it
-    has got by then.
+    """Each shows itself to another member at one moment, and asks to be made a member or never
+    does.
     """
     run = new_run(tmp_path)
     organiser, b = run.organiser(), run.member("b")
@@ -200,31 +208,23 @@ def test_of_two_keys_by_an_invite_for_one_that_two_members_let_in_one_becomes_a_
         with contextlib.ExitStack() as stack:
             both = [
                 stack.enter_context(
-                    Pushy(tmp_path / f"key{index}", invite, [member.swarm.peer], go=False)
+                    Pushy(tmp_path / f"key{index}", invite, [member.swarm.peer], go=asks)
                 )
                 for index, member in enumerate(members)
             ]
-            keys = {each.peer for each in both}
-            assert len(keys) == 2
-            for each in both:
-                each.go()
-            soon(lambda: len(organiser.state()["members"]) == 3, "one is a member")
-            (won,) = keys & set(organiser.state()["members"])
-            (lost,) = (each for each in both if each.peer != won)
-            soon(lambda: sum(lost.sent("join", m.swarm.peer) for m in members) > 0, "it asks, too")
+            soon(lambda: any(each.inside.is_set() for each in both), "one has the model")
+            if asks:
+                soon(lambda: len(organiser.state()["members"]) == 3, "one is a member")
+            (won,) = (each for each in both if each.inside.is_set())
+            (lost,) = (each for each in both if each is not won)
             rounds(ROUNDS, organiser, b)
             for member in members:
-                inside = set(member.state()["members"])
+                soon(lambda member=member: admitted(run, member, invite), "the log is written")
                 # On a machine at its limits the winner's slow start is many missed rounds here.
-                assert inside - {won} == {m.swarm.peer for m in members}, member.state()
-                assert admitted(run, member, invite) == {won}
-            assert lost.member is not None
-            known = lost.member
-            soon(lambda: not linked(organiser, known) and not linked(b, known), "it is shut out")
+                inside = set(member.state()["members"]) - {won.peer}
+                assert inside == {m.swarm.peer for m in members}, member.state()
+                assert admitted(run, member, invite) == {won.peer}
+            if not asks:
+                assert won.peer not in organiser.state()["members"]
+            assert not lost.inside.is_set()
             assert lost.counted == 0
-
-
-def linked(member: Member, other: Member) -> bool:
-    """Whether a member still speaks with another about the run."""
-    rows = json.loads(atoll(member.home, "peers", "--json").out)["peers"]
-    return any(row["peer"] == other.swarm.peer for row in rows)

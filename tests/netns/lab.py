@@ -249,6 +249,7 @@ class Host:
         """Its /48, where the laboratory has IPv6: ::2 is the host, ::1 the hub."""
         self.hub_device = self._fault = f"h{index}"
         self.mbit: float | None = None
+        self.down: float | None = None
 
     def command(self, argv: Sequence[str]) -> list[str]:
         """The command line that runs ``argv`` here. It replaces itself by ``argv``, so that its pid
@@ -260,12 +261,17 @@ class Host:
         """Do something in this host's network."""
         return inside(self.namespace, work)
 
-    def rate(self, mbit: float | None) -> None:
-        """Limit the host to ``mbit`` up and as much down; None: no limit."""
-        for namespace, device in ((self.namespace, "eth0"), (self.lab.hub, self.hub_device)):
+    def rate(self, mbit: float | None, down: float | None = None) -> None:
+        """Limit the host to ``mbit`` up and ``down`` down, as much as up when left out; None: no
+        limit.
+        """
+        for namespace, device, limit in (
+            (self.namespace, "eth0", mbit),
+            (self.lab.hub, self.hub_device, mbit if down is None else down),
+        ):
             with contextlib.suppress(LabError):  # there may be none
                 run(["tc", "-n", namespace, "qdisc", "del", "dev", device, "root"])
-            if mbit is not None:
+            if limit is not None:
                 run(
                     [
                         "tc",
@@ -276,10 +282,10 @@ class Host:
                         "dev",
                         device,
                         "root",
-                        *_bucket(mbit).split(),
+                        *_bucket(limit).split(),
                     ]
                 )
-        self.mbit = mbit
+        self.mbit, self.down = mbit, down
 
     def prepare(
         self, fault: Fault, *, mbit: float = 1.0, port: int = 0, share: float = 0.0
@@ -343,7 +349,7 @@ class Host:
             ["ip", "netns", "exec", self.lab.hub, "nft", "-f", "-"],
             f"table inet {self._fault} {{}}\ndelete table inet {self._fault}\n",
         )
-        self.rate(self.mbit)
+        self.rate(self.mbit, self.down)
 
     def setting(self, path: str, value: str) -> None:
         """Write a network setting of this host, such as ``ipv4/tcp_rmem``."""

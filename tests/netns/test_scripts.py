@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import pytest
 from netns.script_kit import printed
+from seeds import SELDOM
 
 pytestmark = [
     pytest.mark.netns,
-    pytest.mark.slow,
+    *SELDOM,
 ]  # slow: the longer limit; .ci/run takes each test once
 
 

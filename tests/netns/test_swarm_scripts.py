@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from netns.script_kit import printed
+from seeds import SELDOM
 
 pytestmark = [
     pytest.mark.netns,
-    pytest.mark.slow,
+    *SELDOM,
 ]  # slow: the longer limit; .ci/run takes each test once
 
 

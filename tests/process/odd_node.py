@@ -14,12 +14,15 @@ aggregate in a run with BTARD, it states another aggregate of its part than it h
           step on
 liar      it echoes, in a run that bears it, another value beside each
 clock     its clock is two hours ahead
+adder     of the parts that it owns it adds a thousand to each value of the sum, and it plans itself as
+          the owner of everything
 hider     it hides its plan from one member, says of the bytes that others have reduced for it that
           a contribution of another is not in them, and falls silent for the rest of the round
 copier    in a run with [secure] it gives the log another mean than all have unmasked, as owner of
           parts and as convener
 undrawn   it takes itself and all others for drawn in every round of a run that asks some only
 patient   leaving a run, it would wait for an hour
+tap       each masked vector that it hands over is a line of the file ATOLL_TEST_TAP
 counting  nothing but the reference count frees memory: no garbage collector; and operations are
           soon forgotten
 """
@@ -34,17 +37,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 
 from atoll.collectives import messages as m
 from atoll.collectives.exchange import Exchange
+from atoll.collectives.exchange.reduction import ChunkReducer
+from atoll.collectives.exchange.slot import PlanState
 from atoll.collectives.group import Contributor, Entry
 from atoll.collectives.round import RoundMachine, machine, slot_payload
 from atoll.collectives.round.byzantine_acceptor import ByzantineAcceptor
+from atoll.collectives.round.byzantine_convener import ByzantineConvener
+from atoll.collectives.round.judge import Judge
 from atoll.node.__main__ import main
 from atoll.node.manifest import reading
 from atoll.node.net.measuring import Measuring
 from atoll.node.net.network import PeerNetwork
+from atoll.node.secure.rounds import SecureRounds
 from atoll.node.service import lanes, scripts
 from atoll.node.service import node as service
 from atoll.node.session import Session, operations
@@ -53,6 +62,18 @@ from atoll.node.session.replica import ModelReplica
 from atoll.security.btard.attempt import Attempt
 from atoll.security.btard.draw import aggregate_commitment
 from atoll.security.btard.messages import Body, Kind, Result
+
+
+def count_vectors() -> None:
+    """What the data plane is given may have been sent, whole or in part."""
+    start = SecureRounds._start
+
+    def counted(self: SecureRounds, now: float, masking: Any, given: Any, found: Any) -> None:
+        with open(os.environ["ATOLL_TEST_TAP"], "a") as tap:
+            tap.write(f"{masking.binding.round} {given[0].hex()}\n")
+        start(self, now, masking, given, found)
+
+    SecureRounds._start = counted  # type: ignore[method-assign]
 
 
 def defective() -> bool:
@@ -96,6 +117,29 @@ def echo_twice() -> None:
             view.broadcast(m.Echo(ballot, digest, signature, b""))
 
     ByzantineAcceptor._send_echo = both  # type: ignore[method-assign]
+
+
+def add_to_sums() -> None:
+    """Let its sums be wrong, and its plans unfair, while that is wanted."""
+    reduce, new_plan, fair = ChunkReducer.reduce, ByzantineConvener._new_plan, Judge.fair
+
+    def wrong(self: ChunkReducer, state: PlanState, chunk: int, own: Any, out: Any) -> Any:
+        found = reduce(self, state, chunk, own, out)
+        if isinstance(found, list) and state.job(chunk).owned and defective():
+            codec, values = state.slot.results.codec(chunk), torch.empty(out.elements)
+            codec.decode(out, values)
+            codec.encode(values.add_(1000.0), out)
+        return found
+
+    def greedy(self: ByzantineConvener, now: float, offers: list[Contributor]) -> None:
+        if defective():
+            self.slow |= set(self.view.others)
+            self._fair_share = lambda *_: None  # type: ignore[method-assign]
+        new_plan(self, now, offers)
+
+    ChunkReducer.reduce = wrong  # type: ignore[method-assign]
+    ByzantineConvener._new_plan = greedy  # type: ignore[method-assign]
+    Judge.fair = lambda self, bound: defective() or fair(self, bound)  # type: ignore[method-assign]
 
 
 def hide_plans() -> None:
@@ -230,6 +274,8 @@ if __name__ == "__main__":
         right = time.time
         time.time = lambda: right() + 7200
         Measuring.__init__.__defaults__ = (time.time,)
+    elif what == "adder":
+        add_to_sums()
     elif what == "hider":
         hide_plans()
     elif what == "copier":
@@ -238,6 +284,8 @@ if __name__ == "__main__":
         draw_all()
     elif what == "patient":
         scripts.LEAVE_S = service.DRAIN_S = service.LEAVE_S = 3600.0
+    elif what == "tap":
+        count_vectors()
     elif what == "counting":
         gc.disable()
         operations.LIFETIME_S = 2.0

@@ -16,6 +16,7 @@ import pytest
 import trio
 from bad_input_kit import PATIENCE_S, Member, Run, atoll, ended, new_home, new_run, one_round, soon
 from process.test_garbage import Stranger
+from seeds import SELDOM
 
 from atoll.collectives.errors import NotAdmittedError
 from atoll.collectives.identifiers import PeerId
@@ -24,16 +25,16 @@ from atoll.collectives.round.certificate import vote_payload
 from atoll.node.home.paths import find_paths
 from atoll.node.net.greeting import PROTOCOL, VERSION, GreetingHello, Proof
 from atoll.node.net.transport.framing import frame
-from atoll.node.run.evidence import twice
 from atoll.node.run.membership_records import Beat
 from atoll.node.run.membership_records import encode as beat
+from atoll.node.run.proof import twice
 from atoll.node.service.bans import PROOF
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.actions import main_log
 from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.security.identity import load_or_create
 
-pytestmark = pytest.mark.slow
+pytestmark = [*SELDOM]
 
 
 def others(member: Member) -> dict[str, str]:

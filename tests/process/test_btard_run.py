@@ -27,6 +27,7 @@ SCRIPT, NUMEL, LIARS = Path(__file__).with_name("seeded_peer.py"), 3_000, 2
 MANIFEST = """
 schema = 1
 name = "seeds"
+kind = "seeded"
 [model]
 entry = "local:test"
 [train]

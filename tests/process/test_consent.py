@@ -185,6 +185,30 @@ def test_who_may_look_is_whoever_could_enter(organiser: Organiser) -> None:
     assert organiser.knows() == {**before, "files": organiser.knows()["files"]}
 
 
+def test_a_founded_run_is_shown_before_its_organiser_joins(tmp_path: Path) -> None:
+    """The invite is printed by then, so somebody may follow it."""
+    home = tmp_path / "organiser"
+    atoll(home, "up", "--background", *LISTEN)
+    try:
+        (tmp_path / "run.toml").write_text(RUN)
+        made = atoll(home, "new", str(tmp_path / "run.toml"))
+        invite = parse_invite(made["invite"], now_s=time.time())
+        seen = at_addresses(invite, None)
+        assert seen.signed == load_run(find_paths(home), made["run_id"])
+        key = load(find_paths(home).identity_file)
+        unknown = make_invite("a" * 26, invite.bootstrap, key, now_s=time.time())
+        assert at_addresses(unknown, None).signed is None
+        other = make_invite(invite.run_id, invite.bootstrap, Identity.generate(), now_s=time.time())
+        refused = at_addresses(other, None)
+        assert (refused.signed, refused.refusal and refused.refusal.code) == (None, "E201")
+        atoll(home, "invite", "revoke", made["invite"])
+        assert "revoked" in str(at_addresses(invite, None).refusal)
+        with NodeClient.connect(find_paths(home)) as node:
+            assert node.status()["runs"] == []  # nothing of it was begun
+    finally:
+        atoll(home, "down", "--now")
+
+
 def test_strangers_are_asked_only_after_another_question(tmp_path: Path) -> None:
     boot = tmp_path / "boot"
     up = atoll(boot, "up", "--background", *LISTEN)

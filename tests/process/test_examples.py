@@ -179,7 +179,8 @@ def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
     """
     text = atoll(tmp_path / "p0", "new", "--template", "federated-hospital")["text"]
     text = (
-        text.replace("sync_every = 50", "sync_every = 10")
+        text.replace("most_examples = 1000", "most_examples = 160")
+        .replace("normaliser = 3.0", "normaliser = 4.0")
         .replace("rounds = 50", "rounds = 3")
         .replace("noise = 5.0", "noise = 0.5")
     )
@@ -188,7 +189,12 @@ def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
     homes = [tmp_path / f"p{index}" for index in range(4)]
     atoll(homes[0], "up", "--background")
     try:
-        invite = atoll(homes[0], "new", str(tmp_path / "run.toml"))["invite"]
+        made = atoll(homes[0], "new", str(tmp_path / "run.toml"))
+        assert made["invite"] is None  # each site has one of its own, by name
+        invites = [
+            atoll(homes[0], "invite", "new", made["run_id"], "--name", f"clinic-{index}")["invite"]
+            for index in range(1, 4)
+        ]
         sites = [
             subprocess.Popen(
                 [
@@ -211,7 +217,7 @@ def test_the_hospital_template_with_four_sites(tmp_path: Path) -> None:
                 stdin=subprocess.DEVNULL,
             )
             for home, target, form in zip(
-                homes, ["hospitals", invite, invite, invite], [(), ("--json",), (), ()], strict=True
+                homes, ["hospitals", *invites], [(), ("--json",), (), ()], strict=True
             )
         ]
         said = [site.communicate(timeout=250) for site in sites]

@@ -13,10 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from bad_input_kit import Member, atoll, ended, new_home, odd, soon
 from process.site_peer import LR, loss_of
+from seeds import SELDOM
 from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.layout import make_layout
@@ -28,10 +28,10 @@ from atoll.node.manifest import load_run
 from atoll.node.records.audit import of_node
 from atoll.optim.federated.arrivals import buffered_factor
 
-pytestmark = pytest.mark.slow
+pytestmark = [*SELDOM]
 
 SITE = Path(__file__).parent / "site_peer.py"
-FEDERATED = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace(
+FEDERATED = 'kind = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace(
     "sync_every = 1", "sync_every = 5"
 )
 SCAFFOLD = FEDERATED + '[federated]\nmethod = "scaffold"\n'
@@ -44,7 +44,7 @@ GROUPED = FEDERATED.replace("int8", "fp32").replace(
     "sync_every = 5", "sync_every = 5\nrounds = 14"
 ) + ('[federated]\nmethod = "fedcompass"\nlongest = 4.0\ntopology = "coordinator"\n')
 STAR = (
-    'mode = "federated"\n'
+    'kind = "federated"\n'
     + MANIFEST.replace('method = "local_sgd"\n', "")
     + '[federated]\ntopology = "coordinator"\n'
 )

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import trio
 from bad_input_kit import Member, Run, ended, new_run, one_round
+from seeds import SELDOM
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import SwarmClosedError
@@ -34,10 +35,11 @@ from atoll.node.net.network import PeerNetwork
 from atoll.node.net.rendezvous import PROTOCOL as RENDEZVOUS
 from atoll.node.net.transport.lane_sockets import MAGIC
 from atoll.node.run.invite import parse_invite
+from atoll.node.service.announced import read_invite
 from atoll.node.session.actions import main_log
 from atoll.security.identity import Identity
 
-pytestmark = pytest.mark.slow
+pytestmark = [*SELDOM]
 
 RNG = random.Random(7)
 NOISE = [
@@ -214,7 +216,11 @@ class Stranger:
             else b""
         )
         self.network = PeerNetwork(
-            identity, listen=["/ip4/127.0.0.1/tcp/0"], bootstrap=[run.address], rng=random.Random(3)
+            identity,
+            listen=["/ip4/127.0.0.1/tcp/0"],
+            bootstrap=[run.address],
+            rng=random.Random(3),
+            read_invite=read_invite,
         )
         self.topic = run.signed.run_id
 

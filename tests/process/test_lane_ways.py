@@ -210,6 +210,72 @@ def test_a_silent_crowd_at_the_lane_port_keeps_nobody_out(monkeypatch: pytest.Mo
     run(main)
 
 
+def test_one_machine_that_takes_all_places_keeps_no_other_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It dials again as soon as it has lost one: nobody who comes from elsewhere waits for it."""
+    monkeypatch.setattr(lane_sockets, "HELLO_S", 60.0)
+    monkeypatch.setattr(lane_sockets, "LATE_S", 3600.0)  # nobody is late
+
+    async def main(nursery: trio.Nursery) -> None:
+        node = network()
+        await nursery.start(node.run)
+        listener = node._routes.listener
+        there = (HERE, int(listener.addresses()[0].rpartition("/")[2]))
+        crowd: list[trio.SocketStream] = []
+        try:
+            while len(crowd) < MAX_PENDING:
+                crowd.append(await trio.open_tcp_stream(*there, local_address="127.0.0.9"))
+            await wait_for(lambda: len(listener._pending) == MAX_PENDING)
+            expected = listener.expect(TOKEN, PeerId("somebody"), SECRETS)
+            found = await dial([f"/ip4/{HERE}/tcp/{there[1]}"], TOKEN, SECRETS)
+            assert found is not None
+            found.close()
+            await expected.arrived.wait()
+            listener.forget(TOKEN)
+        finally:
+            for stream in crowd:
+                await stream.aclose()
+
+    run(main)
+
+
+def test_a_machine_that_has_had_its_share_is_not_heard_at_the_lane_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What dialling lanes takes is of what there is for strangers, over all ports."""
+
+    async def main(nursery: trio.Nursery) -> None:
+        node = network()
+        await nursery.start(node.run)
+        listener, share = node._routes.listener, node._host.strangers
+        there = (HERE, int(listener.addresses()[0].rpartition("/")[2]))
+        taken = list[str]()
+        take = share.take
+
+        def noted(machine: str, nbytes: int = 0, seconds: float = 0.0) -> None:
+            taken.append(machine)
+            take(machine, nbytes, seconds)
+
+        monkeypatch.setattr(share, "take", noted)
+        share.take("127.0.0.9", seconds=60.0)
+        expected = listener.expect(TOKEN, PeerId("somebody"), SECRETS)
+        hello = lane_sockets.MAGIC + TOKEN + lane_sockets.proof(SECRETS, b"dial", TOKEN)
+        async with await trio.open_tcp_stream(*there, local_address="127.0.0.9") as stream:
+            await stream.send_all(hello)
+            with pytest.raises(trio.BrokenResourceError):  # it is hung up on, unheard
+                await stream.receive_some(1)
+        assert not expected.arrived.is_set()
+        found = await dial([f"/ip4/{HERE}/tcp/{there[1]}"], TOKEN, SECRETS)
+        assert found is not None
+        found.close()
+        await expected.arrived.wait()
+        listener.forget(TOKEN)
+        assert {*taken} == {"127.0.0.9", HERE}
+
+    run(main)
+
+
 @pytest.mark.parametrize("fixed", [True, False])
 def test_lanes_are_announced_where_the_user_said_if_their_port_is_fixed(fixed: bool) -> None:
     """A machine of a cloud, say, whose public address is its router's."""

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from bad_input_kit import ended, new_run, one_round
+from seeds import SELDOM
 
 from atoll.node.net.lean import UNUSED
 
-pytestmark = pytest.mark.slow
+pytestmark = [*SELDOM]
 
 MAPPED = {
     "Crypto": "RSA keys of libp2p peers",

@@ -10,12 +10,15 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bad_input_kit import Member, atoll, ended, new_run, odd, one_round, soon
 
 from atoll.collectives.errors import LocalProtocolError
+from atoll.collectives.layout import make_layout
 
 pytestmark = pytest.mark.slow
+CHUNKS = 10
 
 
 def accused(*members: Member) -> set[str]:
@@ -96,3 +99,47 @@ def test_a_hidden_plan_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             banned = soon(lambda m=member: m.state()["banned"], "a ban with proof")
             assert banned == {liar.swarm.peer: f"this member has banned this peer: “{why}”"}
         assert accused(*honest) == {liar.swarm.peer}
+
+
+@pytest.mark.rota(3)
+def test_who_adds_to_its_part_moves_no_model_and_is_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five members contribute 1 to 4, and the liar 4. Until it is proven to lie, too, no step of a
+    model leaves what the honest contributed, in any of its values.
+    """
+    table = '[quorum]\nlying = 1\n[robust]\nrule = "trimmed_mean"\nf = 1'
+    run, lies = new_run(tmp_path, model=table), tmp_path / "lies"
+    monkeypatch.setenv("ATOLL_TEST_DEFECT", str(lies))
+    layout = make_layout([("w", (CHUNKS << 16,))])  # so that each member owns a part
+    honest = [run.organiser(layout=layout)]
+    honest += [run.member(name, layout=layout) for name in "bcd"]
+    liar = run.member("e", command=odd("adder"), layout=layout)
+    peer = liar.swarm.peer
+    with ended(*honest, liar):
+        one_round(*honest, liar)
+        lies.touch()
+        first, _ = honest[0].anchor()
+        steps, known = dict[int, tuple[float, float]](), dict[int, np.ndarray]()
+        while not all(
+            peer in member.state()["banned"] and peer not in member.state()["members"]
+            for member in honest
+        ):
+            with suppress(LocalProtocolError):  # what it gave before is still undecided
+                liar.swarm.contribute(samples=1, write=lambda out: out.fill_(4.0))
+            last = counted(honest, 3)
+            for member in honest:
+                at, data = member.anchor()
+                values = known.setdefault(at, np.frombuffer(data, np.float32))
+                assert (values == np.frombuffer(data, np.float32)).all()
+                if (before := known.get(at - 1)) is not None:
+                    step = np.abs(values - before)
+                    steps[at] = float(step.min()), float(step.max())
+            assert last < first + 60, "it is still there"
+        assert steps
+        assert all(low >= 1 - 1e-3 and high <= 4 + 1e-3 for low, high in steps.values()), steps
+        assert np.abs(known[max(known)]).max() <= 4.001 * max(known)
+        assert counted(honest, 3) > last
+        assert accused(*honest) == {peer}
+        for member in honest:
+            assert "a sum that its inputs do not have" in member.state()["banned"][peer]

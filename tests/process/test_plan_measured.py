@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from swarm_kit import MANIFEST, Peers
 
+from atoll.node.manifest import load_manifest
+from atoll.node.manifest.presets import begins_short, steps_of
 from atoll.optim.planning import Conditions, PeerConditions, plan
 
 pytestmark = pytest.mark.slow
@@ -48,7 +50,14 @@ def test_three_nodes_on_loopback(tmp_path: Path) -> None:
     assert len(peers) == 3
     assert all(min(peer.up, peer.down) > 1e5 for peer in peers)
     assert 0 < found["rtt_s"] < 5
-    expected = plan(Conditions(2_000_000, peers, found["rtt_s"], found["share"]))
+    run = load_manifest(tmp_path / "run.toml")
+    expected = plan(
+        Conditions(
+            *(2_000_000, peers, found["rtt_s"], found["share"]),
+            steps=steps_of(run),
+            cold=begins_short(run),
+        )
+    )
     assert {**found["settings"], **expected.settings()} == found["settings"]
     assert found["why"] == list(expected.why)
     assert found["group"] == list(expected.group)

@@ -45,6 +45,7 @@ from atoll.node.run.doors import right_of
 from atoll.node.run.invite import make_invite
 from atoll.node.run.membership_records import Beat, Record, Records, encode, sign_record
 from atoll.node.service import node
+from atoll.node.service.announced import read_invite
 from atoll.node.service.bans import MESSAGE
 from atoll.node.service.buffers import BufferPool
 from atoll.node.service.context import NodeContext
@@ -76,7 +77,10 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
     certificate = invite.certify(other, time.time()).encode()
 
     async def main(nursery: trio.Nursery) -> None:
-        a, b = PeerNetwork(run.identity, listen=LISTEN), PeerNetwork(other, listen=LISTEN)
+        a, b = (
+            PeerNetwork(key, listen=LISTEN, read_invite=read_invite)
+            for key in (run.identity, other)
+        )
         heard = trio.Event()
         b.on_message(
             run.signed.run_id, lambda peer, data: heard.set(), greet=lambda peer: certificate
@@ -140,7 +144,7 @@ def service_of(
 @asynccontextmanager
 async def organisers_node(run: Run, nursery: trio.Nursery) -> AsyncGenerator[RunService]:
     """The organiser's run in this process, once its session is there."""
-    network = PeerNetwork(run.identity, listen=LISTEN)
+    network = PeerNetwork(run.identity, listen=LISTEN, read_invite=read_invite)
     await nursery.start(network.run)
     engine = EngineThread(network.peer, emit=lambda event: None)
     service = service_of(run, network, engine, nursery)
@@ -274,7 +278,10 @@ def test_what_a_node_tells_names_neither_machine_nor_user(
     told = list[bytes]()
 
     async def main(nursery: trio.Nursery) -> None:
-        a, b = PeerNetwork(run.identity, listen=LISTEN), PeerNetwork(other, listen=LISTEN)
+        a, b = (
+            PeerNetwork(key, listen=LISTEN, read_invite=read_invite)
+            for key in (run.identity, other)
+        )
         await nursery.start(a.run)
         await nursery.start(b.run)
         kinds, enough = set[bytes](), trio.Event()
@@ -315,7 +322,8 @@ def test_what_the_engine_tells_after_the_end_of_a_run_reaches_nobody(tmp_path: P
     run = new_run(tmp_path)
 
     async def main(nursery: trio.Nursery) -> None:
-        network, told = PeerNetwork(run.identity, listen=LISTEN), queue.SimpleQueue[object]()
+        network = PeerNetwork(run.identity, listen=LISTEN, read_invite=read_invite)
+        told = queue.SimpleQueue[object]()
         await nursery.start(network.run)
         with EngineThread(network.peer, emit=told.put) as engine:
             service = service_of(run, network, engine, nursery)
@@ -352,7 +360,8 @@ def test_everybody_who_waits_for_a_run_that_nobody_knows_is_told(
     told = list[str]()
 
     async def main(nursery: trio.Nursery) -> None:
-        network, paths = PeerNetwork(me, listen=LISTEN), find_paths(tmp_path / "other")
+        network = PeerNetwork(me, listen=LISTEN, read_invite=read_invite)
+        paths = find_paths(tmp_path / "other")
         paths.ensure()
         await nursery.start(network.run)
         with EngineThread(network.peer, emit=lambda event: None) as engine:
@@ -550,7 +559,7 @@ def test_rounds_do_not_wait_for_who_sends_lists_of_bans_that_are_none(tmp_path: 
     run, other = new_run(tmp_path), Identity.generate()
 
     async def main(nursery: trio.Nursery) -> None:
-        network = PeerNetwork(run.identity, listen=LISTEN)
+        network = PeerNetwork(run.identity, listen=LISTEN, read_invite=read_invite)
         await nursery.start(network.run)
         engine = EngineThread(network.peer, emit=lambda event: None)
         service = service_of(run, network, engine, nursery)

@@ -19,7 +19,7 @@ from atoll.node.home.paths import find_paths
 pytestmark = pytest.mark.slow
 
 NUMEL = 3_000
-SECURE = 'mode = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace(
+SECURE = 'kind = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace(
     '[exchange]\ncodec = "int8"\nexact = false\n', '[secure]\nmetrics = ["loss"]\n'
 )
 
@@ -60,7 +60,7 @@ def test_a_real_node_that_gives_another_mean_changes_nobodys_model_and_is_named(
     """When it convenes it proposes its own result; the others make theirs, decide that in the next
     ballot, and say who proposed the other. Without proof: it has signed nothing of that."""
     secure = PLAIN.replace('method = "local_sgd"\n[exchange]\ncodec = "fp32"\n', "[secure]\n")
-    run = new_run(tmp_path, manifest='mode = "federated"\n' + secure)
+    run = new_run(tmp_path, manifest='kind = "federated"\n' + secure)
     lies = tmp_path / "lies"
     monkeypatch.setenv("ATOLL_TEST_DEFECT", str(lies))
     honest = [run.organiser(), run.member("b"), run.member("c")]

@@ -248,14 +248,49 @@ def test_of_two_who_show_an_invite_for_one_to_different_members_one_becomes_a_me
     table.until(lambda: len(first.session.config_peers()) == 4)
     for peer in table.peers[4:]:
         peer.start().attach()
+    table.until(lambda: any(peer.session.completed >= 0 for peer in table.peers[4:]))
+    round_of(table, 1, *table.peers[:4])  # the next is convened by one of the other half
     table.until(lambda: len(first.session.config_peers()) == 5)
-    for number in range(1, 4):
+    for number in range(2, 4):
         round_of(table, number, *table.peers[:4])
     table.wait(10)
     tallies = {peer.machine.journal.entries.tally.hash for peer in table.peers[:4]}
     assert len(tallies) == 1
     assert len(first.session.config_peers()) == 5
     assert len(set(first.session.config_peers()) & {"p4", "p5"}) == 1
+
+
+@pytest.mark.parametrize("lying", [0, 1])
+def test_of_two_who_show_an_invite_for_one_and_never_ask_to_be_members_one_gets_the_model(
+    lying: int,
+) -> None:
+    table = Table(6, msgspec.structs.replace(SETTINGS, lying=lying))
+    general = {f"p{index}": toy(f"p{index}", b"general") for index in range(1, 4)}
+    once = {who: toy(who, b"once", uses=1) for who in ("p4", "p5")}
+    for index in range(6):  # p4 has shown its own to one half, p5 to the other
+        mine = "p4" if index % 2 == 0 else "p5"
+        doors = toy_doors(PeerId("p0"), lambda: table.world.now, {**general, mine: once[mine]})
+        table.place.doors = _added(table.place.doors, f"p{index}", doors)
+    first = table.found()
+    for peer in table.peers[1:4]:
+        peer.start().attach()
+    table.until(lambda: len(first.session.config_peers()) == 4)
+    round_of(table, 1, *table.peers[:4])
+    guests = [peer.start() for peer in table.peers[4:]]
+    for peer in guests:
+        give_role(table, peer.name, "observe")
+    table.until(lambda: any(peer.session.completed >= 1 for peer in guests))
+    round_of(table, 2, *table.peers[:4])
+    table.wait(20)
+    assert sorted(peer.session.completed for peer in guests) == [-1, 2]
+    counted = {
+        (peer.machine.journal.entries.tally.hash, len(peer.session.config_peers()))
+        for peer in table.peers[:4]
+    }
+    assert counted == {(first.machine.journal.entries.tally.hash, 4)}
+    assert first.machine.journal.entries.tally.size == 1
+    refused = next(peer for peer in guests if peer.session.completed < 0)
+    assert refused.session.waits.look(table.world.now).what.startswith("to be counted")
 
 
 def test_every_member_hears_by_which_certificate_another_has_come() -> None:
@@ -308,6 +343,15 @@ class Wide:
 
     def warrant(self, peer: PeerId) -> Admitted | None:
         return Admitted(peer, b"")
+
+    def guest(self, peer: PeerId) -> Admitted | None:
+        return None
+
+    def limited(self, peer: PeerId) -> bool:
+        return False
+
+    def name(self, admitted: Admitted) -> str:
+        return ""
 
     def valid(self, new: Collection[PeerId], admitted: Collection[Admitted]) -> bool:
         return True

@@ -37,6 +37,7 @@ from atoll.node.run.capability import (
 from atoll.node.run.doors import RunDoors, doors_of, right_of
 from atoll.node.run.gate import Gate, Policy
 from atoll.node.run.invite import Invite, make_invite
+from atoll.node.service.announced import read_invite
 from atoll.security.identity import Identity, public_key_of
 
 RUN = RunId("abcdefghijklmnopqrstuvwxyz")
@@ -161,7 +162,9 @@ def world(
         gate = Gate(RUN, organiser.peer, bans, lambda: config)
         gate.policy, gate.allow = policy, frozenset([newcomer.peer, former.peer])
         gates.append(gate)
-    return World(gates, Registry(), organiser, members, certificates, general, newcomer), held
+    return World(
+        gates, Registry((), read_invite), organiser, members, certificates, general, newcomer
+    ), held
 
 
 def admitted(gate: Gate, peer: PeerId, shown: bytes) -> bool:

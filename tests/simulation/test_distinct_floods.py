@@ -20,6 +20,7 @@ from atoll.collectives.layout import make_layout
 from atoll.collectives.round import (
     RoundMachine,
     claim_payload,
+    given_payload,
     pledge_payload,
     reduced_payload,
     slot_payload,
@@ -27,7 +28,8 @@ from atoll.collectives.round import (
 )
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.session.session import ROUND, Session
+from atoll.node.run import membership_records as wire
+from atoll.node.session.session import MEMBERSHIP, ROUND, Session
 from atoll.node.simulation.process import sign_as
 
 LAYOUT = make_layout([("w", (64,))])
@@ -102,7 +104,7 @@ class Flood:
         return m.Catch((), number, 0, number, m.Said(0, 1, number))
 
     def join(self, number: int) -> m.Join:
-        return m.Join()
+        return m.Join(bool(number % 2))
 
     def get(self, number: int) -> m.Get:
         return m.Get(self.hash(number), ())
@@ -143,6 +145,10 @@ class Flood:
         ballot, entry = self.ballot(number), self.entry_of(number)
         payload = slot_payload("propose", *self.machine.slot, ballot, entry.hash())
         return m.Propose(ballot, entry, (), (), (), self.sign(payload))
+
+    def contributed(self, number: int) -> m.Contributed:
+        of = (self.cid(number), number, number + 1, self.hash(number))
+        return m.Contributed(*of, self.sign(given_payload(*self.machine.slot, *of)))
 
     def reduced(self, number: int) -> m.Reduced:
         parts = ((0, self.hash(number)),)
@@ -227,4 +233,53 @@ def test_distinct_messages_of_a_member_are_bounded(kind: type, lying: int) -> No
             session.on_message(began + number / 100, liar.peer, ROUND + m.encode(envelope))
 
     with_open_round(lying, flood)
+    assert sizes[1] - sizes[0] < MOST_GROWTH, sizes
+
+
+def gossip(session: Session, liar: Member, kind: type, number: int) -> wire.Message:
+    """A message of a member about who is there, unlike all before it."""
+    nonce = number.to_bytes(8, "big")
+    match kind.__name__:
+        case "Beat":
+            return wire.Beat(bool(number % 2))
+        case "HeardBeat":
+            return wire.HeardBeat(nonce, nonce)
+        case "Probe":
+            return wire.Probe(session.me, nonce)
+        case "ProbePing":
+            return wire.ProbePing(liar.peer, nonce)
+        case "Alive":
+            return wire.Alive(liar.peer, session.me, nonce, os.urandom(64))
+        case "TableHash":
+            return wire.TableHash(Flood.hash(number))
+        case "Digest":
+            return wire.Digest(nonce + nonce)
+        case _:
+            lived = Flood.cid(number)[-8:]
+            record = wire.Record(
+                *(session.run, liar.peer, (1 << 42) + number, 1 << 47),
+                addresses=(f"/ip4/10.0.{number % 250}.1/tcp/1",),
+                round=number,
+                life=lived,
+                beside=lived,
+                first_batch=(number, Flood.cid(number)),
+            )
+            signed = wire.sign_record(record, lambda data: sign_as(liar.peer, data))
+            return wire.Records((signed,), nonce)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", wire.Message.__args__, ids=lambda kind: kind.__name__)
+def test_distinct_gossip_of_a_member_is_bounded(kind: type) -> None:
+    sizes = list[int]()
+
+    def flood(session: Session, liar: Member) -> None:
+        began = session._now
+        for number in range(FEW + MANY):
+            if number in (FEW, FEW + MANY - 1):
+                sizes.append(kept(session))
+            data = MEMBERSHIP + wire.encode(gossip(session, liar, kind, number))
+            session.on_message(began + number / 100, liar.peer, data)
+
+    with_open_round(0, flood)
     assert sizes[1] - sizes[0] < MOST_GROWTH, sizes

@@ -93,6 +93,7 @@ def test_who_drifts_within_the_spread_is_named_and_nobody_else(
     assert "p0" in (caught.value.why or "")
 
 
+@pytest.mark.slow
 def test_where_nobody_drifts_nobody_is_named_and_few_rounds_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,8 @@ SOON = {
     "contributor-struck-out",
     "contributor-added",
     "owners-not-asked",
+    "shares-not-checked",
+    "sums-not-witnessed",
     "one-voice-is-enough",
     "signatures-not-verified",
     "vote-without-echoes",
@@ -73,6 +75,12 @@ def test_two_of_many_members_lie(seed: int) -> None:
         ("drip", "lie: record dripped", ""),
         ("choose", "lie: contribution not planned", ""),
         ("mute", "lie: mute", ""),
+        ("own", "lie: owner of everything", ""),
+        ("add", "lie: sum", "proof of a wrong sum"),
+        ("missum", "lie: statement", "proof of a wrong sum"),
+        ("frame", "lie: statement", "proof of inputs that nobody gave"),
+        ("two", "lie: two signed", "proof of two for atoll/given/1"),
+        ("unsigned", "lie: nothing signed", ""),
     ],
 )
 def test_each_lie_alone(lie: Lie, told: str, found: str) -> None:
@@ -157,7 +165,7 @@ def test_who_asks_in_under_ever_later_lives_makes_few_empty_entries(seed: int) -
 
 def test_lives_that_cost_nothing_make_many_empty_entries() -> None:
     with DEAR_PLANTS["lives-cost-nothing"]().planted():
-        of_liars, all_, members = empties(3)
+        of_liars, all_, members = empties(1)
     assert of_liars > 3
     assert all_ > members + 2
 

@@ -4,6 +4,7 @@ with them.
 
 from __future__ import annotations
 
+import contextlib
 from random import Random
 
 import msgspec
@@ -13,6 +14,7 @@ from seeds import seeds
 from session_table import SETTINGS, Peer, Table
 
 from atoll.collectives import messages as m
+from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import Entry, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Said
@@ -373,7 +375,7 @@ def test_a_copy_from_within_the_open_round_is_known_by_what_another_heard() -> N
     dead.kill()
     for peer in (convener, copied):
         peer.contribute(f"second {peer.name}")
-    table.until(lambda: convener.machine.heard_of.of(copied.name) == Said(0, round_, 1))
+    table.until(lambda: convener.machine.recovery.heard_of.of(copied.name) == Said(0, round_, 1))
     copied.kill()
     copied.storage = backup
     assert backup.journal().promised == -1
@@ -425,16 +427,16 @@ def test_a_life_that_is_renewed_asks_whether_it_is_one_that_was_renewed_before()
     copied.start()
     machine = copied.machine
     table.wait(0.2)
-    assert machine.asked is not None
+    assert machine.recovery.check is not None
     round_ = machine.round
-    catch = m.Catch((), round_, 0, machine.asked.nonce, Said(0, round_, 1))
+    catch = m.Catch((), round_, 0, machine.recovery.check.nonce, Said(0, round_, 1))
     machine.on_message(table.world.now, first.name, 0, round_, catch)
     table.until(lambda: machine.me.incarnation == 1)
     table.wait(0.2)
-    assert machine.asked is not None
-    assert machine.asked.waits
-    assert machine.asked.nonce != catch.anew
-    catch = m.Catch((), round_, 0, machine.asked.nonce, Said(1, round_ + 4, 0))
+    assert machine.recovery.check is not None
+    assert machine.recovery.check.waits
+    assert machine.recovery.check.nonce != catch.anew
+    catch = m.Catch((), round_, 0, machine.recovery.check.nonce, Said(1, round_ + 4, 0))
     machine.on_message(table.world.now, second.name, 0, round_, catch)
     table.until(lambda: machine.me.incarnation == 2)
     for peer in (first, second):
@@ -454,12 +456,12 @@ def test_only_an_answer_of_who_was_asked_counts() -> None:
     asks.start().attach()
     machine = asks.machine
     table.wait(0.2)
-    assert machine.asked is not None
-    round_, nonce, high = machine.round, machine.asked.nonce, Said(3, 99, 0)
+    assert machine.recovery.check is not None
+    round_, nonce, high = machine.round, machine.recovery.check.nonce, Said(3, 99, 0)
     for who, anew in (("p9", nonce), (first.name, 0), (second.name, nonce + 1)):
         catch = m.Catch((), 1_000, 0, anew, high)
         machine.on_message(table.world.now, PeerId(who), 0, round_, catch)
-    assert (machine.forgotten, machine.asked.answered(1_000)) == (0, [])
+    assert (machine.recovery.forgotten, machine.recovery.check.answered(1_000)) == (0, [])
     first.start().attach()
     table.until(lambda: machine.may_act)
     second.start().attach()
@@ -477,7 +479,7 @@ def test_who_begins_with_an_empty_home_asks_nobody_and_who_is_alone_waits_for_no
     assert founder.machine.may_act
     joiner = table.peers[1].start().attach()
     table.until(lambda: joiner.session.machine is not None)
-    assert joiner.machine.asked is None
+    assert joiner.machine.recovery.check is None
     founder.attach()
     goes_on(table, table.peers)
     table.end()
@@ -550,6 +552,35 @@ def test_an_organiser_of_two_goes_on_alone_when_the_other_stays_dead() -> None:
     assert 10 < table.world.now - began < 15
     assert first.machine.me.incarnation == 0
     assert second.name not in first.session.config_peers()
+    table.end()
+
+
+@pytest.mark.parametrize("shows", ["nothing", "old entries"])
+def test_an_organiser_of_two_does_not_wait_for_ever_for_entries_that_nobody_shows(
+    shows: str,
+) -> None:
+    """The other one says that it has a thousand entries, each time that it is asked."""
+    table = Table(2)
+    first, second = table.all_in()
+    together(table, table.peers, "first")
+    old = tuple(second.machine.journal.entries.since(1)) if shows == "old entries" else ()
+    for peer in table.peers:
+        peer.kill()
+    first.start().attach()
+    machine = first.machine
+
+    def lie() -> None:
+        if not first.inside and (check := machine.recovery.check) is not None:
+            catch = m.Catch(old, 1_000, 0, check.nonce)
+            with contextlib.suppress(RemoteProtocolError):
+                machine.on_message(table.world.now, second.name, 0, machine.round, catch)
+            table.world.after(0.2, lie)
+
+    table.world.after(0.3, lie)
+    began, rounds = table.world.now, first.session.completed
+    first.contribute("alone")
+    table.until(lambda: first.session.completed > rounds)
+    assert 10 < table.world.now - began < 16
     table.end()
 
 

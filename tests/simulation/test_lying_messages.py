@@ -33,7 +33,8 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.round import Kind, check_log, reduced_payload, slot_payload, vote_payload
 from atoll.collectives.round.byzantine_acceptor import FAULTS, ByzantineAcceptor
 from atoll.collectives.round.judge import Judge
-from atoll.node.run.evidence import RELABELLED, Relabelled, Twice, accused, check, twice
+from atoll.node.run.evidence import RELABELLED, accused, check
+from atoll.node.run.proof import Relabelled, Twice, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.events import Equivocated
 from atoll.node.session.serving import grid_of

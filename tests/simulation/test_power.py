@@ -150,7 +150,7 @@ class Life:
             self.handed += 1
             if self.rng.random() < 0.3:
                 return self.end(power=True)
-        self.spent.add()
+        self.spent.add(len(self.journal.entries))
         self.handed += not self.late
         return None
 

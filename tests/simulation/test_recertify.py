@@ -23,7 +23,8 @@ from atoll.collectives.errors import RecertifyError, RemoteProtocolError
 from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.simulation import ProcessDied
-from atoll.node.run import evidence
+from atoll.node.run.evidence import check
+from atoll.node.run.proof import twice
 from atoll.node.session.recertifying import recertify
 from atoll.node.session.session import Session
 from atoll.node.simulation.process import NodeProcess, sign_as
@@ -454,8 +455,8 @@ def refused_as_proof(stage: Stage, patch: pytest.MonkeyPatch) -> int:
         for other in others:
             pairs += 1
             with pytest.raises(RemoteProtocolError, match="not of one slot"):
-                evidence.check(
-                    evidence.twice(PeerId(str(peer)), first, other).encode(),
+                check(
+                    twice(PeerId(str(peer)), first, other).encode(),
                     stage.swarm.run_id,
                     verified,
                     ORGANISER,

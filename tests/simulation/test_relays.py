@@ -15,8 +15,8 @@ from session_table import Peer, Table
 
 from atoll.collectives import messages as m
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.modes import relays
 from atoll.node.session import events as ev
-from atoll.node.session import session as session_module
 from atoll.node.simulation.process import NodeProcess
 
 MEMBERS = 9
@@ -25,7 +25,7 @@ MEMBERS = 9
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     """Nine members, whose configurations have relays from three on."""
-    monkeypatch.setattr(session_module, "RELAYED_ABOVE", 2)
+    monkeypatch.setattr(relays, "RELAYED_ABOVE", 2)
     table = Table(MEMBERS)
     table.all_in()
     table.wait(5.0)
@@ -211,7 +211,7 @@ def test_a_newcomer_asks_the_owners_of_one_ballot_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first three are dead, and nobody else has anything to do."""
-    monkeypatch.setattr(session_module, "RELAYED_ABOVE", 2)
+    monkeypatch.setattr(relays, "RELAYED_ABOVE", 2)
     table = Table(MEMBERS + 1)
     *members, newcomer = table.peers
     table.found()

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,11 +18,10 @@ from reported_kit import (
     BATCH,
     MOST,
     ROUNDS,
-    SETTINGS,
     H,
     Script,
     adamw,
-    hearing,
+    both,
     ordinary,
     play,
     wanted,
@@ -32,25 +30,10 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler as schedulers
 from torch.utils.data import DataLoader, IterableDataset
 
-from atoll.collectives.swarm import Swarm
-from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 
 pytestmark = pytest.mark.slow
 BEGIN_S = 5.0  # both have entered the run
-
-
-def both(script: Callable[[LocalMember], Any], **more: Any) -> tuple[list[Any], list[str]]:
-    """What the script returns at each of two members, and what was said, each line once."""
-
-    def each(swarm: Swarm) -> Any:
-        assert isinstance(swarm, LocalMember)
-        return script(swarm)
-
-    settings = msgspec.structs.replace(SETTINGS, **more)
-    with hearing() as words:
-        found = LocalSwarm(2, settings=settings, latency_s=0.01).run(each)
-    return list(found), list(dict.fromkeys(words))
 
 
 # ---- 5: buffers

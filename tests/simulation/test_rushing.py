@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from seeds import daily
 
 from atoll.collectives.layout import make_layout
 from atoll.collectives.round import Timing
@@ -58,6 +59,7 @@ def worked(turns: list[list[int]]) -> float:
     return min(sum(steps) * STEP_S / SPAN_S for steps in turns)
 
 
+@pytest.mark.slow
 def test_a_rusher_costs_a_tenth_of_the_others_time_at_most() -> None:
     alone, _ = play(9.0)
     kept, rounds = play(9.0, rushers=1)
@@ -68,7 +70,7 @@ def test_a_rusher_costs_a_tenth_of_the_others_time_at_most() -> None:
     assert many > 5 * rounds
 
 
-@pytest.mark.parametrize(("members", "slow"), [(2, 0), (3, 0), (2, 1), (5, 1)])
+@pytest.mark.parametrize(("members", "slow"), daily(2, [(2, 0), (2, 1), (3, 0), (5, 1)]))
 def test_who_does_not_rush_is_not_held_up(members: int, slow: int) -> None:
     """Rounds end as before, and when they did."""
     assert play(9.0, members=members, slow=slow) == play(0.0, members=members, slow=slow)

@@ -218,9 +218,9 @@ def test_what_a_contribution_spends_of_privacy_is_forced_beside_the_control_loop
 
             persist(job, done)
 
-        def count() -> None:
+        def count(entry: int) -> None:
             counted.append((peer.name, peer.name in forcing))
-            spend()
+            spend(entry)
 
         peer.node.persist, peer.storage.spend_noisy = beside, count
 

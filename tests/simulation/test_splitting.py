@@ -163,7 +163,7 @@ def test_rounds_that_are_not_all_here_are_passed_over_and_two_are_needed(
             "$.audit.keep_contributions",
         ),
         (
-            'mode = "federated"\n' + TEXT.split("[audit]")[0] + "[secure]\nthreshold = 3\n",
+            'kind = "federated"\n' + TEXT.split("[audit]")[0] + "[secure]\nthreshold = 3\n",
             "$.secure",
         ),
         (TEXT + "[exchange]\nfragments = 2\n", "$.exchange.fragments"),

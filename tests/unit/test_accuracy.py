@@ -171,7 +171,7 @@ def test_of_a_long_vector_some_chunks_are_measured() -> None:
         ("exchange = { error = 0.3 }", "$.exchange.error", ""),
         ("exchange = { error = 0.0 }", "$.exchange.error", ""),
         (
-            "mode = 'federated'\nsecure = {}\nexchange = { error = 0.01 }",
+            "kind = 'federated'\nsecure = {}\nexchange = { error = 0.01 }",
             "$.exchange.error",
             "32 bits",
         ),

@@ -176,7 +176,7 @@ RUN = 'schema = 1\nname = "a"\nmodel.entry = "local:x"\ntrain.sync_every = 5\n'
         ("exchange.fragments = 2", "$.exchange.fragments"),
         ('exchange.codec = "stat2"', "$.exchange.codec"),
         ("exchange.feedback = true", "$.exchange.feedback"),
-        ('mode = "federated"\nfederated.method = "fedadam"', "$.federated.method"),
+        ('kind = "federated"\nfederated.method = "fedadam"', "$.federated.method"),
     ],
 )
 def test_what_would_move_the_factor_at_rest_is_refused(more: str, key: str) -> None:

@@ -34,7 +34,7 @@ from atoll.node.records.audit import (
     write_archive,
 )
 from atoll.node.run.banning import Ban, Bans
-from atoll.node.run.evidence import twice
+from atoll.node.run.proof import twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.fragments import logs_of
 from atoll.node.storage.frames import framed
@@ -443,7 +443,7 @@ def test_a_contribution_that_was_not_drawn_is_found(tmp_path: Path) -> None:
     """Every round's draw follows from the entry before: whoever has the log can make it again."""
     signed = sign_manifest(
         parse_manifest(
-            MANIFEST.replace("[model]", 'mode = "federated"\nfederated = { sample = 1 }\n[model]')
+            MANIFEST.replace("[model]", 'kind = "federated"\nfederated = { sample = 1 }\n[model]')
         ),
         ORGANISER,
     )

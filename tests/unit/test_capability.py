@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import NotAdmittedError
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.run import capability as c
-from atoll.node.run.invite import make_invite
+from atoll.node.run.invite import make_invite, parse_invite
 from atoll.security.identity import Identity, public_key_of
 
 RUN, OTHER = RunId("abcdefghijklmnopqrstuvwxyz"), RunId("b" * 26)
@@ -89,6 +89,23 @@ def test_role_uses_and_end_are_signed(change: dict[str, int]) -> None:
     assert (two.role, two.uses, two.reissuable) == ("observe", 2, True)
     assert two.genuine()
     assert not msgspec.structs.replace(two, **change).genuine()
+
+
+def test_a_sites_name_is_signed_and_goes_with_the_certificate() -> None:
+    named = make_invite(RUN, [], ORGANISER, now_s=1000, life_s=100, name="clinic-a")
+    assert parse_invite(named.encode(), now_s=1000) == named
+    shown = named.certify(MEMBER, 1000)
+    assert check(shown.encode())
+    found = c.genuine(shown.encode())
+    assert found is not None
+    assert (found.capability.name, found.capability.reissuable) == ("clinic-a", False)
+    for other in ("clinic-b", ""):
+        assert not msgspec.structs.replace(named.capability, name=other).genuine()
+    plain = INVITE.certify(MEMBER, 1000)
+    before = msgspec.structs.astuple(plain.capability)[:-1]  # as before there were names
+    fields = (before, plain.peer_key, plain.not_after_s)
+    assert plain.signed_bytes() == msgspec.msgpack.encode(fields)
+    assert plain.encode() == msgspec.msgpack.encode((*fields, plain.signature))
 
 
 def test_an_expired_invite_makes_no_certificate() -> None:

@@ -213,13 +213,32 @@ def test_a_wait_is_news_in_the_log_unless_it_is_usual(
 
 def test_of_a_finished_run_the_log_says_that_it_is(caplog: pytest.LogCaptureFixture) -> None:
     def test(run: Run, chronicle: Chronicle) -> None:
-        waiting = ev.Waiting("finished", "nothing", (), "", trio.current_time(), 3.0)
+        waiting = ev.Waiting(
+            "finished",
+            "nothing",
+            (),
+            "all rounds of the run are committed",
+            trio.current_time(),
+            3.0,
+        )
         chronicle.note(0, ev.StillWaiting(waiting))
 
     with caplog.at_level(logging.INFO):
         noting(test)
     (record,) = caplog.records
-    assert record.getMessage().endswith(": finished: all rounds are committed")
+    assert record.getMessage().endswith(": finished: all rounds of the run are committed")
+
+
+def test_the_pace_is_the_mean_period_of_the_newest_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def test(run: Run, chronicle: Chronicle) -> None:
+        for entry, at in ((1, 100.0), (2, 104.0), (3, 110.0)):
+            monkeypatch.setattr("atoll.node.service.chronicle.time.time", lambda at=at: at)
+            assert chronicle.period_s == (None if entry < 3 else 4.0)
+            chronicle.note(0, committed(entry, (), Share(ME, 5)))
+        chronicle.note(0, committed(4))  # no round
+        assert chronicle.period_s == 5.0
+
+    noting(test)
 
 
 def test_who_was_in_a_configuration_is_known_to_have_been_a_member() -> None:

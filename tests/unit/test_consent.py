@@ -17,6 +17,7 @@ import torch
 from remembering_kit import (
     FTRL,
     MADGRAD,
+    BareLookahead,
     EightBit,
     Flagged,
     Lion,
@@ -728,6 +729,37 @@ def test_hooks_sit_on_the_outermost_object_that_has_them() -> None:
     offered = table.offers[sync.swarm.peer].vector
     assert torch.equal(offered, start - flat(plain).float())
     assert sync.stats["steps"] == 5
+
+
+@pytest.mark.parametrize("scheduled", ["not", "before", "after"])
+def test_a_lookahead_without_a_place_for_hooks_gets_one(
+    scheduled: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Counted inside of it, its first pull was a change that nobody had made, and a round lost. A
+    second object of the class, which no run has, steps as before.
+    """
+    settings = msgspec.structs.replace(SETTINGS, sync_every=6)
+    table = RoundTable(["m0", "m1"], settings, auto=False)
+    model, plain = net(), net()
+    optimizer, alone = (
+        BareLookahead(SGD(each.parameters(), lr=0.1, momentum=0.9)) for each in (model, plain)
+    )
+    schedule = None
+    if scheduled == "before":
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10**6)
+    sync = attach(model, optimizer, table.member("m0"), batch_size=1)
+    if scheduled == "after":
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 10**6)
+    assert hooked(optimizer) is optimizer
+    start = flat(model).float()
+    for number in range(6):
+        step(model, optimizer, number)
+        step(plain, alone, number)
+        if schedule is not None:
+            schedule.step()
+    assert torch.equal(table.offers[sync.swarm.peer].vector, start - flat(plain).float())
+    assert sync.stats["steps"] == 6
+    assert not [r for r in caplog.records if r.levelno >= logging.WARNING and r.name == "atoll"]
 
 
 @pytest.mark.filterwarnings("ignore")  # of lightning and accelerate, at import

@@ -153,3 +153,22 @@ def test_a_member_that_counts_something_else_costs_the_others_a_moment() -> None
     leases.decided(Tally(0, 0, (), (A, B)))
     leases.decided(Tally(1, 1, ((A, 1 << 48), (B, 4)), (A, B)))
     assert not set(positions(leases, A, 100)) & set(positions(leases, B, 100))
+
+
+def test_whatever_members_claim_there_is_a_next_sample() -> None:
+    """A liar's claims bring positions beyond 64 bits, in some 10,000 entries."""
+    liar = Member(PeerId("liar"), 0)
+    leases, order = Leases(16), Order(1000, "run")
+    for entry in range(1, 8):
+        leases.decided(Tally(entry, entry, ((A, 8), (liar, 1 << 48)), (A, liar)))
+    leases._frontier = 1 << 63  # as the rest of them do
+    leases.decided(Tally(8, 8, ((A, 8), (liar, 1 << 48)), (A, liar)))
+    for member in (A, liar):
+        spans = leases.stream(member).take(1 << 54)
+        assert sum(stop - start for start, stop in spans) == 1 << 54
+        assert spans[-1][1] > 1 << 63
+        last = spans[-1][1]
+        drawn = order.positions([(last - 4096, last)])
+        assert len(np.unique(drawn)) == 4096
+        assert ((order(drawn) >= 0) & (order(drawn) < 1000)).all()
+    assert order.positions([(3, 6), (1000, 1001)]).tolist() == [3, 4, 5, 1000]

@@ -5,6 +5,7 @@ needs, what is refused.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -136,9 +137,8 @@ def test_what_was_read_and_led_to_no_step_is_read_again() -> None:
     assert [batch.tolist() for batch, _ in zip(data, range(1), strict=False)] == [lost]
     first = [step(model, optimizer, batch) for batch, _ in zip(data, range(4), strict=False)]
     assert first[0] == lost
-    looked_at = data._order(
-        data._positions(data._next - 5)
-    ).tolist()  # zip took one batch more, and dropped it
+    # zip took one batch more, and dropped it
+    looked_at = data._order(data._order.positions(data._spans(data._next - 5))).tolist()
     assert next(iter(data)).tolist() == looked_at
 
 
@@ -296,8 +296,69 @@ def test_steps_that_fit_what_they_were_given_are_not(
     assert counted(declared, caplog) == ([], [])
 
 
+def test_steps_of_no_samples_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A script that says samples(0) at each step contributes nothing, in silence."""
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, attachment = start(swarm)
+    with caplog.at_level("WARNING", logger="atoll"):
+        for count in [0] * 64 + [4]:
+            attachment.samples(count)
+            step(model, optimizer, torch.zeros(4, 1))
+            if count == 0 and swarm.reported.get("samples_zero"):
+                told = swarm.reported["samples_zero"]
+    assert told == 64
+    assert swarm.reported["samples_zero"] == 0
+    assert "the last 64 steps was declared to be of no samples" in caplog.text
+    verdicts = Verdicts()
+    (change,) = verdicts.take(
+        {"at": 0.0, "event": "script.report", "metrics": {"samples_zero": 64.0}}
+    )
+    assert (change.raised, change.verdict.code) == (True, "V14")
+
+
 def test_len_of_a_shard_says_what_to_write_for_it() -> None:
     shard = SoloSwarm(RunSettings(sync_every=1)).shard(DataLoader(list(range(8)), batch_size=2))
     with pytest.raises(TypeError, match=r"steps_left\(swarm\) of atoll.optim"):
         len(shard)
     assert shard
+
+
+def cycled(shard: Any) -> Iterator[Tensor]:
+    """facebookresearch/pytext#86, ildoonet/unsupervised-data-augmentation#3."""
+    return itertools.cycle(shard)
+
+
+def listed(shard: Any) -> Iterator[Tensor]:
+    return itertools.cycle(list(shard))
+
+
+@pytest.mark.parametrize("reads", [cycled, listed])
+def test_batches_that_are_kept_and_read_again_are_named(
+    reads: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, _ = start(swarm)
+    shard = swarm.shard(DataLoader(Numbers(32), batch_size=4))
+    batches = reads(shard)
+    verdicts = Verdicts()
+    for _ in range(8 + 70):
+        step(model, optimizer, next(batches))
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert "each of the last 64 steps was made on nothing new of the shard" in line
+    verdicts.take({"at": 1.0, "event": "script.report", "metrics": dict(swarm.reported)})
+    assert "64 steps in a row was made on batches" in verdicts.standing["V14", ""].said
+    for batch in shard.endless():
+        step(model, optimizer, batch)
+        break
+    assert swarm.reported["samples_again"] == 0.0
+    verdicts.take({"at": 2.0, "event": "script.report", "metrics": dict(swarm.reported)})
+    assert not verdicts.standing
+
+
+def test_several_steps_on_each_batch_are_not(caplog: pytest.LogCaptureFixture) -> None:
+    swarm = SoloSwarm(SETTINGS)
+    model, optimizer, _ = start(swarm)
+    for _, batch in zip(range(40), swarm.shard(Numbers(64)).endless(), strict=False):
+        for _ in range(5):
+            step(model, optimizer, batch)
+    assert caplog.records == []

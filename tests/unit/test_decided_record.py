@@ -137,8 +137,16 @@ def test_what_did_not_change_is_not_renewed() -> None:
 
 
 def test_a_renewal_leaves_no_seed_behind_that_may_have_changed() -> None:
-    with pytest.raises(RecordError, match="2 recorded seeds were not played"):
+    with pytest.raises(RecordError, match="1 recorded seeds were not played"):
         renew(recorded(), [played(0, f"{THREE}:zzz")], why="x", entered=("votes",), **WHEN)
+
+
+def test_a_kind_is_renewed_by_itself_and_others_stay_as_recorded() -> None:
+    now = [played(0, f"{THREE}:zzz", "votes"), played(1, f"{ONE}:zzz")]
+    renewed = renew(recorded(), now, why="x", entered=("votes",), **WHEN)
+    assert renewed is not None
+    assert renewed.seeds["default", 0].logs == (f"{THREE}:zzz",)
+    assert renewed.seeds["ring", 0] == recorded().seeds["ring", 0]
 
 
 def test_seeds_that_fail_are_not_recorded() -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,15 +27,27 @@ from atoll.node.run.duty import (
     RETURN_S,
     SLOWER,
 )
+from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import PAGES, VerdictChange, Verdicts, judge
+from atoll.node.service.judging import Notifier, RunVerdicts
 from atoll.node.service.obituary import ScriptProcess
+from atoll.node.service.standstill import (
+    BUSY_S,
+    IDLE_S,
+    LONGER,
+    SIGNS,
+    STEPS,
+    ProcessReading,
+    Standstill,
+    read_process,
+)
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
 from atoll.optim.script.step_times import MINUTE_S, StepTimes
 
 Event = dict[str, Any]
 START = 1e9
-OURS = ("V11", "V12", "V13")
+OURS = ("V11", "V12", "V13", "V22")
 
 
 def event(at: float, kind: str, **told: Any) -> Event:
@@ -269,12 +282,13 @@ def test_what_is_odd_in_an_event_is_passed_over() -> None:
 def test_status_says_since_when_no_script_trains_here() -> None:
     run: Event = {"phase": "running", "script": False}
     verdict = {"code": "V11", "since": START, "said": "process 7 died of SIGKILL"}
-    assert run_state(run) == "seeding; no script is training here"
-    assert run_state({**run, "verdicts": [verdict]}).startswith(
+    assert run_state(read_run_status(run)) == "seeding; no script is training here"
+    assert run_state(read_run_status({**run, "verdicts": [verdict]})).startswith(
         "seeding; no script is training here since 2001-09-0"
     )
     for odd in ("soon", None, 1e300):
-        assert run_state({**run, "verdicts": [{**verdict, "since": odd}]}) == run_state(run)
+        told = read_run_status({**run, "verdicts": [{**verdict, "since": odd}]})
+        assert run_state(told) == run_state(read_run_status(run))
 
 
 def test_events_of_a_scripts_end_have_words() -> None:
@@ -363,9 +377,171 @@ def test_step_times_are_the_median_of_a_minute_without_what_is_between_rounds() 
     assert {round(report["step_s"], 6) for report in told} == {0.1}
 
 
+class Watched:
+    """A standstill's owner: time, and a process of which the test says what it does."""
+
+    def __init__(self) -> None:
+        self.now = self.used_s = 0.0
+        self.state = "S"
+        self.told = list[Event]()
+        self.still = Standstill("r", self.publish, self.read)
+        self.still.begin(0.0, 7)
+
+    def publish(self, told: Event) -> None:
+        self.told.append({**told, "at": START + self.now})
+
+    def read(self, pid: int) -> ProcessReading:
+        assert pid == 7
+        return ProcessReading(self.used_s, self.state)
+
+    def goes_on(self, seconds: float, *, busy: float = 0.0) -> list[Event]:
+        """Nothing is heard of it for so long. What was published."""
+        for _ in range(int(seconds)):
+            self.now += 1
+            self.used_s += busy
+            self.still.look(self.now)
+        told, self.told[:] = list(self.told), []
+        return told
+
+    def steps(self, minutes: int, step_s: float = 0.2) -> None:
+        for _ in range(minutes):
+            assert self.goes_on(60, busy=1.0) == []
+            self.still.stepped(self.now, step_s)
+
+
+def test_a_script_that_hangs_is_named_once_and_withdrawn_with_its_next_steps() -> None:
+    watched = Watched()
+    watched.steps(SIGNS)
+    assert watched.goes_on(IDLE_S - 1) == []
+    sign = watched.now - (IDLE_S - 1)
+    (told,) = watched.goes_on(100)
+    (name,) = Words().of(told)
+    assert name == "process 7 has made no step for 10 min; " + told["doing"]
+    assert standing([ATTACHED, told], 1e4) == {
+        "V22": (
+            "process 7 has made no step for 10 min, and one took 0.2 s; its process takes no "
+            "processor time: it waits for something"
+        )
+    }
+    (change,) = changed([ATTACHED, told])
+    assert change.verdict.since == START + sign
+    watched.steps(1)
+    for event_ in (
+        event(2e4, "script.report", metrics={"step_s": 0.2}),
+        event(2e4, "script.ended", pid=7, farewell=True),
+        event(2e4, "script.attached", pid=8),
+        event(2e4, "run.paused", why="paused by its owner"),
+        event(2e4, "run.waiting", state="finished", what="nothing"),
+    ):
+        assert "V22" not in standing([ATTACHED, told, event_], 2e4)
+    run = {"phase": "running", "script": True, "verdicts": [{"code": "V22", "since": START}]}
+    assert run_state(read_run_status(run)).startswith(
+        "a script is attached, and has made no step since 2001-09-0"
+    )
+
+
+def test_a_script_that_stands_still_is_told_to_the_owners_command(tmp_path: Path) -> None:
+    """From the silence to the owner's file, and back with its next steps."""
+    out, tell = tmp_path / "told", tmp_path / "tell.sh"
+    tell.write_text(f'#!/bin/sh\necho "$ATOLL_CODE $ATOLL_RAISED $ATOLL_TEXT" >> {out}\n')
+    tell.chmod(0o700)
+    watched, verdicts = Watched(), RunVerdicts("r", lambda _: None)
+    watched.steps(SIGNS)
+    watched.state = "T"
+    (still,) = watched.goes_on(IDLE_S + 1)
+    again = event(watched.now + 60, "script.report", metrics={"step_s": 0.2})
+
+    async def main() -> None:
+        notifier = Notifier([str(tell)])
+        for each in (ATTACHED, still, again):
+            changes = verdicts.take(each)
+            notifier.tell("r", "tiny", [each for each in changes if each.verdict.code == "V22"])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(notifier.run)
+            await notifier.settled(60)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    title = "the script here lives and makes no step"
+    said = (
+        "process 7 has made no step for 10 min, and one took 0.2 s; it is stopped, as by Ctrl-Z: "
+        "kill -CONT 7 lets it go on"
+    )
+    assert out.read_text().splitlines() == [
+        f"V22 1 {title}: {said}",
+        f"V22 0 holds no more: {title}: {said}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("T", "kill -CONT 7"), ("D", "a file system that does not answer")]
+)
+def test_what_the_system_says_of_a_process_that_stands_still_is_said(
+    state: str, words: str
+) -> None:
+    watched = Watched()
+    watched.steps(SIGNS)
+    watched.state = state
+    (said,) = watched.goes_on(IDLE_S + 1)
+    assert words in said["doing"]
+
+
+def test_a_script_that_spins_is_named_later() -> None:
+    watched = Watched()
+    watched.steps(SIGNS)
+    assert watched.goes_on(BUSY_S - 2, busy=1.0) == []
+    (said,) = watched.goes_on(10, busy=1.0)
+    assert said["doing"] == "though its process is busy"
+
+
+def test_silence_of_honest_scripts_is_no_standstill() -> None:
+    """A first compile, waiting for rounds and pauses, slow steps, evaluations, and a loader that
+    stalls for half as long as it did before.
+    """
+    starts = Watched()
+    assert starts.goes_on(3 * BUSY_S) == []
+    starts.steps(SIGNS - 1)
+    assert starts.goes_on(2 * BUSY_S) == []
+    waits = Watched()
+    waits.steps(60)
+    waits.still.wait()
+    assert waits.goes_on(3 * BUSY_S) == []
+    waits.still.sign(waits.now)  # the round is decided
+    waits.steps(60)
+    assert waits.goes_on(BUSY_S - 1, busy=0.5) == []  # an evaluation
+    slow = Watched()
+    for _ in range(SIGNS):
+        slow.goes_on(400)
+        slow.still.stepped(slow.now, 400.0)
+    assert slow.goes_on(STEPS * 400 - 1) == []
+    assert len(slow.goes_on(2)) == 1
+    stalled = Watched()
+    stalled.steps(SIGNS)
+    assert len(stalled.goes_on(1000)) == 1
+    stalled.steps(1)
+    assert stalled.goes_on(LONGER * 1060 - 1) == []
+    assert len(stalled.goes_on(2)) == 1
+
+
+def test_a_process_is_read_from_the_system() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        found = read_process(child.pid)
+        assert found.state == "T"
+        assert found.used_s is not None
+        assert read_process(child.pid).used_s == found.used_s
+        child.kill()
+    assert read_process(child.pid) == ProcessReading()
+    used = read_process(os.getpid()).used_s
+    assert used is not None
+    assert used > 0
+
+
 def test_each_verdict_of_duty_has_a_page() -> None:
-    assert {code: PAGES[code].slug for code in ("V11", "V12", "V13")} == {
+    assert {code: PAGES[code].slug for code in OURS} == {
         "V11": "no-script",
         "V12": "steps-slower",
         "V13": "gpu-idle",
+        "V22": "script-stands-still",
     }

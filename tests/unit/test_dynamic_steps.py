@@ -120,3 +120,22 @@ def test_a_window_of_a_step_is_the_fastest_ones() -> None:
 def test_a_quorum_is_enough_and_so_is_everybody(there: int, awaited: int, ripe: bool) -> None:
     arrivals = ArrivalSettings(2, window=GraceWindow())
     assert is_ripe(arrivals, 5.0, born=0.0, first_at=1.0, there=there, awaited=awaited) == ripe
+
+
+@given(
+    said=st.lists(SECONDS, min_size=1, max_size=4),
+    lies=st.lists(SECONDS, max_size=4),
+    most=st.integers(1, 1000),
+)
+def test_fewer_than_half_shorten_nobodys_turn_to_less_than_half(
+    said: list[float], lies: list[float], most: int
+) -> None:
+    """Of what it is by honest words, and no turn of the honest fastest's speed at all but by half of
+    ``most``; one of two cannot either."""
+    lies = lies[: max(len(said) - 1, 1 if len(said) == 1 else 0)]
+    honest = {PeerId(f"h{place}"): seconds for place, seconds in enumerate(said)}
+    liars = {PeerId(f"l{place}"): seconds for place, seconds in enumerate(lies)}
+    settings = DynamicSteps(most)
+    for peer in honest:
+        before = min(most, most * min(said) / honest[peer])
+        assert dynamic_steps(settings, honest | liars, peer) >= math.floor(before / 2 - 1e-6)

@@ -146,7 +146,19 @@ def test_what_a_peer_has_shown_is_what_lets_it_in_and_nobody_else(tmp_path: Path
     assert doors.warrant(ORGANISER.peer) == Admitted(ORGANISER.peer, b"")
     assert not doors.valid([NEW.peer], [])  # the lie of a convener that lets in a stranger
     assert not doors.valid([NEW.peer, STRANGER.peer], [word])
-    assert not doors.valid([], [word])
+    assert doors.valid([], [word])  # a guest, who is counted
+    free = invite(uses=0).certify(OTHER, NOW_S)
+    doors.note(OTHER.peer, free.encode())
+    unlimited = doors.warrant(OTHER.peer)
+    assert unlimited is not None
+    assert not doors.valid([], [unlimited])
+    assert (doors.guest(NEW.peer), doors.guest(OTHER.peer)) == (word, None)
+    assert [doors.limited(who.peer) for who in (NEW, OTHER, STRANGER, ORGANISER)] == [
+        True,
+        False,
+        True,  # who has shown nothing
+        False,
+    ]
     for lie in (
         msgspec.structs.replace(word, uses=0),
         msgspec.structs.replace(word, invite=b"another invite!!"),

@@ -17,7 +17,8 @@ from atoll.node.cli import run
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run.banning import Ban, Bans
-from atoll.node.run.evidence import MAX_EVIDENCE, Twice, accused, check, twice
+from atoll.node.run.evidence import accused, check
+from atoll.node.run.proof import MAX_EVIDENCE, Twice, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.record import statement_payload
 from atoll.security.identity import Identity, load_or_create, verify

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -70,6 +71,26 @@ def test_the_files_load_without_atoll(
     other.load_state_dict(weights)
 
 
+def test_where_the_newest_checkpoint_is_torn_the_one_before_is_exported(
+    stored: tuple[Paths, SignedManifest, gpt.GPT], tmp_path: Path
+) -> None:
+    """A disk that lost what it had confirmed leaves files of no length."""
+    paths, signed, model = stored
+    folder = paths.run_dir(signed.run_id)
+    layout = make_layout([(name, tuple(p.shape)) for name, p in model.named_parameters()])
+    (folder / "layout").write_bytes(msgspec.msgpack.encode(layout))
+    newer = SavedCheckpoint(12, 10, bytes(32), torch.zeros(layout.numel), torch.zeros(layout.numel))
+    save(folder / "checkpoint", layout, newer, run_id=signed.run_id, entry_hash=bytes(32))
+    for name in ("state.safetensors", "atoll.json"):
+        (folder / "checkpoint" / name).write_bytes(b"")
+    assert export_run(paths, signed, tmp_path / "out").round == 7
+    weights = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(weights[name], p) for name, p in model.named_parameters())
+    (folder / "checkpoint" / "before.safetensors").write_bytes(b"")
+    with pytest.raises(StorageError, match=r"state.safetensors is damaged"):
+        export_run(paths, signed, tmp_path / "none")
+
+
 def test_what_travels_beside_a_model_is_not_exported(atoll_home: Path, tmp_path: Path) -> None:
     paths = find_paths(atoll_home)
     paths.ensure()
@@ -126,7 +147,12 @@ def test_an_adapter_is_written_as_peft_saves_it(atoll_home: Path, tmp_path: Path
     }
     save_file(saved, begun / "adapter_model.safetensors")
     done = export_run(paths, signed, tmp_path / "out", adapter=begun)
-    assert done.files == ("adapter_model.safetensors", "adapter_config.json", "atoll.json")
+    assert done.files == (
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "atoll.json",
+        "README.md",
+    )
     written = load_file(tmp_path / "out" / "adapter_model.safetensors")
     assert {name: value.flatten().tolist() for name, value in written.items()} == {
         f"{prefix}lora_A.weight": [9.0, 9.0],

@@ -31,6 +31,7 @@ from atoll.node.manifest import (
     list_runs,
 )
 from atoll.node.records.beginnings import keep_start, weights_in
+from atoll.node.run.status import read_run_status
 from atoll.node.views.documents import finished_text
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.model.adapter_names import saved_names
@@ -125,7 +126,7 @@ def test_a_model_of_ones_own_has_ones_own_configuration(atoll_home: Path, tmp_pa
     }
     swarm, _ = trained(atoll_home, "none", nn.Linear(6, 3), exported_models.ROWS)
     done = swarm.export(tmp_path / "none")
-    assert done.files == ("model.safetensors", "atoll.json")
+    assert done.files == ("model.safetensors", "atoll.json", "README.md")
 
 
 def test_buffers_are_named_as_ones_own(atoll_home: Path, tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_buffers_are_named_as_ones_own(atoll_home: Path, tmp_path: Path) -> None
     swarm, _ = trained(atoll_home, "buffers", exported_models.Codebook(), exported_models.ROWS)
     (note,) = swarm.export(tmp_path / "open").notes
     assert note == "1 buffers do not travel and are this machine's own, of round 3: centre"
-    secure = 'mode = "federated"\n[federated]\nmethod = "fedavg"\n[secure]\nthreshold = 3\n'
+    secure = 'kind = "federated"\n[federated]\nmethod = "fedavg"\n[secure]\nthreshold = 3\n'
     swarm, _ = trained(
         atoll_home, "sealed", exported_models.Codebook(), exported_models.ROWS, secure
     )
@@ -272,7 +273,7 @@ def test_what_a_finished_run_advises_does_what_it_says(
     """
     swarm, wanted = trained(atoll_home, "first", exported_models.Tied(), exported_models.IDS)
     (told,) = [r.getMessage() for r in caplog.records if "is finished" in r.getMessage()]
-    shown = finished_text({"run_id": swarm.run_id})
+    shown = finished_text(read_run_status({"run_id": swarm.run_id}))
     commands = typed(told, tmp_path / "out")
     assert commands == typed(shown, tmp_path / "out")
     assert [command[0] for command in commands] == ["export", "new"]
@@ -290,7 +291,8 @@ def test_what_a_finished_run_advises_does_what_it_says(
     runs = {signed.open().name: signed for signed in list_runs(swarm.paths, []).values()}
     assert sorted(runs) == ["another", "first"]
     again = runs["another"].open()
-    assert msgspec.structs.replace(again, name="first") == swarm.signed.open()
+    first = swarm.signed.open()
+    assert msgspec.structs.replace(again, name="first", nonce=first.nonce) == first
     start = swarm.paths.run_dir(runs["another"].run_id) / "start.safetensors"
     assert start.read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()
     assert sorted(path for path in swarm.folder.rglob("*") if path.is_file()) == before

@@ -100,7 +100,13 @@ def test_each_kind_is_exported(kind: str, atoll_home: Path, tmp_path: Path) -> N
     wanted = train(model, swarm)
     done = swarm.export(tmp_path / "out")
     assert (done.round, done.missing) == (3, ())
-    assert done.files == ("adapter_model.safetensors", "adapter_config.json", "atoll.json")
+    assert done.files == (
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "generation_config.json",
+        "atoll.json",
+        "README.md",
+    )
     assert torch.equal(reloaded(done.load), wanted)
     model.save_pretrained(tmp_path / "by_peft")
     mine, its = (

@@ -58,7 +58,7 @@ def completed(block: str) -> dict[str, Any]:
             "stop_at_epsilon": 12.0,
         } | tables["privacy"]
         tables = {"secure": {}, "train": {"rounds": 10}} | tables
-    return tables | ({"mode": "federated"} if TABLES - {"robust"} & tables.keys() else {})
+    return tables | ({"kind": "federated"} if TABLES - {"robust"} & tables.keys() else {})
 
 
 def toml(tables: dict[str, Any], path: str = "") -> str:

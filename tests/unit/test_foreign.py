@@ -28,6 +28,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.node.home import output
 from atoll.node.home.logs import OneLine
 from atoll.node.home.output import Terminal, as_json, painted, show_error
+from atoll.node.run.status import read_run_status
 from atoll.node.service.refusals import MEMBER, NAMED, STRANGER, Refusal
 from atoll.node.views import documents as views
 from atoll.node.views.live import RunProgress, TrainingView
@@ -124,7 +125,7 @@ def test_no_command_lets_it_through(text: str, colour: bool, screen: io.StringIO
     terminal.data(views.peers_table(terminal, [{"peer": text, "path": text, "link": text}]), {})
     with TrainingView(terminal, RunProgress(text, 3)) as view:
         view.say(text)
-        view.take_status(run, draining=False)
+        view.take_status(read_run_status(run), draining=False)
         for event in (
             {"event": "peer.misbehaved", "peer": PEER, "reason": text},
             {"event": "run.trouble", "code": text, "message": text, "hint": text},
@@ -256,6 +257,7 @@ OURS = {
     "node.records.contents.Contents": "of the user's own model",
     "node.records.export.Exported": "a report",
     "node.home.lifecycle.NodeFile": "written by this node",
+    "node.run.status.RunStatus": "between nodes and views of one user",
     "node.home.private_node._Ready": "between a script and its node",
     "node.net.rendezvous._Said": "written by this node, never read",
     "node.service.presence._Noted": "written by this node",
@@ -356,12 +358,15 @@ WRITERS = {
     "node/views/live.py": "shown() before rich",
     "node/cli/looking.py": "painted() line by line",
     "node/cli/join.py": "as_json",
+    "node/cli/chat.py": "shown(), piece by piece; its own prompt",
     "node/cli/consent.py": "a fixed question",
     "node/__main__.py": "as_json; its own addresses",
     "node/client/joining.py": "its own stages",
     "node/client/speaking.py": "lines of the user's own script",
     "node/home/own_data.py": "a path of the current folder, shown()",
     "node/recipes/train.py": "numbers, as JSON",
+    "node/recipes/finetune/measuring.py": "numbers, as JSON",
+    "node/recipes/finetune/__main__.py": "shown() line by line",
     "node/demo/director.py": "numbers, as JSON",
     "node/demo/measure.py": "numbers, as JSON",
     "node/demo/processes.py": "a child's own log",

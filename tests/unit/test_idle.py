@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from atoll.node.service.idle import AFTER_S, Idle
+from atoll.node.run.status import read_run_status
+from atoll.node.service.idle import AFTER_S, STEPLESS_S, Idle
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
 
@@ -28,7 +29,7 @@ def test_who_joins_and_never_attaches_is_named_once() -> None:
     assert [event["pid"] for event in told] == [41, 42]
     assert idle.unattached(AFTER_S + 10) == {"41": 70.0, "42": 60.0}
     run = {"phase": "running", "script": False, "unattached": idle.unattached(AFTER_S + 10)}
-    assert run_state(run) == (
+    assert run_state(read_run_status(run)) == (
         "seeding; no script is training here; process 41 joined 1 min 10 s ago and has attached nothing"
         "; process 42 joined 1 min ago and has attached nothing"
     )
@@ -44,11 +45,11 @@ def test_who_attaches_and_never_steps_is_named_once() -> None:
     told = list[Mapping[str, Any]]()
     idle = Idle("run", told.append)
     idle.attached(0.0)
-    idle.look(AFTER_S - 1)
-    assert (told, idle.view(AFTER_S - 1)) == ([], None)
-    idle.look(AFTER_S)
-    idle.look(AFTER_S + 1)
-    assert [(event["event"], event["seconds"]) for event in told] == [("script.idle", 60.0)]
-    assert idle.view(AFTER_S + 1) == 61.0
+    idle.look(STEPLESS_S - 1)
+    assert (told, idle.view(STEPLESS_S - 1)) == ([], None)
+    idle.look(STEPLESS_S)
+    idle.look(STEPLESS_S + 1)
+    assert [(event["event"], event["seconds"]) for event in told] == [("script.idle", STEPLESS_S)]
+    assert idle.view(STEPLESS_S + 1) == STEPLESS_S + 1
     idle.over()
     assert idle.view(1000.0) is None

@@ -4,14 +4,14 @@ count.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, TensorDataset
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
@@ -205,6 +205,26 @@ def test_loaders_with_a_seed_of_the_scripts_own_have_one_order_at_each_member() 
         first, second, again = orders(made)
         assert first != second
         assert first == again
+
+
+class Infinite(Sampler[int]):
+    """facebookresearch/detectron2#1176: a seed that a sampler keeps to itself."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size, self._seed = size, seed
+
+    def __iter__(self) -> Iterator[int]:
+        lots = torch.Generator().manual_seed(self._seed)
+        yield from torch.randperm(self._size, generator=lots).tolist()
+
+
+def test_a_sampler_that_keeps_its_seed_to_itself_has_one_order_at_each_member() -> None:
+    def made() -> DataLoader[Any]:
+        return DataLoader(tensors(), batch_size=8, sampler=Infinite(SAMPLES, 42))
+
+    first, second, again = orders(made)
+    assert first != second
+    assert first == again
 
 
 def test_a_loader_that_draws_no_lots_stays_as_it_is() -> None:

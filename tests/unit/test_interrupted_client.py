@@ -382,6 +382,7 @@ def alarms(seed: int) -> Generator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.slow
 def test_alarms_at_random_instants(node: Node, tmp_path: Path) -> None:
     none_left(node, tmp_path, alarming)
 
@@ -402,6 +403,7 @@ def alarming(swarm: RunSwarm) -> None:
     assert rang > 100
 
 
+@pytest.mark.slow
 def test_exceptions_set_by_another_thread(node: Node, tmp_path: Path) -> None:
     """As debuggers and time-outs of notebooks do: into a thread that is not the main one."""
     none_left(node, tmp_path, hitting)
@@ -460,3 +462,26 @@ def test_an_exception_set_in_a_thread_that_begins_another() -> None:
             pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread.ident or 0), py_object(Stop))
             ended.wait(0.01)
         assert ended.is_set(), turn
+
+
+def test_work_beside_has_ended_though_somebody_keeps_an_error_of_it() -> None:
+    """A script's `close` waited for ever for a thread whose last failed attempt was remembered."""
+    kept = list[BaseException]()
+
+    def fails() -> None:
+        raise OSError("no")
+
+    def work() -> None:
+        try:
+            fails()
+        except OSError as error:
+            kept.append(error)
+
+    thread = beside.Beside(work)
+    thread.start()
+    until = time.monotonic() + 30.0
+    while thread.running:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    assert len(kept) == 1
+    thread.join()

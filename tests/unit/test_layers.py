@@ -9,18 +9,17 @@ import os
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 from house import (
     LAYERS,
     ROOT,
+    edges_of_files,
     functions,
     imports,
-    module_name,
+    only_for_types,
     package_files,
-    package_name,
     script_files,
     tree,
 )
@@ -132,46 +131,11 @@ def test_circles_are_found() -> None:
     assert _circles({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == [["a", "b"], ["b", "a"]]
 
 
-def _only_for_types(code: ast.AST) -> set[ast.AST]:
-    """The nodes below ``if TYPE_CHECKING:``."""
-    return {
-        below
-        for node in ast.walk(code)
-        if isinstance(node, ast.If)
-        and isinstance(node.test, ast.Name)
-        and node.test.id == "TYPE_CHECKING"
-        for statement in node.body
-        for below in ast.walk(statement)
-    }
-
-
 def test_imports_for_types_are_found() -> None:
     code = ast.parse("from .a import A\nif TYPE_CHECKING:\n    from .b import B\n    import c\n")
-    only = _only_for_types(code)
+    only = only_for_types(code)
     imports = [node for node in ast.walk(code) if isinstance(node, (ast.Import, ast.ImportFrom))]
     assert [node in only for node in imports] == [False, True, True]
-
-
-@cache
-def _edges(*, types: bool) -> dict[Path, set[Path]]:
-    """What each file of the four folders imports, also inside functions.
-
-    ``types``: also for type checks only. A name that a package's own file re-exports counts as
-    that file.
-    """
-    modules = {module_name(path): path for path in package_files()}
-    edges: dict[Path, set[Path]] = {}
-    for path in package_files():
-        found: set[Path] = set()
-        left_out = set[ast.AST]() if types else _only_for_types(tree(path))
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ImportFrom) and node not in left_out:
-                above = package_name(path).split(".")[: 1 - node.level or None]
-                base = ".".join([*(above if node.level else []), *filter(None, [node.module])])
-                named = [modules.get(f"{base}.{alias.name}") for alias in node.names]
-                found |= {each or modules[base] for each in named if each or base in modules}
-        edges[path] = found - {path}
-    return edges
 
 
 def test_no_two_files_import_each_other_at_run_time() -> None:
@@ -179,7 +143,8 @@ def test_no_two_files_import_each_other_at_run_time() -> None:
     Protocol that repeats the signatures of one class would be the only way around it.
     """
     edges = {
-        str(path): {str(each) for each in found} for path, found in _edges(types=False).items()
+        str(path): {str(each) for each in found}
+        for path, found in edges_of_files(types=False).items()
     }
     assert sum(map(len, edges.values())) > 1500
     assert _circles(edges) == []
@@ -196,7 +161,7 @@ def test_folders_import_only_what_stands_above_them_in_the_map() -> None:
     place = {folder: number for number, folder in enumerate(order)}
     wrong = [
         f"{path} imports {each}, whose folder stands below"
-        for path, found in _edges(types=True).items()
+        for path, found in edges_of_files(types=True).items()
         for each in sorted(found)
         if place[each.parent] > place[path.parent]
     ]
@@ -208,7 +173,7 @@ def test_no_run_imports_the_lab_and_its_readme_has_a_row_for_each_file() -> None
     lab = Path("optim/lab")
     found = {
         f"{path} imports {each}"
-        for path, imported in _edges(types=True).items()
+        for path, imported in edges_of_files(types=True).items()
         for each in imported
         if lab in each.parents and lab not in path.parents
     }

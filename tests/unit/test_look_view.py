@@ -34,6 +34,7 @@ from atoll.node.look.source import Live, Replay, in_words
 from atoll.node.look.view import About, RunPicture
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run import diary
+from atoll.node.run.status import read_run_status
 from atoll.security.identity import Identity
 
 
@@ -178,7 +179,7 @@ def test_the_node_says_who_is_there_and_what_is_wrong() -> None:
         "trouble": {"code": "E113", "message": "members are off", "hint": "atoll netcheck"},
         "quorum": {"reachable": 1, "members": 3, "needed": 2, "held": False},
     }
-    view.take_status(run, {"peer": peer_id(0), "memory_bytes": 7})
+    view.take_status(read_run_status(run), {"peer": peer_id(0), "memory_bytes": 7})
     view.take_peers([{"peer": peer_id(1), "path": "direct", "link": "direct", "rtt_ms": 12.5}])
     found = seen(view)
     assert [row["state"] for row in found["peers"]] == ["live", "member", "lost"]
@@ -229,14 +230,14 @@ def test_who_looks_after_a_while_sees_what_is_so_now(
     save_run(node.paths, signed)
     try:
         with Live(node.paths, signed) as source:
-            assert source.view.status["round"] == 1
+            assert source.view.status.round == 1
             for number in range(2, 6):
                 source._seen -= 1e6  # as if nobody had looked for so long
                 while source._client is not None:
                     time.sleep(0.001)
                 node.do(functools.partial(setattr, node.service, "round", number))
                 source.look()
-                assert source.view.status["round"] == number
+                assert source.view.status.round == number
     finally:
         node.stop()
 

@@ -29,9 +29,11 @@ from atoll.collectives.errors import (
     VersionMismatchError,
 )
 from atoll.collectives.foreign import LINES, WORDS
+from atoll.collectives.outer_rules import OUTER_RULES
 from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import (
     EvaluateSettings,
+    OuterRule,
     OuterSettings,
     PrivacySettings,
     RunSettings,
@@ -40,13 +42,14 @@ from atoll.collectives.swarm import (
 )
 from atoll.node import manifest as m
 from atoll.node.cli.costs import describe, describe_lines, explain_evaluate, explain_rule
-from atoll.node.cli.needs import STATE_VECTORS, host_bytes, host_peak_bytes, state_bytes
+from atoll.node.cli.needs import host_bytes, host_peak_bytes, state_bytes
 from atoll.node.home.config import NodeConfig
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import tables
 from atoll.node.manifest.form import as_toml
 from atoll.node.manifest.optional_tables import LEAST_LEFT, LEAST_PEERS, liars_borne
 from atoll.node.manifest.signed import DOMAIN
+from atoll.node.manifest.tables import OuterTable
 from atoll.optim.outer import OuterStep
 from atoll.optim.outer.rules import RULES
 from atoll.security.btard import AttemptSettings
@@ -103,7 +106,6 @@ manifests = st.builds(
             tables.OuterTable,
             lr=floats,
             momentum=st.floats(0, 0.99),
-            beta2=st.floats(0, 0.99),
             governor=st.booleans(),
             stretch=st.booleans(),
         ),
@@ -163,11 +165,11 @@ def test_defaults_and_settings() -> None:
     assert adam.outer == OuterSettings("adam", 0.1, 0.9, 0.5, governor=True, stretch=True)
 
 
-BUFFERED = "mode = 'federated'\nmodel = { entry = 'local:x' }\n"
+BUFFERED = "kind = 'federated'\nmodel = { entry = 'local:x' }\n"
 SCAFFOLD = (
-    "mode = 'federated'\nfederated = { method = 'scaffold' }\nmodel = { entry = 'local:x' }\n"
+    "kind = 'federated'\nfederated = { method = 'scaffold' }\nmodel = { entry = 'local:x' }\n"
 )
-PRIVATE = "mode = 'federated'\nsecure = {}\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\n"
+PRIVATE = "kind = 'federated'\nsecure = {}\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\n"
 
 
 SENTENCE = re.compile(r" (is|are|has|must|cannot|needs?|gives|lacks|names) ")
@@ -224,8 +226,8 @@ def test_classes_of_buffers_reach_the_script_and_who_joins() -> None:
         ("model = { entry = 'local:x', buffers = { '' = 'own' } }", "$.model.buffers"),
         ("model = { entry = 'local:x', buffers = 'mean' }", "$.model.buffers"),
         (f"{OWN_MODEL}exchange = {{ arrivals = {{}} }}", "$.model.buffers"),
-        (f"{OWN_MODEL}mode = 'federated'\nsecure = {{}}", "$.model.buffers"),
-        (f"{OWN_MODEL}mode = 'federated'\nfederated = {{ sample = 0.5 }}", "$.model.buffers"),
+        (f"{OWN_MODEL}kind = 'federated'\nsecure = {{}}", "$.model.buffers"),
+        (f"{OWN_MODEL}kind = 'federated'\nfederated = {{ sample = 0.5 }}", "$.model.buffers"),
     ],
 )
 def test_classes_of_buffers_that_cannot_be(text: str, key: str) -> None:
@@ -272,7 +274,7 @@ def test_what_others_may_take_of_a_machine_is_shown_before_it_joins() -> None:
 
 
 PEERS = [Identity(bytes([index]) * 32).peer for index in range(5)]
-SEEDS = f"model = {{ entry = 'local:x' }}\nbtard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS} }}\n"
+SEEDS = f"kind = 'seeded'\nmodel = {{ entry = 'local:x' }}\nbtard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS} }}\n"
 
 
 def test_a_run_with_btard_has_the_peers_that_it_names_and_whole_vectors() -> None:
@@ -298,17 +300,22 @@ def test_a_run_with_btard_says_how_many_liars_cannot_end_it() -> None:
 @pytest.mark.parametrize(
     ("text", "key"),
     [
-        ("btard = {}", "$.join.allow"),
-        (f"btard = {{}}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}", "$.join.allow"),
+        ("btard = {}", "$.btard"),
+        ("kind = 'seeded'\nmodel = { entry = 'local:x' }", "$.join.allow"),
+        (
+            f"kind = 'seeded'\nmodel = {{ entry = 'local:x' }}\n"
+            f"join = {{ policy = 'allow', allow = {PEERS[:3]} }}",
+            "$.join.allow",
+        ),
         (SEEDS.replace("local:x", "builtin:gpt"), "$.model.entry"),
         (f"{SEEDS}exchange = {{ codec = 'bf16' }}", "$.exchange"),
-        (f"{SEEDS}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
+        (f"{SEEDS}robust = {{ rule = 'median', f = 1 }}", "$.robust"),
         (SEEDS.replace("btard = {}", "btard = { intervals = 1 }"), "$.btard.intervals"),
         (SEEDS.replace("btard = {}", "btard = { intervals = 64 }"), "$.btard.intervals"),
-        (f"{SEEDS}mode = 'federated'", "$.mode"),
+        (SEEDS.replace("'seeded'", "'federated'"), "$.btard"),
         (f"{SEEDS}train = {{ overlap = 'late' }}", "$.train.overlap"),
         (f"{SEEDS}train = {{ outer = {{ governor = true }} }}", "$.train.outer.governor"),
-        (f"{SEEDS}audit = {{ keep_contributions = 3 }}", "$.audit.keep_contributions"),
+        (f"{SEEDS}audit = {{ keep_contributions = 3 }}", "$.audit"),
         (SEEDS.replace("{}", "{ validators = 0 }"), "$.btard.validators"),
     ],
 )
@@ -333,18 +340,18 @@ EVALUATED = "evaluate = {}\n"
             "$.train.method",
         ),
         (f"{EVALUATED}exchange = {{ arrivals = {{}} }}", "$.exchange.arrivals"),
-        (f"{EVALUATED}mode = 'federated'\nsecure = {{}}", "$.secure.threshold"),
+        (f"{EVALUATED}kind = 'federated'\nsecure = {{}}", "$.secure.threshold"),
         (
-            f"{EVALUATED}mode = 'federated'\nsecure = {{}}\ntrain = {{ rounds = 5 }}\n"
+            f"{EVALUATED}kind = 'federated'\nsecure = {{}}\ntrain = {{ rounds = 5 }}\n"
             "privacy = { noise = 5.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 12 }",
             "$.privacy.noise",
         ),
-        (f"{EVALUATED}mode = 'federated'\nfederated = {{ sample = 0.5 }}", "$.federated.sample"),
+        (f"{EVALUATED}kind = 'federated'\nfederated = {{ sample = 0.5 }}", "$.federated.sample"),
         (
-            f"{EVALUATED}mode = 'federated'\nfederated = {{ method = 'fedbuff' }}",
+            f"{EVALUATED}kind = 'federated'\nfederated = {{ method = 'fedbuff' }}",
             "$.federated.method",
         ),
-        (f"{EVALUATED}{SEEDS}", "$.btard.radius"),
+        (f"{EVALUATED}{SEEDS}", "$.evaluate"),
     ],
 )
 def test_evaluations_that_cannot_be(text: str, key: str) -> None:
@@ -372,7 +379,7 @@ def test_a_governor_goes_by_evaluations_where_the_run_has_both_and_nobody_may_li
     assert said[0].endswith("the governor takes the plain mean, at all members from one entry")
     assert said[1].startswith("nobody evaluates")
     assert said[2].endswith("governor = true the outer step then takes the plain mean")
-    assert said[3].endswith("the governor does not go by it, since 1 member may lie")
+    assert said[3].endswith("the governor says so and changes nothing, since 1 member may lie")
 
 
 @pytest.mark.parametrize(
@@ -420,7 +427,7 @@ def test_an_exchange_that_cannot_be(text: str, key: str) -> None:
             "$.robust.momentum",
         ),
         (
-            "mode = 'federated'\nmodel = { entry = 'local:x' }\nrobust = { rule = 'median', f = 1, momentum = 0.9 }",
+            "kind = 'federated'\nmodel = { entry = 'local:x' }\nrobust = { rule = 'median', f = 1, momentum = 0.9 }",
             "$.robust.momentum",
         ),
         ("robust = { rule = 'krum', f = 1, keep = 'n-f' }", "$.robust.keep"),
@@ -538,7 +545,7 @@ def test_what_a_rule_is_told_beside_f() -> None:
 def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
     def settings(text: str) -> RunSettings:
         return m.parse_manifest(
-            f'schema = 1\nname = "x"\nmode = "federated"\nmodel = {{ entry = "local:x" }}\nfederated = {{ {text} }}'
+            f'schema = 1\nname = "x"\nkind = "federated"\nmodel = {{ entry = "local:x" }}\nfederated = {{ {text} }}'
         ).settings()
 
     for name in ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"):
@@ -591,7 +598,7 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
     [
         ("federated = { method = 'fedadam' }", "$.federated"),
         ("secure = {}", "$.secure"),
-        ("mode = 'federated'\nfederated = { method = 'fedsync' }", "$.federated.method"),
+        ("kind = 'federated'\nfederated = { method = 'fedsync' }", "$.federated.method"),
         (f"{BUFFERED}federated = {{ method = 'fedcompass', buffer = 2 }}", "$.federated.buffer"),
         (f"{BUFFERED}federated = {{ method = 'fedcompass', slack = 0.5 }}", "$.federated.slack"),
         (
@@ -647,84 +654,84 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
             f"{BUFFERED}federated = {{ method = 'fedbuff' }}\ntrain = {{ round_s = 9.0 }}",
             "$.train.sync_every",
         ),
-        ("mode = 'federated'\nfederated = { buffer = 2 }", "$.federated.buffer"),
-        ("mode = 'federated'\nfederated = { method = 'scaffold' }", "$.train.inner.optimizer"),
+        ("kind = 'federated'\nfederated = { buffer = 2 }", "$.federated.buffer"),
+        ("kind = 'federated'\nfederated = { method = 'scaffold' }", "$.train.inner.optimizer"),
         (f"{SCAFFOLD}secure = {{}}", "$.secure"),
         (f"{SCAFFOLD}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
         (f"{SCAFFOLD}exchange = {{ fragments = 2 }}", "$.exchange.fragments"),
         (
-            "mode = 'federated'\nfederated = { method = 'scaffold', beta = 0.3 }\nmodel = { entry = 'local:x' }",
+            "kind = 'federated'\nfederated = { method = 'scaffold', beta = 0.3 }\nmodel = { entry = 'local:x' }",
             "$.federated.beta",
         ),
-        ("mode = 'federated'\nfederated = { pull = 0.3 }", "$.federated.pull"),
-        ("mode = 'federated'\nfederated = { method = 'fedprox', mu = -1.0 }", "$.federated.mu"),
-        ("mode = 'federated'\nfederated = { momentum = 0.5 }", "$.federated.momentum"),
+        ("kind = 'federated'\nfederated = { pull = 0.3 }", "$.federated.pull"),
+        ("kind = 'federated'\nfederated = { method = 'fedprox', mu = -1.0 }", "$.federated.mu"),
+        ("kind = 'federated'\nfederated = { momentum = 0.5 }", "$.federated.momentum"),
         (
-            "mode = 'federated'\nfederated = { method = 'fedyogi', bias_correction = true }",
+            "kind = 'federated'\nfederated = { method = 'fedyogi', bias_correction = true }",
             "$.federated.bias_correction",
         ),
-        ("mode = 'federated'\ntrain = { outer = { lr = 0.5 } }", "$.train.outer"),
-        ("mode = 'federated'\ntrain = { method = 'local_sgd' }", "$.train.method"),
-        ("mode = 'federated'\ntrain = { overlap = 'late' }", "$.train.overlap"),
-        ("mode = 'federated'\nsecure = { threshold = 2 }", "$.secure.threshold"),
+        ("kind = 'federated'\ntrain = { outer = { lr = 0.5 } }", "$.train.outer"),
+        ("kind = 'federated'\ntrain = { method = 'local_sgd' }", "$.train.method"),
+        ("kind = 'federated'\ntrain = { overlap = 'late' }", "$.train.overlap"),
+        ("kind = 'federated'\nsecure = { threshold = 2 }", "$.secure.threshold"),
         (
-            "mode = 'federated'\nfederated = { topology = 'coordinator' }\nexchange = { plan = 'ring' }",
+            "kind = 'federated'\nfederated = { topology = 'coordinator' }\nexchange = { plan = 'ring' }",
             "$.exchange.plan",
         ),
         (
-            f"mode = 'federated'\nsecure = {{ threshold = 5 }}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}",
+            f"kind = 'federated'\nsecure = {{ threshold = 5 }}\njoin = {{ policy = 'allow', allow = {PEERS[:3]} }}",
             "$.secure.threshold",
         ),
-        ("mode = 'federated'\nsecure = { metrics = ['loss', 'loss'] }", "$.secure.metrics"),
-        ("mode = 'federated'\nsecure = { metrics = ['a b'] }", "$.secure.metrics[0]"),
+        ("kind = 'federated'\nsecure = { metrics = ['loss', 'loss'] }", "$.secure.metrics"),
+        ("kind = 'federated'\nsecure = { metrics = ['a b'] }", "$.secure.metrics[0]"),
         (
             f"{PRIVATE}train = {{ rounds = 9 }}".replace(
                 "secure = {}", "secure = { metrics = ['loss'] }"
             ),
             "$.secure.metrics",
         ),
-        ("mode = 'federated'\nsecure = {}\nrobust = { rule = 'median', f = 1 }", "$.robust.rule"),
-        ("mode = 'federated'\nsecure = { buckets = 3 }", "$.secure.buckets"),
+        ("kind = 'federated'\nsecure = {}\nrobust = { rule = 'median', f = 1 }", "$.robust.rule"),
+        ("kind = 'federated'\nsecure = { buckets = 3 }", "$.secure.buckets"),
         (
-            "mode = 'federated'\nsecure = { buckets = 4 }\nrobust = { rule = 'median', f = 2 }",
+            "kind = 'federated'\nsecure = { buckets = 4 }\nrobust = { rule = 'median', f = 2 }",
             "$.secure.buckets",
         ),
         (
-            "mode = 'federated'\nsecure = { buckets = 9 }\nrobust = { rule = 'krum', f = 1 }",
+            "kind = 'federated'\nsecure = { buckets = 9 }\nrobust = { rule = 'krum', f = 1 }",
             "$.robust.rule",
         ),
         (
-            "mode = 'federated'\nsecure = { buckets = 9 }\nrobust = { rule = 'median', f = 1, before = ['nnm'] }",
+            "kind = 'federated'\nsecure = { buckets = 9 }\nrobust = { rule = 'median', f = 1, before = ['nnm'] }",
             "$.robust.rule",
         ),
         (
-            "mode = 'federated'\nsecure = { buckets = 3, max_weight = 9 }\nrobust = { rule = 'median', f = 1 }",
+            "kind = 'federated'\nsecure = { buckets = 3, max_weight = 9 }\nrobust = { rule = 'median', f = 1 }",
             "$.secure.max_weight",
         ),
         (
-            "mode = 'federated'\nsecure = { buckets = 3, metrics = ['loss'] }\nrobust = { rule = 'median', f = 1 }",
+            "kind = 'federated'\nsecure = { buckets = 3, metrics = ['loss'] }\nrobust = { rule = 'median', f = 1 }",
             "$.secure.metrics",
         ),
-        ("mode = 'federated'\nsecure = {}\nexchange = { codec = 'fp32' }", "$.exchange.codec"),
+        ("kind = 'federated'\nsecure = {}\nexchange = { codec = 'fp32' }", "$.exchange.codec"),
         (
-            "mode = 'federated'\nsecure = {}\nexchange = { codecs = { x = 'fp32' } }",
+            "kind = 'federated'\nsecure = {}\nexchange = { codecs = { x = 'fp32' } }",
             "$.exchange.codecs",
         ),
-        ("mode = 'federated'\nsecure = {}\nexchange = { feedback = true }", "$.exchange.feedback"),
-        ("mode = 'federated'\nsecure = {}\nexchange = { plan = 'ring' }", "$.exchange.plan"),
-        ("mode = 'federated'\nsecure = {}\nexchange = { fragments = 2 }", "$.exchange.fragments"),
-        ("mode = 'federated'\nsecure = {}\njoin = { policy = 'open' }", "$.join.policy"),
+        ("kind = 'federated'\nsecure = {}\nexchange = { feedback = true }", "$.exchange.feedback"),
+        ("kind = 'federated'\nsecure = {}\nexchange = { plan = 'ring' }", "$.exchange.plan"),
+        ("kind = 'federated'\nsecure = {}\nexchange = { fragments = 2 }", "$.exchange.fragments"),
+        ("kind = 'federated'\nsecure = {}\njoin = { policy = 'open' }", "$.join.policy"),
         (
-            "mode = 'federated'\nsecure = {}\ntrain = { target_samples = 9 }",
+            "kind = 'federated'\nsecure = {}\ntrain = { target_samples = 9 }",
             "$.train.target_samples",
         ),
         (
-            "mode = 'federated'\nsecure = {}\ntrain = { inner = { samples = 9 } }",
+            "kind = 'federated'\nsecure = {}\ntrain = { inner = { samples = 9 } }",
             "$.train.inner.samples",
         ),
         ("privacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }", "$.privacy"),
         (
-            "mode = 'federated'\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\ntrain = { rounds = 9 }",
+            "kind = 'federated'\nprivacy = { noise = 4.0, clip = 1.0, delta = 1e-5, stop_at_epsilon = 9.0 }\ntrain = { rounds = 9 }",
             "$.privacy",
         ),
         (f"{PRIVATE}train = {{ sync_every = 9 }}", "$.train.rounds"),
@@ -763,7 +770,7 @@ def test_what_members_do_beside_plain_steps_is_the_manifests() -> None:
         ),
         (f"{PRIVATE}train = {{ rounds = 9 }}".replace("delta = 1e-5, ", ""), "$.privacy.delta"),
         (
-            "mode = 'federated'\nsecure = {}\ntrain = { share = 0.9, inner = { samples = 9 } }",
+            "kind = 'federated'\nsecure = {}\ntrain = { share = 0.9, inner = { samples = 9 } }",
             "$.train.inner.samples",
         ),
     ],
@@ -827,7 +834,7 @@ def test_asynchronous_diloco_waits_for_a_quorum_or_for_groups() -> None:
             "exchange = { arrivals = { staleness = 'constant', staleness_a = 0.5 } }",
             "$.exchange.arrivals.staleness_a",
         ),
-        (f"{ASYNCHRONOUS}mode = 'federated'", "$.exchange.arrivals"),
+        (f"{ASYNCHRONOUS}kind = 'federated'", "$.exchange.arrivals"),
         (f"{ASYNCHRONOUS}train = {{ round_s = 60 }}", "$.train.sync_every"),
         (f"{ASYNCHRONOUS}train = {{ overlap = 'late' }}", "$.train.overlap"),
         (f"{ASYNCHRONOUS}train = {{ method = 'local_sgd' }}", "$.train.method"),
@@ -835,6 +842,15 @@ def test_asynchronous_diloco_waits_for_a_quorum_or_for_groups() -> None:
         (f"{ASYNCHRONOUS}robust = {{ rule = 'median', f = 1 }}", "$.robust.rule"),
         (f"{ASYNCHRONOUS}robust = {{ momentum = 0.9 }}", "$.robust.momentum"),
         (f"{ASYNCHRONOUS}quorum = {{ lying = 1 }}", "$.quorum.lying"),
+        ("robust = { rule = 'krum', f = 1 }\nquorum = { lying = 1 }", "$.robust.rule"),
+        (
+            "robust = { rule = 'geometric_median', f = 1 }\nquorum = { lying = 1 }",
+            "$.robust.rule",
+        ),
+        (
+            "robust = { rule = 'median', f = 1, before = ['nnm'] }\nquorum = { lying = 1 }",
+            "$.robust.rule",
+        ),
         (
             f"{ASYNCHRONOUS}join = {{ policy = 'open', probation = 3 }}",
             "$.join.probation",
@@ -870,9 +886,9 @@ def test_asynchronous_diloco_that_cannot_be(text: str, key: str) -> None:
 def test_a_federated_manifest_says_what_its_rounds_are_and_who_sees_what() -> None:
     plain = m.parse_manifest('schema = 1\nname = "x"')
     open_ = m.parse_manifest(
-        'schema = 1\nname = "x"\nmode = "federated"\nfederated = { method = "fedavgm", momentum = 0.5 }'
+        'schema = 1\nname = "x"\nkind = "federated"\nfederated = { method = "fedavgm", momentum = 0.5 }'
     )
-    secure = m.parse_manifest('schema = 1\nname = "x"\nmode = "federated"\nsecure = {}')
+    secure = m.parse_manifest('schema = 1\nname = "x"\nkind = "federated"\nsecure = {}')
     assert not any(word in plain.encode() for word in (b"mode", b"federated", b"secure"))
     assert (
         open_.settings().outer.kind,
@@ -957,7 +973,7 @@ def test_garbage_bytes_are_refused(data: bytes) -> None:
         ("[model.config]\nwidht = 8", "$.model.config.widht", "Did you mean `width`?"),
         ("[model.config]\nwidth = 100\nheads = 3", "$.model.config.heads", "heads = 2"),
         ("[model]\nparameters = 7", "$.model.parameters", "parameters = 865024"),
-        ("[train]\nsync_every = 1\nround_s = 1.0", "$.train.round_s", "Remove one"),
+        ("[train]\nsync_every = 1\nround_s = 1.0", "$.train.round_s", "Leave it out"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, key: str, words: str) -> None:
@@ -965,7 +981,7 @@ def test_what_is_wrong_is_named(text: str, key: str, words: str) -> None:
         m.parse_manifest(f'schema = 1\nname = "x"\n{text}')
     assert caught.value.key == key
     assert key in caught.value.message
-    assert words in caught.value.hint
+    assert words in f"{caught.value.why}\n{caught.value.hint}"
 
 
 @pytest.mark.parametrize(("removed", "instead"), REMOVED.items())
@@ -993,7 +1009,7 @@ def test_a_value_that_its_type_describes_is_described() -> None:
         m.parse_manifest('schema = 1\nname = "my run"')
     assert (caught.value.key, caught.value.hint) == (
         "$.name",
-        "Write 1 to 64 letters, digits, dots, dashes, underscores.",
+        'Write 1 to 64 letters, digits, dots, dashes, underscores, such as `name = "my-run"`.',
     )
 
 
@@ -1052,9 +1068,9 @@ def test_newer_schema_is_a_version_mismatch() -> None:
 def test_heads_of_sites_are_checked_where_the_manifest_says_so_and_in_federated_runs(
     exchange: str, swarm: str, federated: str
 ) -> None:
-    for mode, ways in (("swarm", swarm), ("federated", federated)):
+    for kind, ways in (("swarm", swarm), ("federated", federated)):
         assert (
-            m.parse_manifest(f'schema = 1\nname = "x"\nmode = "{mode}"\n[exchange]\n{exchange}\n')
+            m.parse_manifest(f'schema = 1\nname = "x"\nkind = "{kind}"\n[exchange]\n{exchange}\n')
             .settings()
             .plan
             == ways
@@ -1124,12 +1140,12 @@ def test_defaults_are_left_out_of_the_canonical_form() -> None:
         + OUTER_AS_RELEASED
     )
     assert said.encode() == plain.encode()
-    chosen_by_nobody = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.0}
+    chosen_by_nobody = {"lr": 0.9, "momentum": 0.6, "warmup": 10}
     assert m.parse_manifest(PLAIN).encode() == msgspec.msgpack.encode(
         {
             "schema": 1,
             "name": "tide",
-            "train": {"sync_every": 100, "outer": chosen_by_nobody},
+            "train": {"sync_every": 100, "growth": 20, "outer": chosen_by_nobody},
             "exchange": {"codec": "int8_dither", "exact": True},
         }
     )
@@ -1145,7 +1161,7 @@ def test_a_run_goes_on_with_the_codec_that_its_bytes_mean() -> None:
     assert 'codec = "int8"\nexact = false\n' in as_toml(earlier)
     now = m.parse_manifest(PLAIN)
     assert (now.settings().codec, now.settings().exact) == ("int8_dither", True)
-    masked = f"{PLAIN}mode = 'federated'\nsecure = {{}}\n"
+    masked = f"{PLAIN}kind = 'federated'\nsecure = {{}}\n"
     secured = m.parse_manifest(masked)
     assert not secured.exchange.exact
     assert secured.exchange.codec == "int8"  # as in bytes that say nothing of it
@@ -1292,14 +1308,14 @@ def test_wrong_values_and_unknown_and_missing_keys_are_told_together() -> None:
     told = caught.value
     assert told.key == "$.train.start_with"
     first = "run.toml: $.train.start_with must be a whole number of at least 1"
-    assert told.message == f"{first} (the first of 8 faults)"
+    assert told.message == f"{first} (the first of 9 faults)"
     for other in (
         "run.toml has an unknown key $.train.sync_evry. Did you mean `sync_every`?",
         "run.toml: $.train.rounds must be a whole number or left out, and is a text.",
         'run.toml: $.model.entry must be "builtin:gpt", or "local:NAME" with a name of your own.',
         "run.toml: $.federated.sample must be a whole number or a number or left out, and is true or false.",
         "run.toml: $.network.bootstrap[0] must be an address, such as /ip4/",
-        "run.toml: $.robust.keep cannot be 'all'. Choose one of: n-f, n-f-2",
+        "run.toml: $.robust.keep cannot be 'all'. Leave it out.",
         "run.toml lacks $.name.",
     ):
         assert f"Also, {other}" in told.why
@@ -1314,7 +1330,7 @@ def test_a_wrong_value_of_a_free_table_is_told_by_its_key() -> None:
             'buffers = { "" = "own" }',
             'the key of $.model.buffers."" must be a pattern of tensors\' names, without control '
             "characters",
-            "Write a pattern of tensors' names, without control characters.",
+            "Write a pattern of tensors' names, without control characters, or leave it out.",
         ),
     ):
         with pytest.raises(ConfigError) as caught:
@@ -1353,15 +1369,15 @@ def test_no_error_shows_a_regular_expression() -> None:
             "[robust]\nrule = 'median'\nf = 1\n[exchange]\nplan = 'ring'",
             '$.exchange.plan = "ring" cannot be combined with $.robust.rule = "median"',
         ),
-        ("[btard]", "$.join.allow cannot be combined with [btard]"),
+        ("kind = 'seeded'", "$.join.allow cannot be combined with [btard]"),
         (PRIVATE, "$.train.rounds is missing, and [privacy] needs it"),
         (
-            "mode = 'federated'\nsecure = {}\n[exchange]\nfragments = 2",
+            "kind = 'federated'\nsecure = {}\n[exchange]\nfragments = 2",
             "$.exchange.fragments = 2 cannot be combined with [secure]",
         ),
         (
-            "mode = 'federated'\n[train]\noverlap = 'late'",
-            '$.train.overlap = "late" cannot be combined with mode = "federated"',
+            "kind = 'federated'\n[train]\noverlap = 'late'",
+            '$.train.overlap is given, and a run of kind = "federated" has no such setting',
         ),
     ],
 )
@@ -1421,9 +1437,11 @@ def test_momenta_in_bf16_take_two_bytes_and_an_old_member_refuses_them() -> None
 
 
 def test_state_vectors_are_those_of_the_rules() -> None:
-    settings = {kind: OuterSettings(kind=kind, lr=0.1) for kind in RULES}
-    for kind, rule in RULES.items():
-        assert STATE_VECTORS.get(kind, 1) == max(1, rule(settings[kind]).vectors), kind
+    assert get_args(OuterRule) == tuple(OUTER_RULES)
+    assert RULES.keys() - {"momentum"} == OUTER_RULES.keys()  # that one is of a federated method
+    for kind, facts in OUTER_RULES.items():
+        assert (facts.vectors, facts.momenta) == (RULES[kind].vectors, RULES[kind].momenta), kind
+        assert {*facts.reads} <= {*OuterTable.__struct_fields__}
 
 
 @pytest.mark.parametrize(
@@ -1478,3 +1496,62 @@ def test_no_run_chooses_how_much_a_power_cut_takes(sync: str) -> None:
     with pytest.raises(ConfigError, match=r"\[durability\] was removed") as caught:
         m.parse_manifest(f'{PLAIN}[durability]\nsync = "{sync}"\n')
     assert (caught.value.key, caught.value.code) == ("$.durability", "E411")
+
+
+FINETUNE = """
+schema = 1
+name = "chats"
+[model]
+entry = "local:chats"
+[data]
+source = "local"
+format = "messages"
+length = 1024
+loss = "all"
+packing = false
+held_out = 0.05
+[train.inner]
+optimizer = "adamw8bit"
+tokens_per_step = 4096
+micro_batch = 2
+[prompts]
+texts = ["What is a swarm?", "Two lines:\\nand another"]
+"""
+
+
+def test_data_and_prompts_of_a_run_that_fine_tunes() -> None:
+    manifest = m.parse_manifest(FINETUNE)
+    assert manifest.prompts is not None
+    assert manifest.prompts.texts[1] == "Two lines:\nand another"
+    assert (manifest.data.length, manifest.data.held_out) == (1024, 0.05)
+    assert m.parse_manifest(as_toml(manifest)) == manifest
+    assert m.decode_manifest(manifest.encode()) == manifest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ('"local:chats"', '"builtin:gpt"', "$.data.format"),
+        ('source = "local"', 'source = "shared"', "$.data.sha256"),
+        ("held_out = 0.05", f'sha256 = "{"0" * 64}"', "$.data.sha256"),
+        ("held_out = 0.05", 'path = "/etc/passwd"', "$.data.path"),
+        ("held_out = 0.05", 'files = ["a.jsonl"]', "$.data.files"),
+        ("held_out = 0.05", "held_out = 0.6", "$.data.held_out"),
+        ("length = 1024", "length = 8", "$.data.length"),
+        ('format = "messages"', 'format = "sharegpt"', "$.data.format"),
+        ("micro_batch = 2", "micro_batch = 2\nin_backward = true", "$.train.inner.clip"),
+        (
+            "micro_batch = 2",
+            "micro_batch = 2\nin_backward = true\nclip = 0",
+            "$.train.inner.tokens_per_step",
+        ),
+        ('entry = "local:chats"\n[data]\nsource = "local"', 'hub = "a/b"\n[data]', "$.data.source"),
+        ("texts = [", "texts = [5, ", "$.prompts.texts"),
+        ("texts = [", "texts = []\nmore = [", "$.prompts"),
+    ],
+)
+def test_data_that_a_run_cannot_say(old: str, new: str, key: str) -> None:
+    assert old in FINETUNE
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(FINETUNE.replace(old, new))
+    assert key in str(caught.value)

@@ -33,6 +33,7 @@ from atoll.node.look.allowed import EVERYTHING, Allowed
 from atoll.node.look.machine import MachineReadings, find_nvml
 from atoll.node.look.metrics import NODE_METRICS, RUN_METRICS, NodeDocuments, exposition
 from atoll.node.look.metrics_server import MOST, REQUEST_S, MetricsServer
+from atoll.node.run.status import FIGURES
 from atoll.node.service.timings import Timings
 from atoll.node.session.events import Timed
 
@@ -89,7 +90,7 @@ def status(run: str = "abc", **more: Any) -> dict[str, Any]:
                     "training_share": 0.9,
                 },
                 "privacy": {"epsilon": 1.25, "stop_at_epsilon": 8.0},
-                "disk_bytes": 4096,
+                **{figure.field: 4096 for figure in FIGURES},
                 "verdicts": [{"code": "V01"}],
                 "trouble": {"code": "E302"},
                 "metrics": {"loss": 2.0, "broken": float("nan")},
@@ -177,8 +178,11 @@ def test_a_node_that_says_little_has_the_metrics_it_has() -> None:
     bare = NodeDocuments({"runs": [{"run_id": "abc"}]}, {}, {})
     assert {name for name, _ in read(exposition(bare))} == {
         "atoll_connected_peers",
+        "atoll_finished",
         "atoll_members",
         "atoll_members_unreachable",
+        "atoll_round",
+        "atoll_script_attached",
     }
 
 

@@ -33,7 +33,9 @@ from atoll.node.net.transport import addresses, door, faults, peerbook
 from atoll.node.net.transport.backoff import Backoff
 from atoll.node.net.transport.framing import MAX_FRAME_BYTES, FrameReader, frame
 from atoll.node.net.transport.peerbook import PeerBook
+from atoll.node.run import capability
 from atoll.node.run.invite import Invite, make_invite
+from atoll.node.service.announced import read_invite
 from atoll.security.identity import Identity
 
 A, B, C = Identity(b"a" * 32), Identity(b"b" * 32), Identity(b"c" * 32)
@@ -206,11 +208,22 @@ CERTIFIED_RUN = RunId("a" * 26)
 INVITE = make_invite(CERTIFIED_RUN, [], A, now_s=1000)
 
 
+def test_an_announcement_has_room_for_any_certificate_and_a_network_without_runs_takes_none() -> (
+    None
+):
+    assert announcements.MAX_CERTIFICATE_BYTES == capability.MAX_CERTIFICATE_BYTES
+    shown = INVITE.certify(B, 1000).encode()
+    news = announce(B, CERTIFIED_RUN, [HERE], 1000.0, A.peer, shown)
+    assert Registry((), read_invite).accept(news, C.peer, 0.0, 1000.0)
+    with pytest.raises(RemoteProtocolError, match="no certificate"):
+        Registry().accept(news, C.peer, 0.0, 1000.0)
+
+
 def test_under_an_organiser_only_its_certificates_are_taken_in_and_no_flood_has_a_place() -> None:
     """By a node that knows nothing of the run: places are by run and organiser, and who asks names
     the organiser.
     """
-    registry, run, flooder = Registry(), CERTIFIED_RUN, Identity.generate()
+    registry, run, flooder = Registry((), read_invite), CERTIFIED_RUN, Identity.generate()
     shown = INVITE.certify(B, 1000).encode()
     member, organiser = (
         announce(who, run, [HERE], 1000.0, A.peer, certificate)
@@ -237,7 +250,7 @@ def test_under_an_organiser_only_its_certificates_are_taken_in_and_no_flood_has_
         msgspec.structs.replace(member, sequence=member.sequence + 1),
     ):
         with pytest.raises(RemoteProtocolError):
-            Registry().accept(altered, C.peer, 0.0, 1000.0)
+            Registry((), read_invite).accept(altered, C.peer, 0.0, 1000.0)
     for _ in range(MAX_PER_RUN + 10):
         fake = Identity.generate()
         registry.accept(announce(fake, run, [HERE], 1000.0), flooder.peer, 0.0, 1000.0)
@@ -564,7 +577,7 @@ def test_who_holds_the_seed_of_one_invite_leaves_places_for_whoever_has_come_by_
     """
     monkeypatch.setattr(announcements, "MAX_PER_RUN", 8)
     monkeypatch.setattr(announcements, "MAX_BY_INVITE", 6)
-    run, registry = RunId("abcdefghijklmnopqrstuvwxyz"), Registry()
+    run, registry = RunId("abcdefghijklmnopqrstuvwxyz"), Registry((), read_invite)
     leaked, other = (make_invite(run, [], A, now_s=1000, life_s=1000) for _ in range(2))
 
     def comes(who: Identity, invite: Invite) -> bool:

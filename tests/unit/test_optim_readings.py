@@ -144,6 +144,27 @@ def test_the_median_of_losses_does_not_follow_one_liar() -> None:
     assert median_loss(losses(None, None)) is None
 
 
+def test_a_governor_that_advises_says_what_it_sees_and_changes_nothing() -> None:
+    """Runs whose members may lie have it: the one that tells a loss, or sends more, moves nothing."""
+    plain, advising = (
+        OuterStep(OuterSettings("nesterov", 1.0, 0.5, governor=governor, advises=governor))
+        for governor in (False, True)
+    )
+    anchors, seen = list[list[list[float]]](), list[object]()
+    off = subscribe(seen.append)
+    for step in (plain, advising):
+        anchor, state = torch.zeros(2), torch.zeros(step.state_numel(2))
+        anchors.append([])
+        for loss, length in [*[(2.0, 1.0)] * 6, (99.0, 1.0), (2.0, 9.0), (2.0, 1.0)]:
+            after = torch.empty(2)
+            step.apply(anchor, torch.full((2,), length), state, after, losses(loss, None, None))
+            anchor = after
+            anchors[-1].append(after.tolist())
+    off()
+    assert anchors[0] == anchors[1]
+    assert [each.what for each in seen if isinstance(each, Governed)] == ["loss", "norm"]
+
+
 def test_a_jump_of_the_loss_restarts_momentum_and_halves_the_rate() -> None:
     seen: list[object] = []
     off = subscribe(seen.append)

@@ -32,6 +32,8 @@ ODD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "number nothing": (lambda s, t: numbered(None, "x"), "takes a swarm first"),  # type: ignore[arg-type]
     "barrier of nothing": (lambda s, t: barrier(None, op_id="x"), "takes a swarm first"),  # type: ignore[arg-type]
     "gather into a list": (lambda s, t: all_gather([t], t, op_id="x"), "takes a swarm first"),  # type: ignore[arg-type]
+    "a class": (lambda s, t: all_reduce(SoloSwarm, t, op_id="x"), "not the class SoloSwarm"),  # type: ignore[arg-type]
+    "enter a class": (lambda s, t: enter(SoloSwarm), "not the class SoloSwarm"),  # type: ignore[arg-type]
     "root by rank": (lambda s, t: broadcast(s, t, root=0, op_id="x"), "the id of a peer"),  # type: ignore[arg-type]
     # names of operations and codecs
     "ReduceOp": (
@@ -53,9 +55,11 @@ ODD: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "an average of half": (lambda s, t: average(s, t.half(), op_id="x"), "float32 tensor"),
     # objects that pickle would take
     "a tensor as object": (lambda s, t: gather_objects(s, t, op_id="x"), "cannot be sent"),
-    "a class": (lambda s, t: gather_objects(s, object(), op_id="x"), "cannot be sent"),
+    "an instance": (lambda s, t: gather_objects(s, object(), op_id="x"), "cannot be sent"),
     "a long integer": (lambda s, t: gather_objects(s, 1 << 70, op_id="x"), "cannot be sent"),
     # memory
+    "rows beyond memory": (lambda s, t: all_gather(s, t, op_id="x", most=10**13), "no memory for"),
+    "rows beyond numbers": (lambda s, t: all_gather(s, t, op_id="x", most=10**19), "no memory for"),
     "a buffer of a shape": (lambda s, t: s.buffer((2, 3)), "numel is a whole number"),
     "a buffer of a float": (lambda s, t: s.buffer(1e3), "numel is a whole number"),
     "an empty buffer": (lambda s, t: s.buffer(0), "a buffer of 0 elements"),

@@ -164,7 +164,8 @@ def test_a_manifest_says_it_and_its_bytes_and_text_keep_it() -> None:
     found = parse_manifest(manifest(OWN))
     assert found.settings().outer == COLD
     assert decode_manifest(found.encode()) == parse_manifest(as_toml(found)) == found
-    assert found == parse_manifest(manifest('preset = "cold"'))
+    cold = parse_manifest(manifest('preset = "cold"'))
+    assert cold == parse_manifest(manifest(OWN.replace("20", "10"), "growth = 20"))
     assert b"warmup" not in parse_manifest(manifest("lr = 0.9\nmomentum = 0.6")).encode()
 
 

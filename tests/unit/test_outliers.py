@@ -130,9 +130,9 @@ def test_a_member_leaves_a_bad_round_out_and_the_others_go_on() -> None:
     [
         (
             "train = { outliers = 3.0, method = 'gradient_averaging', outer = { optimizer = 'sgd', lr = 0.1 } }",
-            "$.train.method",
+            "$.train.outliers",
         ),
-        ("train = { outliers = 3.0 }\nmode = 'federated'", "$.mode"),
+        ("train = { outliers = 3.0 }\nkind = 'federated'", "$.train.outliers"),
         (
             "train = { outliers = 3.0 }\nexchange = { arrivals = { quorum = 2 } }",
             "$.exchange.arrivals",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import sys
 import tomllib
 
+import pytest
 from house import LAYERS, ROOT, imports, package_files
 
 DIRECT = {
@@ -29,6 +32,7 @@ DIRECT = {
     "segno",
     "ifaddr",
     "nvidia_ml_py",
+    "pyarrow",
 }
 MODULES = {"pynvml": "nvidia_ml_py"}
 """Modules whose package has another name."""
@@ -48,6 +52,18 @@ def test_every_package_has_its_row() -> None:
     rows = _project()["tool"]["setuptools"]["packages"]  # type: ignore[index]
     assert sorted(rows) == sorted(packages)
     assert len(rows) == len(set(rows))
+
+
+@pytest.mark.parametrize("folder", ["collectives", "node", "optim"])
+def test_a_stub_names_what_its_package_loads(folder: str) -> None:
+    """Type checkers read the stub alone."""
+    stub = ast.parse((ROOT / folder / "__init__.pyi").read_text(encoding="utf-8"))
+    imported = [
+        alias.name for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names
+    ]
+    package = importlib.import_module(f"atoll.{folder}")
+    assert sorted(imported) == sorted(package.__all__)
+    assert all(isinstance(node, ast.ImportFrom | ast.Assign) for node in stub.body)
 
 
 def test_every_folder_with_code_is_a_package_and_the_four_are_typed() -> None:

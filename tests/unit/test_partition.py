@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from exchange_kit import cid_of, make_plan, peers_of
 from hypothesis import given
@@ -11,7 +12,14 @@ from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.group import Contributor, Entry, Member, Part, Topology
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Ready
-from atoll.collectives.partition import SAME, check_plan, comparable, parts_for
+from atoll.collectives.partition import (
+    SAME,
+    check_plan,
+    comparable,
+    fair_share,
+    is_fair,
+    parts_for,
+)
 from atoll.collectives.round.routes import topology_of
 
 rates = st.lists(st.one_of(st.just(0.0), st.floats(1e3, 1e9)), min_size=1, max_size=20)
@@ -60,6 +68,55 @@ def test_no_peer_is_much_slower_than_it_must_be(bandwidths):
         max(1 / r for r in bandwidths), 2 * (n - 1) / sum(bandwidths)
     )  # sending alone; everybody together
     assert slowest <= bound * 1.001
+
+
+@given(st.integers(1, 500), rates, st.integers(0, 5), st.floats(0, 0.999))
+def test_nobody_owns_more_than_a_fair_share_where_members_may_lie(chunks, bandwidths, lying, lack):
+    peers = [(f"p{i}", rate) for i, rate in enumerate(bandwidths)]
+    most = fair_share(chunks, len(peers), lying)
+    parts = parts_for(chunks - lack, peers, most)
+    assert [part.first for part in parts] + [chunks] == [0] + [part.stop for part in parts]
+    assert max(part.stop - part.first for part in parts) <= most
+    plain = parts_for(chunks - lack, peers)
+    if max(part.stop - part.first for part in plain) <= most:
+        assert parts == plain
+
+
+def test_what_is_over_a_fair_share_goes_to_owners_then_to_the_slow_then_to_the_rest():
+    a, b, c, d = peers_of(4)
+    lengths = lambda peers, most: {  # noqa: E731
+        part.owner: part.stop - part.first for part in parts_for(100, peers, most)
+    }
+    assert fair_share(100, 4, 1) == 50
+    assert fair_share(100, 5, 2) == 34
+    assert fair_share(100, 1, 1) == 100  # alone it owns all: it is its own contribution
+    # of 100 chunks the fastest would own 70
+    assert lengths([(a, 2), (b, 1), (c, 1), (d, 1)], None) == {a: 70, b: 10, c: 10, d: 10}
+    assert lengths([(a, 2), (b, 1), (c, 1), (d, 1)], 50) == {a: 50, b: 17, c: 17, d: 16}
+    # a thin link owns something only where there is nobody else
+    assert lengths([(a, 10), (b, 1), (c, 0), (d, 0)], 50) == {a: 50, b: 50}
+    assert lengths([(a, 10), (b, 10), (c, 1), (d, 1)], 50) == {a: 50, b: 50}
+    assert lengths([(a, 10), (b, 0), (c, 0), (d, 0)], 50) == {a: 50, b: 17, c: 17, d: 16}
+
+
+def test_a_plan_that_gives_its_convener_more_than_its_fair_share():
+    a, b, c, d = peers_of(4)
+    plan = make_plan(
+        [(peer, cid_of(at), 1) for at, peer in enumerate((a, b, c, d))],
+        [a, b, c, d],
+        100,
+        10,
+        "fp32",
+    )
+    own = msgspec.structs.replace(plan, parts=(Part(a, 0, 5), Part(b, 5, 10)))
+    assert is_fair(plan, 1)
+    assert is_fair(own, 1)
+    assert not is_fair(own, 2)
+    assert not is_fair(msgspec.structs.replace(plan, parts=(Part(a, 0, 6), Part(b, 6, 10))), 1)
+    again = (Part(a, 0, 3), Part(b, 3, 7), Part(a, 7, 10))
+    assert not is_fair(msgspec.structs.replace(plan, parts=again), 1)
+    nothing = msgspec.structs.replace(plan, parts=(), contributors=())
+    assert is_fair(nothing, 1)
 
 
 def test_known_shares():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from atoll.node.client import NodeClient, join
 from atoll.node.home.config import load_config, set_value
 from atoll.node.home.hours import DAY, Hours, hours_of
 from atoll.node.home.paths import find_paths
+from atoll.node.run.status import read_run_status
 from atoll.node.service.pausing import FILE, RunPause
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
@@ -66,8 +68,8 @@ def test_settings_that_are_numbers_are_read_from_texts(tmp_path: Path) -> None:
     assert (told.config.node.drain_s, told.config.node.port) == (3.5, 7)
     assert set_value(paths, "node.drain_s", "25") == 25.0
     assert set_value(paths, "node.hours", "22-06") == "22-06"
-    assert set_value(paths, "notify.command", "say 'a b'") == "say 'a b'"
-    assert load_config(paths, environ={}).config.notify_command == ("say", "a b")
+    assert set_value(paths, "notify.command", "echo 'a b'") == "echo 'a b'"
+    assert load_config(paths, environ={}).config.notify_command == ("echo", "a b")
     for key, text in (
         ("node.drain_s", "soon"),
         ("node.drain_s", "nan"),
@@ -80,6 +82,32 @@ def test_settings_that_are_numbers_are_read_from_texts(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as wrong:
             set_value(paths, key, text)
         assert wrong.value.key == f"$.{key}"
+
+
+def test_a_command_that_the_node_could_not_run_is_refused_with_one_that_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else verdicts would be told to nobody."""
+    paths, script = find_paths(tmp_path / "home"), tmp_path / "my tell.sh"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    script.write_text("#!/bin/sh\n")
+    for text in ("'./my tell.sh' 7", "'~/my tell.sh' 7"):
+        script.chmod(0o600)
+        with pytest.raises(ConfigError) as refused:
+            set_value(paths, "notify.command", text)
+        assert refused.value.hint == f"chmod +x '{script}'"
+        script.chmod(0o700)
+        with pytest.raises(ConfigError) as refused:
+            set_value(paths, "notify.command", text)
+        *words, value = shlex.split(refused.value.hint)
+        assert words == ["atoll", "config", "set", "notify.command"]
+        set_value(paths, "notify.command", value)
+        assert load_config(paths, environ={}).config.notify_command == (str(script), "7")
+    for text in ("no-such-program", str(tmp_path / "gone.sh"), "./gone.sh"):
+        with pytest.raises(ConfigError, match="which the node cannot run"):
+            set_value(paths, "notify.command", text)
+    assert set_value(paths, "notify.command", "") == ""
 
 
 class Clock:
@@ -143,7 +171,7 @@ def test_a_torn_word_is_a_pause(tmp_path: Path) -> None:
 
 def test_it_is_said_in_words() -> None:
     run = {"phase": "running", "script": False, "paused": "paused until 22:00"}
-    assert run_state(run) == "paused until 22:00; the node serves the run"
+    assert run_state(read_run_status(run)) == "paused until 22:00; the node serves the run"
     event = {"at": 0.0, "event": "run.paused", "why": "paused until 22:00"}
     assert list(Words().of(event)) == ["training is paused until 22:00; the node serves the run"]
 

@@ -4,6 +4,9 @@ accounted, and an end before epsilon is passed.
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -11,8 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.collectives.errors import ConfigError
+from atoll.collectives.errors import ConfigError, StateError
 from atoll.optim.federated.examples import PrivateExamples
+from atoll.optim.model.flat import FlatVector
+from atoll.security.privacy import Accountant
 
 
 def model_of(inputs: int) -> nn.Linear:
@@ -80,3 +85,58 @@ def test_parameters_that_an_example_does_not_meet_get_noise_all_the_same() -> No
         nn.ModuleList([met, unmet]), [torch.tensor([1.0, 0.0])], lambda row: met(row).sum()
     )
     assert float((gradient(unmet) * 10).std()) == pytest.approx(2.0, rel=0.1)
+
+
+@pytest.mark.slow
+def test_what_is_spent_survives_five_kills(tmp_path: Path) -> None:
+    """Never below the truth, and by less than a fiftieth above it."""
+    kept, made, model = tmp_path / "patients.json", 0, model_of(2)
+    for steps in (310, 1, 97, 260, 411):
+        if (child := os.fork()) == 0:
+            life = private(noise=1.0, kept=kept)
+            for _ in range(steps):
+                life.step(model, [], lambda row: model(row).sum())
+            os.kill(os.getpid(), signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        made += steps
+    told = private(noise=1.0, kept=kept).accountant
+    truth = Accountant(1e-5)
+    truth.spend(0.1, 1.0, made)
+    assert truth.epsilon <= told.epsilon <= 1.02 * truth.epsilon
+    assert made <= told.steps
+
+
+def test_a_ledger_is_of_one_process_and_gives_back_what_was_not_made(tmp_path: Path) -> None:
+    kept, model = tmp_path / "patients.json", model_of(2)
+    first = private(noise=1.0, kept=kept)
+    with pytest.raises(ConfigError, match="another process"):
+        private(noise=1.0, kept=kept)
+    for _ in range(700):
+        first.step(model, [], lambda row: model(row).sum())
+    first.close()
+    assert private(noise=1.0, kept=kept).accountant.steps == 700
+    (tmp_path / "damaged.json").write_text("{}")
+    with pytest.raises(StateError, match="no ledger"):
+        private(noise=1.0, kept=tmp_path / "damaged.json")
+
+
+def test_two_calls_before_a_step_are_added_and_both_are_paid() -> None:
+    """The second does not take the place of the first one's gradient."""
+    model, examples = model_of(4), private()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    row = torch.tensor([0.0, 0.5, 0.0, 0.0])
+    for _ in range(2):
+        examples.step(model, [row], lambda row: model(row).sum())
+    assert torch.allclose(gradient(model), torch.tensor([0.0, 0.1, 0.0, 0.0]), atol=0.01)
+    assert examples.accountant.steps == 2
+    optimizer.step()
+    examples.step(model, [row], lambda row: model(row).sum())  # of the new point alone
+    assert torch.allclose(gradient(model), torch.tensor([0.0, 0.05, 0.0, 0.0]), atol=0.01)
+
+
+def test_a_model_that_opacus_has_wrapped_is_the_same_model() -> None:
+    """Of sites with and without it, in one run."""
+    opacus = pytest.importorskip("opacus")
+    plain = nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2))
+    wrapped = opacus.GradSampleModule(nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)))
+    assert FlatVector(wrapped).layout == FlatVector(plain).layout

@@ -17,6 +17,7 @@ from atoll.node.cli.costs import describe_lines
 from atoll.node.home.output import Terminal
 from atoll.node.manifest import parse_manifest
 from atoll.node.run.quorum import no_quorum, quorum_of
+from atoll.node.run.status import read_run_status
 from atoll.node.views.documents import lying_text, peers_table, run_lines, runs_table, status_text
 from atoll.node.views.live import RunProgress
 
@@ -93,9 +94,10 @@ def test_documents_say_it_for_tools_and_people() -> None:
     )
     assert f"training; {LACK}" in runs_table(terminal, [run_])
     progress = RunProgress("tide", 9)
-    progress.take_status(run_)
+    progress.take_status(read_run_status(run_))
     assert progress.state == f"training; {LACK}"
-    progress.take_status(run_ | {"quorum": quorum_of(rows({"o": False, "a": True, "b": True}))})
+    held = quorum_of(rows({"o": False, "a": True, "b": True}))
+    progress.take_status(read_run_status(run_ | {"quorum": held}))
     assert progress.state == "training"
 
 
@@ -147,5 +149,5 @@ def test_words_of_a_run_that_bears_liars() -> None:
     assert (told or {})["needed"] == 4
     assert no_quorum(told) == "no quorum: 3 of 5 members reachable; the open round waits for 4"
     assert "lying    rounds begin with 4 members; there are 1" in "\n".join(
-        run_lines(Terminal(), {"lying": 1, "members": ["o"]})
+        run_lines(Terminal(), read_run_status({"lying": 1, "members": ["o"]}))
     )

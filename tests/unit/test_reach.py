@@ -14,7 +14,7 @@ import trio
 from atoll.collectives.identifiers import PeerId
 from atoll.node.net.announcements import Registry, announce
 from atoll.node.net.reach import natpmp, portmap, upnp
-from atoll.node.net.reach.autonat import Window, may_try
+from atoll.node.net.reach.autonat import may_try
 from atoll.node.net.reach.circuit import peer_field, peer_in, reservation_fields, reservation_in
 from atoll.node.net.reach.ledger import RelayLedger, RelayLimits
 from atoll.node.net.reach.manager import FRESH_S, AddressManager
@@ -313,18 +313,6 @@ def test_a_server_dials_nothing_but_the_askers_own_host() -> None:
     assert may_try(asked, "192.168.1.20") == []
     assert may_try(asked, "") == []
     assert len(may_try([f"/ip4/11.0.0.7/tcp/{port}" for port in range(1, 99)], "11.0.0.7")) == 4
-
-
-def test_dialling_back_is_rationed() -> None:
-    window = Window(3, 2)
-    assert [window.allows(peer, 0.0) for peer in (A, A, A, B, C)] == [
-        True,
-        True,
-        False,
-        True,
-        False,
-    ]
-    assert window.allows(A, 61.0)
 
 
 # ---- messages

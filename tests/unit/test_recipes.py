@@ -155,7 +155,7 @@ def test_the_recipe_trains_by_federated_methods_with_several_gradients_a_step(
     text = TINY.replace("[train.outer]\nlr = 0.9\nmomentum = 0.6\n", "").replace(
         "lr = 0.01", 'optimizer = "sgd"\nlr = 0.3'
     )
-    manifest = parse_manifest(f'mode = "federated"\n{text}[federated]\n{federated}\n')
+    manifest = parse_manifest(f'kind = "federated"\n{text}[federated]\n{federated}\n')
     member = TrainingMember(SoloSwarm(manifest.settings()), manifest, corpus)
     before = loop.evaluate(member.model, corpus.held_out)
     member.train()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round.relays import RelayGrid
+from atoll.collectives.modes.relays import RelayGrid
 
 COUNTS = st.integers(1, 300)
 

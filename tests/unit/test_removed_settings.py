@@ -7,7 +7,7 @@ import pytest
 
 from atoll.collectives.errors import ConfigError
 from atoll.node import manifest as m
-from atoll.node.manifest.removed import REMOVED, refuse_removed
+from atoll.node.manifest.removed import REMOVED, find_removed
 
 HEAD = 'schema = 1\nname = "tide"\n'
 
@@ -26,7 +26,7 @@ def test_a_text_with_a_removed_table_is_refused_with_the_cure(text: str, key: st
         m.parse_manifest(HEAD + text, "run.toml")
     assert (caught.value.key, caught.value.code) == (f"$.{key}", "E411")
     assert caught.value.message == f"run.toml has $.{key}: {REMOVED[key]}"
-    assert caught.value.hint == "Remove it from the file."
+    assert caught.value.hint == "Leave it out."
 
 
 def test_all_removed_tables_are_named_at_once() -> None:
@@ -46,7 +46,15 @@ def test_bytes_of_an_earlier_atoll_are_not_called_newer(key: str) -> None:
 
 @pytest.mark.parametrize("table", [{}, {"exchange": 1}, [], None])
 def test_other_tables_are_not_refused(table: object) -> None:
-    refuse_removed(table, "manifest")
+    assert find_removed(table, "manifest") == []
+
+
+@pytest.mark.parametrize("mode", ["federated", "swarm"])
+def test_a_mode_is_a_kind_now(mode: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        m.parse_manifest(f'{HEAD}mode = "{mode}"\n')
+    assert (caught.value.key, caught.value.code) == ("$.mode", "E411")
+    assert caught.value.hint == f'Leave it out and kind = "{mode}".'
 
 
 def test_every_sentence_says_that_it_was_removed() -> None:

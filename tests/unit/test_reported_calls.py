@@ -71,7 +71,7 @@ def test_an_answer_that_nobody_took_is_not_the_next_ones(swarm: RunSwarm) -> Non
     """Shopify/async-memcached#88: a call is dropped before its answer is read, and the next one
     takes that for its own.
     """
-    for number in range(40):
+    for number in range(8):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             all_reduce(swarm, torch.full((5,), -1.0), op_id=f"dropped/{number}", op="sum")

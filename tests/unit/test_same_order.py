@@ -104,9 +104,50 @@ def test_the_digest_says_nothing_of_the_data_to_who_is_in_another_run_or_round()
     assert later != here
 
 
-def test_a_small_data_set_that_repeats_is_not_told_again() -> None:
-    batches = [torch.tensor([0.0]), torch.tensor([1.0])] * 20
-    assert [round_ for round_, _ in told(batches)] == [0, 1]
+def test_gradients_that_repeat_are_not_told_again_and_batches_are() -> None:
+    batches = [torch.tensor([0.0]), torch.tensor([1.0])] * 3
+    assert [round_ for round_, _ in told(batches)] == [0, 1, 2, 3, 4, 5]
+    parameter, swarm = torch.nn.Parameter(torch.ones(2)), Told()
+    first: Any = FirstBatches(swarm)  # pyright: ignore[reportArgumentType]
+    for round_, batch in enumerate(batches):
+        parameter.grad = 1 + batch.expand(2)
+        first.trained([parameter], round_)
+    assert [round_ for round_, _ in swarm.told] == [0, 1]
+
+
+def rounds_until_told(few: int, *, own: bool, read_first: bool) -> int | None:
+    """Of a data set of so many batches that both read in one order, or each by lot. A node hears of
+    what is read with a round's first batch, or after it.
+    """
+    run, draw = RunId("run"), random.Random(3)
+    order = SameOrder(run)
+    for round_ in range(400):
+        mine = round_ % few
+        theirs = draw.randrange(few) if own else mine
+        contents = [b"%d" % (mine + at) for at in range(2)]
+        if read_first:
+            for content in contents[:1]:
+                order.read(content)
+        order.begun(round_, batch_digest(run, round_, contents[0]))
+        order.look({ONE: (round_, batch_digest(run, round_, b"%d" % theirs))})
+        if order.equal:
+            return round_ + 1
+        for content in contents[0 if not read_first else 1 :]:
+            order.read(content)
+    return None
+
+
+@pytest.mark.parametrize("read_first", [False, True])
+@pytest.mark.parametrize(
+    ("few", "rounds"), [(1, 20), (2, 20), (3, RUNNING), (4, RUNNING), (100, RUNNING)]
+)
+def test_of_a_small_data_set_more_equal_rounds_are_asked_for(
+    few: int, rounds: int, read_first: bool
+) -> None:
+    assert rounds_until_told(few, own=False, read_first=read_first) == rounds
+    if few > 1:  # by chance at most before one repeats, where the data set may be a large one
+        found = rounds_until_told(few, own=True, read_first=read_first)
+        assert found is None or found <= few
 
 
 @pytest.mark.parametrize(

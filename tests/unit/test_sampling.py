@@ -16,7 +16,7 @@ from atoll.collectives.swarm import SampleSettings
 from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
 
-FEDERATED = 'schema = 1\nname = "x"\nmode = "federated"\nmodel = { entry = "local:x" }\n'
+FEDERATED = 'schema = 1\nname = "x"\nkind = "federated"\nmodel = { entry = "local:x" }\n'
 
 
 def config(n: int, life: int = 0) -> tuple[Member, ...]:

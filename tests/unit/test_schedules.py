@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +195,171 @@ def test_schedules_without_an_end_are_let_be(make: Any, caplog: pytest.LogCaptur
     assert plain_loop(stepped, caplog, rounds=12) == []
 
 
+def test_a_schedule_of_the_runs_steps_at_a_slower_member_is_told_to_follow_the_run(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Others end rounds after fewer steps of its own: `steps_left` is not the cure."""
+    swarm = SoloSwarm(run(rounds=10))
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = linear(steps_left(swarm))(optimizer)
+    sync = attach(model, optimizer, swarm, batch_size=1)
+    with caplog.at_level(logging.WARNING, logger="atoll"):
+        while not sync.done:
+            for _ in range(H - 1):
+                model(torch.ones(1, 2)).sum().backward()
+                optimizer.step()
+                schedule.step()
+            sync.sync()
+    (said,) = [r.getMessage() for r in caplog.records if "schedule" in r.getMessage()]
+    assert "since others are faster: let it follow attachment.position" in said
+    assert "steps_left" not in said
+
+
 def test_of_a_run_without_an_end_no_schedule_is_judged(caplog: pytest.LogCaptureFixture) -> None:
     assert plain_loop(ENDING["cosine"](400), caplog, rounds=None) == []
+
+
+def by_hand(
+    rate: Callable[[int], float],
+    caplog: pytest.LogCaptureFixture,
+    *,
+    rounds: int = 8,
+    follows: bool = False,
+    groups: int = 1,
+    skips: Collection[int] = (),
+) -> list[str]:
+    """What is said of a loop that sets this rate of each step, as nanoGPT's does and timm's
+    schedulers do. ``skips``: steps whose rate is set and which are not made.
+    """
+    swarm = SoloSwarm(run(rounds=rounds))
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD([{"params": each.parameters()} for each in model][:groups], lr=1.0)
+    sync = attach(model, optimizer, swarm, batch_size=1) if groups == 2 else None
+    if sync is None:
+        for each in model[1].parameters():
+            each.requires_grad_(False)
+        sync = attach(model, optimizer, swarm, batch_size=1)
+    with caplog.at_level(logging.WARNING, logger="atoll"):
+        for step in range(100 * H * rounds):
+            if sync.done:
+                break
+            for number, group in enumerate(optimizer.param_groups):
+                group["lr"] = (1 + number) * rate(sync.position if follows else step)
+            if step in skips:
+                continue
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = [r.getMessage() for r in caplog.records if "learning rate falls" in r.getMessage()]
+    caplog.clear()
+    return found
+
+
+def half_cosine(steps: int, least: float = 0.0, warm: int = 0, each: int = 1) -> Any:
+    def rate(step: int) -> float:
+        if step < warm:
+            return 1e-3 * (step + 1) / warm
+        over = min(1.0, (step - warm) // each * each / (steps - warm))
+        return least + (1e-3 - least) * 0.5 * (1 + math.cos(math.pi * over))
+
+    return rate
+
+
+def timms(steps: int, each: int = 1, *, warm: int, prefix: bool) -> Any:
+    """timm's CosineLRScheduler of so many epochs of ``each`` steps, where ``warm`` are a warm-up:
+    with ``prefix`` before the cosine, else instead of its beginning.
+    """
+
+    def rate(step: int) -> float:
+        epoch = step // each
+        if epoch < warm:
+            return 1e-6 + epoch * (1e-3 - 1e-6) / warm
+        epoch -= warm if prefix else 0
+        if epoch >= steps:
+            return 1e-5
+        return 1e-5 + 0.5 * (1e-3 - 1e-5) * (1 + math.cos(math.pi * epoch / steps))
+
+    return rate
+
+
+def line(steps: int, least: float = 0.0) -> Any:
+    return lambda step: max(least, 1e-3 * (1 - step / steps))
+
+
+FALLING: dict[str, tuple[Any, str]] = {
+    # karpathy/nanoGPT: get_lr, with lr_decay_iters left at its default
+    "nanogpt": (half_cosine(600, 1e-4, warm=3), "half cosine, of which 13% will be over then"),
+    # huggingface/pytorch-image-models: t_initial in epochs, or in updates
+    "timm_epochs": (half_cosine(400, 1e-5, each=4), "of which 27% will be over then"),
+    "timm_updates": (half_cosine(400), "of which 27% will be over then"),
+    "line": (line(1000), "in a straight line, and will still be 88 % of its highest"),
+}
+
+
+@pytest.mark.parametrize("kind", FALLING)
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_rate_that_a_script_sets_is_judged_by_what_it_does(
+    kind: str, groups: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rate, words = FALLING[kind]
+    rounds = 28 if kind == "nanogpt" else 37 if kind.startswith("timm") else 40
+    (said,) = by_hand(rate, caplog, rounds=rounds, groups=groups)
+    assert words in said
+    assert "steps_left(swarm) steps of atoll.optim" in said
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        half_cosine(H * 20),
+        half_cosine(H * 20, 1e-4, warm=5),
+        half_cosine(H * 18, 1e-4),
+        line(H * 20),
+        line(H * 24, 1e-4),
+        lambda step: 1e-3,
+        lambda step: 1e-3 * min(1.0, (step + 1) / 400),  # a warm-up
+        lambda step: 1e-3 * 0.99**step,
+        lambda step: 1e-3 / (1 + step) ** 0.5,
+        lambda step: 1e-3 * 0.1 ** (step // 17),
+        lambda step: 1e-3 * (1 - step / 400) ** 2,
+        lambda step: half_cosine(17)(step % 17),  # restarts
+        lambda step: 1e-4 + 1e-3 * abs((step + 15) % 30 - 15) / 15,  # a triangle, up and down
+        lambda step: 1e-3 * 0.999999**step,
+        lambda step: 0.0 if step else 1e-3,
+    ],
+)
+def test_rates_that_end_with_the_run_or_nowhere_are_let_be(
+    rate: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert by_hand(rate, caplog, rounds=20) == []
+
+
+@pytest.mark.parametrize("each", [1, 12])  # step_update(n), and step(epoch)
+@pytest.mark.parametrize(("warm", "prefix"), [(0, False), (1, False), (2, False), (2, True)])
+def test_timms_schedule_of_the_runs_epochs_is_let_be_and_a_longer_one_named(
+    each: int, warm: int, prefix: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rounds, epochs = 40, H * 40 // each
+    within = epochs - (warm if prefix else 0)
+    assert by_hand(timms(within, each, warm=warm, prefix=prefix), caplog, rounds=rounds) == []
+    for longer in (2, 10):
+        rate = timms(longer * epochs, each, warm=warm, prefix=prefix)
+        (said,) = by_hand(rate, caplog, rounds=rounds)
+        assert "on a half cosine" in said
+
+
+def test_a_rate_that_follows_the_run_is_not_judged(caplog: pytest.LogCaptureFixture) -> None:
+    """Where it ends then depends on who comes."""
+    assert by_hand(half_cosine(600), caplog, rounds=20, follows=True) == []
+    assert len(by_hand(half_cosine(600), caplog, rounds=20)) == 1
+
+
+def test_steps_that_are_skipped_hide_a_falling_rate_for_some_steps_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (said,) = by_hand(half_cosine(600), caplog, rounds=20, skips=(9, 10, 13))
+    assert "half cosine" in said
 
 
 class Deep(nn.Module):
@@ -294,9 +459,17 @@ def test_trainer_counts_the_batches_that_fit_into_memory(tmp_path: Path, accumul
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("max_steps", "told"), [(H * ROUNDS, False), (60, True)])
+@pytest.mark.parametrize(
+    ("max_steps", "end", "told"),
+    [
+        (H * ROUNDS, H * ROUNDS, ""),
+        (60, 60, "lightning.Trainer(max_steps=steps_left(swarm))"),
+        # the trainer ends with the run, and the script's own schedule does not
+        (H * ROUNDS, 60, "(LinearLR, total_iters 60) will be at 18 % of its way"),
+    ],
+)
 def test_lightnings_schedule_is_compared_with_the_run(
-    max_steps: int, told: bool, caplog: pytest.LogCaptureFixture
+    max_steps: int, end: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     from lightning.pytorch import LightningModule, Trainer
     from torch.utils.data import DataLoader
@@ -313,7 +486,7 @@ def test_lightnings_schedule_is_compared_with_the_run(
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-            schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, max_steps)
+            schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, end)
             return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
     callback = AtollLightningCallback(SoloSwarm(run()))
@@ -330,9 +503,8 @@ def test_lightnings_schedule_is_compared_with_the_run(
         trainer.fit(Net(), DataLoader(torch.ones(4096, 2), batch_size=4))
     assert callback.attachment is not None
     assert callback.attachment.done
-    assert bool(warnings(caplog)) is told
-    if told:
-        assert "lightning.Trainer(max_steps=steps_left(swarm))" in warnings(caplog)[0]
+    assert len(warnings(caplog)) == bool(told)
+    assert not told or told in warnings(caplog)[0]
 
 
 def test_members_of_a_run_have_the_same_number_of_steps_left() -> None:

@@ -18,7 +18,10 @@ from torch import nn
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.metrics import Warned, number_of
 from atoll.collectives.swarm import OuterSettings, RunSettings, sample_count
+from atoll.node.run.duty import OF_DUTY
+from atoll.node.run.verdicts import BUFFERS, NOT_COUNTED, PARTS, STILL, Verdicts
 from atoll.optim import Attachment, SoloSwarm, attach
+from atoll.optim.script.lookout import OWN, OWN_BEGINNINGS
 
 H = 2
 
@@ -224,3 +227,70 @@ def test_a_lazy_model_is_attached_after_one_call_as_the_hint_says() -> None:
     assert "Call the model once" in told.value.hint
     model(torch.zeros(2, 3))
     assert attach(model, None, SoloSwarm(run())).round == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "mean"),
+    [
+        # Lightning-AI/torchmetrics#187, modelscope/ms-swift#9551: counts beyond 2^24 in float32
+        ([torch.tensor(16_777_217)] * 2, 16_777_217.0),
+        ([torch.tensor(90_170_815), torch.tensor(90_170_813)], 90_170_814.0),
+        ([torch.tensor(0.1, dtype=torch.float64)] * 2, 0.1),
+        # wandb/wandb#3464, mlflow/mlflow#5462
+        ([torch.tensor(0.5, dtype=torch.bfloat16), torch.tensor(2.5)], 1.5),
+        ([np.bool_(True), np.bool_(False)], 0.5),
+    ],
+)
+def test_a_mean_of_what_is_logged_is_exact(values: list[Any], mean: float) -> None:
+    sync, step = begun(SoloSwarm(run()))
+    for value in values:
+        sync.log(tokens=value)
+        step()
+    assert sync.stats["metrics/tokens"] == mean
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        # mlfoundations/open_clip#613, pytorch/torchtitan#844: the step among the metrics
+        ("step", None),
+        ("samples", None),
+        ("dropped", "V04"),
+        ("moved", "V16"),
+        ("samples_short", "V14"),
+        ("still_rate", "V15"),
+        ("parts_outside", "V19"),
+        ("buffer_learnt/x", "V18"),
+        ("frozen_changed/x", "V18"),
+        ("encoding_error", None),
+        ("held_out", None),
+    ],
+)
+def test_a_number_of_the_runs_own_is_not_taken_from_a_script(
+    name: str, code: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a script that logs it raises a verdict, or hides one."""
+    swarm, verdicts = SoloSwarm(run(16)), Verdicts()
+    sync, step = begun(swarm)
+    for at in range(16 * H):
+        sync.log(**{name: 1.0 + at, "loss": 1.0})
+        step()
+        verdicts.take({"at": at, "event": "script.report", "metrics": dict(swarm.reported)})
+    assert not verdicts.standing
+    if code is not None:  # which such a number would have raised
+        for at in range(16 * H):
+            metrics = {**swarm.reported, name: 1.0 + at}
+            verdicts.take({"at": 99.0 + at, "event": "script.report", "metrics": metrics})
+        assert code in {each for each, _ in verdicts.standing}
+    (line,) = [r.getMessage() for r in caplog.records if "leaves" in r.getMessage()]
+    assert f"log() leaves {name!r} out" in line
+    assert swarm.reported["step"] == 16 * H
+    assert f"metrics/{name}" not in sync.stats
+
+
+def test_all_numbers_that_verdicts_go_by_are_names_of_the_runs_own() -> None:
+    """But for the loss, which is the script's to log."""
+    names = {*NOT_COUNTED, *STILL, *PARTS, *BUFFERS, *OF_DUTY}
+    assert {
+        each for each in names if each not in OWN and not each.startswith(OWN_BEGINNINGS)
+    } == set()

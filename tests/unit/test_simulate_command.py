@@ -133,7 +133,7 @@ def test_the_manifests_method_and_outer_step_are_simulated(
     plain = simulated(capsys, *options)["curves"]["fedavg"][0][-1]["loss"]
     (folder / "run.toml").write_text(
         RUN.replace(
-            "[model]", 'mode = "federated"\n[federated]\nmethod = "fedavg"\nlr = 0.01\n[model]', 1
+            "[model]", 'kind = "federated"\n[federated]\nmethod = "fedavg"\nlr = 0.01\n[model]', 1
         )
     )
     slow = simulated(capsys, *options)["curves"]["fedavg"][0]
@@ -142,14 +142,14 @@ def test_the_manifests_method_and_outer_step_are_simulated(
         simulated(capsys, *options, "--server-lr", "1")["curves"]["fedavg"][0][-1]["loss"] == plain
     )
     (folder / "run.toml").write_text(
-        RUN.replace("[model]", 'mode = "federated"\n[federated]\nmethod = "scaffold"\n[model]', 1)
+        RUN.replace("[model]", 'kind = "federated"\n[federated]\nmethod = "scaffold"\n[model]', 1)
     )
     assert list(simulated(capsys, *options)["table"]) == ["scaffold"]
     assert list(simulated(capsys, *options, "--methods", "fedprox")["table"]) == ["fedprox"]
 
 
 def federated(tables: str) -> str:
-    return RUN.replace("[model]", 'mode = "federated"\n[model]', 1) + tables
+    return RUN.replace("[model]", 'kind = "federated"\n[model]', 1) + tables
 
 
 def test_contributions_are_bounded_and_have_the_noise_that_the_manifest_says(
@@ -253,6 +253,59 @@ def test_buckets_are_compared_and_too_few_sites_make_no_round(
     )
 
 
+WORK = RUN.replace(
+    "[model]", 'kind = "federated"\n[federated]\nwork = { epochs = 1 }\n[model]', 1
+).replace("sync_every = 4\n", "")
+
+
+def test_sites_of_a_size_and_a_speed_are_played_with_their_deaths(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.toml").write_text(WORK)
+    (folder / "churn.txt").write_text("at 12 kill 1   # for good\nat 21 kill site-2 back 1\n")
+    options = ["--task", "blobs.py:blobs", "--rounds", "3", "--sites", "60@1s, 30@1s, 2 x 10@3s"]
+    options += ["--churn", "churn.txt"]
+    (found,) = simulated(capsys, *options)["rounds"]["fedavg"]
+    assert found["stalled"] == ""
+    first, second, third = found["rounds"]
+    everybody = {"site-0": 60, "site-1": 30, "site-2": 10, "site-3": 10}
+    assert (first["seconds"], first["weights"]) == (8.0, everybody)
+    assert first["steps"] == {"site-0": 8, "site-1": 4, "site-2": 2, "site-3": 2}
+    # done at 12 s, and killed then: it is waited for 15 s
+    assert (second["seconds"], second["missing"]) == (27.0, ["site-1"])
+    assert second["weights"].keys() == {"site-0", "site-2", "site-3"}
+    assert (third["seconds"], third["missing"]) == (35.0, [])
+    assert run(["simulate", "run.toml", *options]) == 0
+    assert "fedavg: not in all of 3 rounds: site-1 in 1" in capsys.readouterr().out
+
+
+def test_a_run_of_too_few_sites_gets_no_further_and_says_what_it_lacks(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.toml").write_text(WORK + "[secure]\nmax_weight = 100\n")
+    (folder / "churn.txt").write_text("at 12 kill 1\n")
+    options = ["--task", "blobs.py:blobs", "--rounds", "9", "--sites", "60, 30, 10"]
+    options += ["--churn", "churn.txt"]
+    (found,) = simulated(capsys, *options)["rounds"]["fedavg"]
+    assert len(found["rounds"]) == 1
+    assert found["stalled"] == "2 of 3 sites are there and done, and a round needs 3"
+    assert run(["simulate", "run.toml", *options]) == 0
+    assert f"fedavg: no further round after 1: {found['stalled']}" in capsys.readouterr().out
+
+
+def test_fednova_divides_by_the_steps_of_each(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was FedAvg in a simulation: with unequal steps it is another method."""
+    (folder / "run.toml").write_text(WORK)
+    options = ["--task", "blobs.py:blobs", "--rounds", "2", "--sites", "100, 10, 10"]
+    told = simulated(capsys, *options, "--methods", "fedavg,fednova")["curves"]
+    assert told["fedavg"][0][-1]["loss"] != told["fednova"][0][-1]["loss"]
+    (folder / "run.toml").write_text(WORK.replace("epochs = 1", "steps = 4"))
+    told = simulated(capsys, *options, "--methods", "fedavg,fednova")["curves"]
+    assert told["fedavg"][0][-1]["loss"] == pytest.approx(told["fednova"][0][-1]["loss"], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "key"),
     [
@@ -264,6 +317,10 @@ def test_buckets_are_compared_and_too_few_sites_make_no_round(
         (["--task", "blobs.py:blobs", "--speeds", "1,x"], "speeds"),
         (["--task", "blobs.py:blobs", "--trace", "run.toml"], "trace"),
         (["--task", "blobs.py:blobs", "--attack", "storm", "--hostile", "1"], "attack"),
+        (["--task", "blobs.py:blobs", "--sites", "960@x"], "sites"),
+        (["--task", "blobs.py:blobs", "--sites", "960, 640"], "sites"),
+        (["--task", "blobs.py:blobs", "--sites", "9, 9", "--clients", "2"], "clients"),
+        (["--task", "blobs.py:blobs", "--churn", "mtbf=2h"], "churn"),
     ],
 )
 def test_what_cannot_be_simulated_is_a_coded_error(
@@ -277,7 +334,7 @@ def test_an_attack_on_a_run_with_btard_is_refused_with_the_script_that_plays_it(
 ) -> None:
     peers = [str(Identity(bytes([number]) * 32).peer) for number in range(7)]
     join = f"[join]\npolicy = 'allow'\nallow = {peers}\n[btard]\nvalidators = 2\n[train]"
-    (folder / "run.toml").write_text(RUN.replace("[train]", join, 1))
+    (folder / "run.toml").write_text('kind = "seeded"\n' + RUN.replace("[train]", join, 1))
     for attack in ("equivocation", "sign_flip", "storm"):
         refused = simulated(capsys, "--attack", attack, "--hostile", "2", status=78)["error"]
         assert refused["key"].endswith("attack")

@@ -4,9 +4,11 @@ only.
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 import pytest
+from torch.utils.data import DataLoader
 
 from atoll.collectives.errors import ConfigError
 from atoll.node import SiteData, site_data
@@ -15,6 +17,7 @@ from atoll.node.home.own_data import factory_of
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest
 from atoll.node.recipes.train import load_data
+from atoll.optim.data.declared import declared
 
 SITE = """
 from torch.utils.data import IterableDataset, TensorDataset
@@ -112,7 +115,7 @@ def test_what_is_no_data_is_refused_with_a_way_out(
         site_data(where)
     assert words in caught.value.message
     assert caught.value.key == "data.factory"
-    assert ".py:" in caught.value.hint or caught.value.hint == "Look at what it reads."
+    assert ".py:" in caught.value.hint or caught.value.hint.startswith("Look at what it reads.")
 
 
 def test_what_the_factory_itself_raises_is_the_sites_to_see(folder: Path) -> None:
@@ -143,3 +146,72 @@ def test_the_built_in_recipe_trains_on_the_records_of_a_site(
     )
     with pytest.raises(ConfigError, match=r"sample 0 of site.py:numbers is of type int, not text"):
         load_data(manifest, "site.py:numbers")
+
+
+ROWS = """
+from __future__ import annotations
+from dataclasses import dataclass
+import torch
+from torch.utils.data import Dataset, TensorDataset
+
+@dataclass
+class Row:
+    value: float
+
+class Own(Dataset):
+    def __init__(self):
+        self.rows = [Row(float(index)) for index in range(8)]
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        return self.rows[index].value
+
+def own():
+    return Own()
+
+def one():
+    return TensorDataset(torch.zeros(1, 2), torch.zeros(1))
+
+def holes():
+    return TensorDataset(torch.tensor([[0.0, float("nan")], [1.0, 2.0]]), torch.tensor([1, 1]))
+"""
+
+
+def test_a_sites_classes_are_found_by_spawned_workers(folder: Path) -> None:
+    """Dataclasses under postponed annotations look their module up; workers import it by name."""
+    (folder / "site.py").write_text(ROWS)
+    loader = DataLoader(
+        site_data("site.py:own"), batch_size=4, num_workers=1, multiprocessing_context="spawn"
+    )
+    assert [batch.tolist() for batch in loader] == [[0.0, 1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]]
+
+
+def test_a_data_set_says_how_many_examples_the_site_has(folder: Path) -> None:
+    (folder / "site.py").write_text(ROWS)
+    site_data("site.py:own")
+    assert declared() == 8
+
+
+def test_one_sample_is_named(folder: Path) -> None:
+    (folder / "site.py").write_text(ROWS)
+    with pytest.raises(ConfigError, match="a data set of one sample") as refused:
+        site_data("site.py:one")
+    assert "together with another" in refused.value.hint
+
+
+def test_data_that_will_not_train_as_meant_are_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "site.py").write_text(ROWS)
+    site_data("site.py:holes")
+    told = capsys.readouterr().err
+    assert "1 of 2 samples hold NaN or infinity (part 0 of a sample)" in told
+    assert "all 2 samples are of one class (1)" in told
+
+
+def test_names_that_hold_no_path_are_no_modules() -> None:
+    for name in ("site_zz", "site_2f", "site_" + b"/nothing/there.py".hex()):
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module(f"atoll.node.home.site_files.{name}")

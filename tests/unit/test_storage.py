@@ -585,7 +585,7 @@ def test_what_was_spent_of_privacy_outlives_lives_and_damage_of_the_state_and_is
     files, troubles = run_files(tmp_path, []), list[StorageError]()
     for steps in range(3):
         assert files.noisy() == steps
-        files.spend_noisy()
+        files.spend_noisy(steps + 1)
     files.reset()  # the state is set aside, what it has told others is not
     assert files.noisy() == 3
     files.close()
@@ -593,7 +593,7 @@ def test_what_was_spent_of_privacy_outlives_lives_and_damage_of_the_state_and_is
     assert again.noisy() == 3
     for damaged in (b"", b"-5\n", b"3.5", b"\xff\xfe"):
         (tmp_path / "privacy").write_bytes(damaged)
-        for use in (again.noisy, again.spend_noisy):
+        for use in (again.noisy, lambda: again.spend_noisy(1)):
             with pytest.raises(StorageError, match="privacy is damaged"):
                 use()
     again.close()

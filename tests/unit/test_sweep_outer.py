@@ -66,10 +66,12 @@ def after(models: Models, steps: int) -> Tensor:
 def test_models_of_one_batch_are_trained_as_each_alone(muon: float) -> None:
     rates = [4e-3, 1e-3, 4e-3]
     together = after(made([0, 1, 2], rates=rates, muon=[muon] * 3), 5)
+    # Muon's iteration enlarges what batched products round otherwise than single ones, on some CPUs
+    close = 1e-3 if muon else 1e-5
     for row, rate in enumerate(rates):
         alone = after(made([row], rates=[rate], muon=[muon]), 5)[0]
-        assert torch.allclose(together[row], alone, atol=1e-5), row
-    assert not torch.allclose(together[0], together[2], atol=1e-3)
+        assert torch.allclose(together[row], alone, atol=close), row
+    assert not torch.allclose(together[0], together[2], atol=2 * close)
 
 
 def test_it_is_the_gpt_of_torchs_own_layers_and_optimizer() -> None:
@@ -153,8 +155,8 @@ def test_an_outer_step_is_the_products(lr: float, mu: float) -> None:
 
 
 def test_a_warm_up_is_the_products() -> None:
-    """The arm that the preset "cold" comes from."""
-    arm, preset = Arm.of("0.9/0.6 warm=20", 20), outer_preset("cold")
+    """That of the preset "cold", once its rounds have their full length."""
+    arm, preset = Arm.of("0.9/0.6 warm=10", 20), outer_preset("cold")
     assert [arm.outer(index, 0.5) for index in range(40)] == [
         warmed(preset, index) for index in range(40)
     ]

@@ -10,8 +10,9 @@ import trio
 
 from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId
+from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import Verdicts
-from atoll.node.service.idle import AFTER_S, Idle
+from atoll.node.service.idle import STEPLESS_S, Idle
 from atoll.node.service.troubles import Troubles
 from atoll.node.service.waiting import explained
 from atoll.node.session.events import Waiting
@@ -89,18 +90,16 @@ def test_a_script_that_never_contributes_is_named_once() -> None:
     idle = Idle("r", told.append)
     idle.look(1000.0)  # nobody is attached
     idle.attached(1000.0)
-    idle.look(1000.0 + AFTER_S - 1)
-    assert (told, idle.view(1000.0 + AFTER_S - 1)) == ([], None)
+    idle.look(1000.0 + STEPLESS_S - 1)
+    assert (told, idle.view(1000.0 + STEPLESS_S - 1)) == ([], None)
     for later in (0.0, 1.0, 500.0):
-        idle.look(1000.0 + AFTER_S + later)
-    assert told == [{"event": "script.idle", "run": "r", "seconds": AFTER_S}]
-    assert idle.view(1090.0) == 90.0
-    said = run_state({"phase": "running", "script": True, "idle_s": 90.0})
-    assert (
-        said == "training; its script has contributed nothing in the 1 min 30 s since it attached"
-    )
+        idle.look(1000.0 + STEPLESS_S + later)
+    assert told == [{"event": "script.idle", "run": "r", "seconds": STEPLESS_S}]
+    assert idle.view(1190.0) == 190.0
+    said = run_state(read_run_status({"phase": "running", "script": True, "idle_s": 90.0}))
+    assert said == "training; its script has made no step in the 1 min 30 s since it attached"
     (line,) = Words().of(told[0])
-    assert line == "the script has contributed nothing in the 1 min since it attached"
+    assert line == "the script has made no step in the 2 min 10 s since it attached"
     idle.over()
     assert idle.view(2000.0) is None
     idle.attached(2000.0)

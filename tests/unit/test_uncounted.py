@@ -120,6 +120,19 @@ def test_a_usual_accumulation_is_eight_times_as_long_before_it_is_found() -> Non
     assert [at for at, each in enumerate(found) if each] == [800]
 
 
+def test_gradients_that_are_cleared_are_found_though_one_optimizer_has_stepped_once() -> None:
+    """Of two under a GradScaler that skips all later steps; while one of them steps, none."""
+    silence = Silence()
+    silence.stepped_in_part()
+    found = [silence.backward(0.0, cleared=True) for _ in range(64)]
+    assert found == [None] * 63 + [Finding("cleared", 64)]
+    turns = Silence()
+    for _ in range(40):  # a discriminator
+        assert turns.backward(0.0, cleared=True) is None
+        turns.stepped_in_part()
+        assert turns.backward(0.0, cleared=True) is None
+
+
 def test_steps_by_hand_may_come_once_a_round() -> None:
     silence = Silence(by_hand=True)
     assert all(silence.backward(0.0, foreign=1, cleared=True) is None for _ in range(500))
@@ -165,6 +178,23 @@ def test_changes_that_no_version_shows_are_seen_on_a_sample(member: Member) -> N
     assert member.found == {"uncounted_foreign": 32.0}
 
 
+def test_an_optimizer_that_was_made_again_is_named_in_a_loop_that_logs(member: Member) -> None:
+    """Its changes follow backwards: they are not set by hand, however often the script asks."""
+    optimizer = sgd(member.model)
+    sync = member.attach(optimizer)
+    for at in range(30):
+        if at == 10:
+            optimizer = sgd(member.model)
+        backward(member.model)
+        sync.log(loss=1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert not sync.done
+        sync.samples(8)
+    assert member.found == {"uncounted_foreign": 4.0}
+    assert "an optimizer that was made again after attach()" in member.said[0]
+
+
 def test_an_optimizer_of_a_copy_is_named(member: Member) -> None:
     attached = sgd(member.model)  # which keeps the attachment
     member.attach(attached)
@@ -187,6 +217,19 @@ def test_tensors_that_were_replaced_are_named_at_the_next_step(member: Member) -
         optimizer.step()
     assert len(member.said) == 1
     assert "0.weight" in member.said[0]
+    assert member.found == {"uncounted_replaced": 1.0}
+
+
+def test_a_module_that_was_exchanged_is_named_at_the_next_step(member: Member) -> None:
+    """As by ``model.fc = nn.Linear(…)`` after attach."""
+    optimizer = sgd(member.model)
+    member.attach(optimizer)
+    last = member.model[2]
+    assert isinstance(last, nn.Linear)
+    member.model[2] = nn.Linear(last.in_features, last.out_features)
+    backward(member.model)
+    optimizer.step()
+    assert "(2.weight, 2.bias)" in member.said[0]
     assert member.found == {"uncounted_replaced": 1.0}
 
 
@@ -439,22 +482,23 @@ def test_hooks_leave_with_the_attachment_and_are_not_copied(member: Member) -> N
 # ---- contributions of zero
 
 
-@pytest.mark.parametrize("cause", ["rate", "frozen", "gradients", "rounding", "other"])
+@pytest.mark.parametrize("cause", ["rate", "frozen", "gradients", "zero", "rounding", "other"])
 def test_contributions_of_zero_are_named_with_their_cause(
     cause: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = net().to(torch.bfloat16) if cause == "rounding" else net()
     member = Member(caplog, model)
     optimizer = sgd(model, {"rate": 0.0, "rounding": 1e-9}.get(cause, 0.05))
-    member.attach(optimizer)
     start = copy.deepcopy(model.state_dict())
+    if cause == "other":
+        optimizer.register_step_post_hook(lambda *_: model.load_state_dict(start) and None)
+    if cause == "zero":
+        optimizer.register_step_pre_hook(lambda *_: model.zero_grad(set_to_none=False))
+    member.attach(optimizer)
     for _ in range(20):
         if cause != "gradients":
             inputs = torch.randn(8, 4, dtype=next(model.parameters()).dtype, requires_grad=True)
             model(inputs).square().mean().backward()
-        if cause == "other":
-            model.load_state_dict(start)
-            optimizer.register_step_pre_hook(lambda *_: model.zero_grad(set_to_none=False))
         optimizer.step()
         optimizer.zero_grad()
         if cause == "frozen":
@@ -663,3 +707,48 @@ def test_a_step_that_calls_the_step_of_the_class_above_is_one(
         optimizer.zero_grad()
     assert (sync.stats["steps"], sync.round) == (11, 2)
     assert not member.said
+
+
+def test_a_second_step_on_one_backward_is_no_step(caplog: pytest.LogCaptureFixture) -> None:
+    """A Trainer's own, after that of a training_step that clears gradients."""
+    member = Member(caplog)
+    optimizer = torch.optim.AdamW(member.model.parameters(), lr=1e-2)
+    attachment = member.attach(optimizer)
+    for _ in range(12):
+        backward(member.model)
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step()
+    assert attachment.stats["steps"] == 12 + 1  # the first time it is none yet
+    assert attachment.stats["samples_counted"] == 8 * 10  # of two rounds of five steps
+    assert member.said == []
+
+
+def test_steps_without_gradients_that_go_on_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    member = Member(caplog)
+    optimizer = torch.optim.SGD(member.model.parameters(), lr=1e-2)
+    attachment = member.attach(optimizer)
+    backward(member.model)
+    optimizer.step()
+    optimizer.zero_grad()
+    for _ in range(21):
+        optimizer.step()
+    assert attachment.stats["steps"] == 1 + 21
+    assert member.found.keys() == {"still_gradients"}
+
+
+def test_a_closure_makes_its_gradients_inside_of_the_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    member = Member(caplog)
+    optimizer = torch.optim.SGD(member.model.parameters(), lr=1e-2)
+    attachment = member.attach(optimizer)
+
+    def closure() -> float:
+        backward(member.model)
+        return 1.0
+
+    for _ in range(10):
+        optimizer.zero_grad()
+        optimizer.step(closure)
+    assert attachment.stats["steps"] == 10

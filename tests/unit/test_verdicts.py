@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from atoll.node.home.errors_catalogue import PAGES as ERRORS
 from atoll.node.run import diary
@@ -166,6 +167,16 @@ def trouble(code: str) -> Cause:
     return cause
 
 
+def claimed(times: int) -> Cause:
+    def cause(run: Run) -> list[Event]:
+        told = run.round()
+        (round_,) = (event for event in told if event["event"] == "round.committed")
+        round_["contributors"]["peer4"] = 64 * times
+        return told
+
+    return cause
+
+
 def edge(run: Run) -> list[Event]:
     run.live = len(run.members) // 2 + 1
     return run.round()
@@ -196,6 +207,8 @@ def usual(run: Run) -> list[Event]:
         (trouble("E303"), "V06", "", 1),
         (edge, "V07", "", 3),
         (trouble("E308"), "V08", "", 1),
+        (claimed(100), "V23", "peer4", 3),
+        (claimed(1 << 40), "V23", "peer4", 1),
     ],
 )
 def test_each_cause_is_told_in_time_once_and_withdrawn(
@@ -220,6 +233,22 @@ def test_each_cause_is_told_in_time_once_and_withdrawn(
     assert [(change.raised, change.verdict[:2]) for _, change in over] == [(False, (code, subject))]
     assert verdicts.standing == {}
     assert play(usual, 200) == []
+
+
+def test_a_machine_that_is_fifty_times_faster_claims_nothing_odd_and_one_that_leaves_is_let_go() -> (
+    None
+):
+    run, verdicts = Run(7), Verdicts()
+    for _ in range(50):
+        assert [change for event in claimed(50)(run) for change in verdicts.take(event)] == []
+    told = [change for event in claimed(1 << 30)(run) for change in verdicts.take(event)]
+    assert told[0].verdict.said == (
+        "says that its contribution stands for 6.872e+10 samples, 1.074e+09 times the others' "
+        "median: 100% of a plain mean"
+    )
+    run.members = run.members[:4]
+    over = [change for event in run.round() for change in verdicts.take(event)]
+    assert [(change.raised, change.verdict.code) for change in over] == [(False, "V23")]
 
 
 def test_a_run_that_has_no_quorum_is_not_said_to_be_one_loss_away_from_it() -> None:
@@ -455,7 +484,7 @@ def test_a_key_that_is_one_nodes_again_is_no_verdict_after_two_rounds() -> None:
 
 
 def test_every_verdict_has_a_page_that_no_error_has() -> None:
-    assert list(PAGES) == [f"V{n:02}" for n in range(1, 22)]
+    assert list(PAGES) == [f"V{n:02}" for n in range(1, 24)]
     assert not PAGES.keys() & ERRORS.keys()
     assert not {page.slug for page in PAGES.values()} & {page.slug for page in ERRORS.values()}
     for page in PAGES.values():
@@ -527,11 +556,17 @@ def test_a_command_that_fails_is_a_line_in_the_log(caplog: pytest.LogCaptureFixt
     async def main() -> None:
         for command in (["/nonexistent/program"], [sys.executable, "-c", "raise SystemExit(3)"]):
             await Notifier(command)._one({})
+        for command in (["/nonexistent/program"], [sys.executable]):  # when the node starts
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(Notifier(command).run)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.cancel_scope.cancel()
 
     trio.run(main)
     assert [record.getMessage().split(":")[0] for record in caplog.records] == [
         "[notify] command cannot be run",
         "[notify] command ended with status 3",
+        "[notify] command cannot be run",
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from atoll.node.run.status import read_run_status
 from atoll.node.service.waiting import document_of
 from atoll.node.session.events import Waiting
 from atoll.node.views.documents import waiting_lines
@@ -18,9 +19,13 @@ WAITING = Waiting(
 
 def test_a_wait_is_shown_once_it_is_longer_than_usual() -> None:
     document = document_of(WAITING, now=52.4)
-    assert waiting_lines({"waiting": None}) == waiting_lines({}) == []
-    assert waiting_lines({"waiting": {**document, "quiet": False}}) == []
-    assert waiting_lines({"waiting": {**document, "quiet": True}}) == [
+    assert (
+        waiting_lines(read_run_status({"waiting": None}))
+        == waiting_lines(read_run_status({}))
+        == []
+    )
+    assert waiting_lines(read_run_status({"waiting": {**document, "quiet": False}})) == []
+    assert waiting_lines(read_run_status({"waiting": {**document, "quiet": True}})) == [
         "  waiting  no quorum, no round for 12 s: 2 of 3 members; 1 can be counted on",
         "           ends when enough of them come back",
     ]
@@ -30,4 +35,4 @@ def test_a_wait_is_shown_once_it_is_longer_than_usual() -> None:
 def test_a_run_that_has_all_its_rounds_waits_for_nothing() -> None:
     done = Waiting("finished", "nothing", (), "all rounds are committed", 40.0, 12.4)
     run = {"waiting": {**document_of(done, now=52.4), "quiet": True}}
-    assert waiting_lines({**run, "finished": True}) == []
+    assert waiting_lines(read_run_status({**run, "finished": True})) == []

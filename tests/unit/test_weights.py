@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from random import Random
+from typing import cast
 
 import msgspec
 import pytest
@@ -195,6 +196,29 @@ def test_one_parameter_that_was_assigned_or_untied_is_named(
     script.run(7)
     assert script.sync.round == 0
     assert "(2.bias)" in dropped(caplog)[0]
+
+
+def test_a_module_that_was_exchanged_is_named_and_one_that_was_wrapped_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A new head (``model.fc = nn.Linear(…)``) has tensors that no optimizer steps; a block that is
+    compiled or wrapped later, or is out for a while, has the old ones.
+    """
+    script = Script()
+    script.run(H)
+    script.model[0] = cast("nn.Module", torch.compile(script.model[0], backend="eager"))
+    script.model[4] = nn.Sequential(script.model[4])[0]
+    script.run(H)
+    head, script.model[4] = script.model[4], nn.Identity()
+    script.model[4] = head
+    script.run(H)
+    assert (script.sync.round, script.dropped, dropped(caplog)) == (3, 0, [])
+    before = script.anchor()
+    script.model[4] = nn.Linear(32, 1)
+    script.run(H)
+    assert torch.equal(script.anchor(), before)
+    assert (script.sync.round, script.dropped) == (3, 32 * H)
+    assert "other tensors than those that were attached (4.weight, 4.bias)" in dropped(caplog)[0]
 
 
 def test_an_optimizer_over_other_tensors_is_no_progress(caplog: pytest.LogCaptureFixture) -> None:

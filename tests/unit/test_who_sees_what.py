@@ -15,7 +15,12 @@ import pytest
 from atoll.collectives.errors import ConfigError
 from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
-from atoll.node.manifest.federated import noise_text, privacy_lines
+from atoll.node.manifest.federated import (
+    noise_text,
+    privacy_lines,
+    site_lines,
+    too_few_sites,
+)
 from atoll.optim.federated.methods import ARRIVING
 
 GOLDEN = Path(__file__).with_name("who_sees_what.txt")
@@ -40,12 +45,12 @@ def combinations() -> dict[str, str]:
         if names and not tables:
             continue  # the key is one of [secure]
         name = ", ".join(part for part in (topology, secure, metrics, privacy) if part)
-        head = f'schema = 1\nname = "x"\nmode = "federated"\n[train]\nrounds = 50\n[federated]\ntopology = "{topology}"\n'
+        head = f'schema = 1\nname = "x"\nkind = "federated"\n[train]\nrounds = 50\n[federated]\ntopology = "{topology}"\n'
         found[name] = head + tables + names + noise
     for topology, method in product(TOPOLOGIES, ARRIVING):
-        text = f'schema = 1\nname = "x"\nmode = "federated"\n[federated]\nmethod = "{method}"\ntopology = "{topology}"\n'
+        text = f'schema = 1\nname = "x"\nkind = "federated"\n[federated]\nmethod = "{method}"\ntopology = "{topology}"\n'
         found[f"{topology}, {method}"] = text
-    found["serverless, evaluated"] = 'schema = 1\nname = "x"\nmode = "federated"\n[evaluate]\n'
+    found["serverless, evaluated"] = 'schema = 1\nname = "x"\nkind = "federated"\n[evaluate]\n'
     return found
 
 
@@ -99,7 +104,7 @@ def test_the_words_say_what_is_so(name: str) -> None:
 @pytest.mark.parametrize("secure", ["", "[secure]\n"])
 def test_lanes_without_encryption_are_told(secure: str) -> None:
     """Also of a run that is not federated; and nothing is told there that is not so."""
-    plain = f'schema = 1\nname = "x"\nmode = "federated"\n[lanes]\nencrypt = false\n{secure}'
+    plain = f'schema = 1\nname = "x"\nkind = "federated"\n[lanes]\nencrypt = false\n{secure}'
     told = " ".join(privacy_lines(parse_manifest(plain)))
     assert (
         f"exchange in bulk, that is {'masked updates, their sums' if secure else 'updates'} and the model"
@@ -118,7 +123,7 @@ def test_lanes_without_encryption_are_told(secure: str) -> None:
 
 
 def test_whose_two_thirds_a_sum_is_of() -> None:
-    text = 'schema = 1\nname = "x"\nmode = "federated"\n[secure]\n[federated]\n'
+    text = 'schema = 1\nname = "x"\nkind = "federated"\n[secure]\n[federated]\n'
     assert "more than two thirds of the members" in privacy_lines(parse_manifest(text))[0]
     assert (
         "more than two thirds of those drawn for the round"
@@ -131,7 +136,7 @@ def test_how_large_the_noise_is_is_told() -> None:
     more where more do, over how many there are.
     """
     text = (
-        'schema = 1\nname = "x"\nmode = "federated"\n[model.config]\nwidth = 8\nlayers = 1\nheads = 1\n[train]\nrounds = 50\n[secure]\n'
+        'schema = 1\nname = "x"\nkind = "federated"\n[model.config]\nwidth = 8\nlayers = 1\nheads = 1\n[train]\nrounds = 50\n[secure]\n'
         + NOISE
     )
     told = noise_text(parse_manifest(text), 30)
@@ -143,10 +148,41 @@ def test_how_large_the_noise_is_is_told() -> None:
     )
     assert "mean of 3 sites" in str(noise_text(parse_manifest(text), 1))
     assert (
-        noise_text(parse_manifest('schema = 1\nname = "x"\nmode = "federated"\n[secure]\n'), 9)
+        noise_text(parse_manifest('schema = 1\nname = "x"\nkind = "federated"\n[secure]\n'), 9)
         is None
     )
 
 
 if __name__ == "__main__":
     print(explained(), end="")
+
+
+@pytest.mark.parametrize(
+    ("peers", "says"),
+    [
+        (3, "of 3 sites none may be away: a sum needs 3"),
+        (4, "of 4 sites 1 may be away: a sum needs 3"),
+        (6, "of 6 sites 1 may be away: a sum needs 5"),
+        (7, "of 7 sites 2 may be away: a sum needs 5"),
+        (2, "2 sites are too few: a sum needs 3"),
+    ],
+)
+def test_how_many_sites_may_be_away(peers: int, says: str) -> None:
+    run = parse_manifest(
+        'schema = 1\nname = "x"\nkind = "federated"\n[secure]\n[federated]\n'
+        'work = { epochs = 1 }\nweights = "equal"\n'
+    )
+    assert site_lines(run, peers) == [says]
+    assert bool(too_few_sites(run, peers)) == (peers == 2)
+
+
+@pytest.mark.parametrize(
+    ("less", "says"), [(0, "no contribution may be lost"), (2, "2 contributions may be lost")]
+)
+def test_how_many_contributions_may_be_lost(less: int, says: str) -> None:
+    terms = "noise = 3.0\nclip = 1.0\ndelta = 1e-5\nstop_at_epsilon = 4.0\n"
+    run = parse_manifest(
+        f'schema = 1\nname = "x"\nkind = "federated"\n[train]\nrounds = {6 - less}\n[secure]\n'
+        f'[privacy]\n{terms}[federated]\nwork = {{ steps = 9 }}\nweights = "equal"\n'
+    )
+    assert says in site_lines(run, 5)[1]

@@ -40,18 +40,20 @@ function head(doc) {
   }
 }
 function figures(doc) {
-  const q = doc.quick, left = doc.run.rounds && q.period_s && doc.script && q.round < doc.run.rounds ? `${span((doc.run.rounds - q.round) * q.period_s)} left` : "";
+  const q = doc.quick;
   const ddp = q.bytes_sent && q.ddp_bytes > q.bytes_sent ? `DDP: ${bytes(q.ddp_bytes)}, ${(q.ddp_bytes / q.bytes_sent).toFixed(0)} times as much` : "";
   const rows = [
-    ["Round", doc.run.rounds ? `${q.round} / ${doc.run.rounds}` : String(q.round), left, "round"],
+    ["Round", doc.run.rounds ? `${q.round} / ${doc.run.rounds}` : String(q.round), "", "round"],
     ["Members", `${q.reachable} of ${q.members}`, "reachable", "members"],
     ["A round takes", span(q.period_s), q.age_s !== null && doc.script ? `the last ${span(q.age_s)} ago` : "", "period"],
     ["Training", percent(q.training_share), doc.run.overlap === "none" ? "of the time; the rest waits" : "goes on during rounds", "share"],
     ["Sent", bytes(q.bytes_sent), ddp || `${bytes(q.bytes_received)} received`, "sent"],
     ["Loss", q.loss === null ? "–" : q.loss.toPrecision(4), "of this node's script", "loss"],
   ];
+  if (q.gain) rows.push(["Worth", `${q.gain.split(" ")[0]} ×`, q.gain, "gain"]);
   if (q.samples !== null) rows.push(["Samples", count(q.samples), "of all members", "samples"]);
-  if (q.disk_bytes) rows.push(["Disk", bytes(q.disk_bytes), q.memory_bytes ? `memory ${bytes(q.memory_bytes)}` : "of this run", "disk"]);
+  for (const [label, words] of q.figures) rows.push([label[0].toUpperCase() + label.slice(1), words.split(", ")[0], words.split(", ")[1] || "", label]);
+  if (q.memory_bytes) rows.push(["Memory", bytes(q.memory_bytes), "of the node", "memory"]);
   const held = doc.metrics.held_out, own = doc.metrics.held_out_own;
   if (Number.isFinite(held) && Number.isFinite(own)) rows.push(["Held out", held.toPrecision(4), `own weights before it ${own.toPrecision(4)}`, "held-out"]);
   for (const [name, value] of Object.entries(doc.mean)) rows.push([name, value === null ? "–" : value.toPrecision(4), "mean of all sites", "mean"]);

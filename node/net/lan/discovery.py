@@ -12,9 +12,12 @@ keeps every record of every device on the network.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 import random
 import socket
+import struct
 import sys
 from collections.abc import Callable
 
@@ -22,8 +25,14 @@ import trio
 
 from ....collectives.identifiers import PeerId
 from ..reach.routes import has_route
-from ..transport.addresses import host_and_port, is_loopback
-from .mdns import GROUP, MAX_BYTES, PORT
+from ..transport.addresses import (
+    Place,
+    host_and_port,
+    is_loopback,
+    is_scoped,
+    links,
+)
+from .mdns import GROUP, GROUP6, MAX_BYTES, PORT
 from .neighbours import Neighbours
 
 WATCH_S = 5.0
@@ -86,11 +95,14 @@ class LanDiscovery:
                 await trio.sleep(WATCH_S)
 
     def _addresses(self) -> dict[str, list[str]]:
-        """Where this house can dial us, by host: IPv4 only, as the group is."""
+        """Where this house can dial us, by host: IPv4, and fe80 where there is none that somebody
+        has assigned.
+        """
         found = dict[str, list[str]]()
         for address in self._mine():
-            if address.startswith("/ip4/") and not is_loopback(address):
-                found.setdefault(host_and_port(address)[0], []).append(address)
+            host = host_and_port(address)[0]
+            if is_scoped(host) or (":" not in host and not is_loopback(address)):
+                found.setdefault(host, []).append(address)
         return found
 
     async def _take_part(self, host: str) -> None:
@@ -98,18 +110,19 @@ class LanDiscovery:
         try:
             while host in self._addresses():
                 try:
-                    with _socket(host) as sock:
+                    sock, group = _socket(host)
+                    with sock:
                         self._troubles.pop(host, None)
-                        await self._talk(sock, host)
-                except* OSError as group:
-                    log.debug("no LAN discovery by %s: %r", host, group.exceptions)
-                    self._troubles[host] = str(group.exceptions[0])
+                        await self._talk(sock, group, host)
+                except* OSError as failed:
+                    log.debug("no LAN discovery by %s: %r", host, failed.exceptions)
+                    self._troubles[host] = str(failed.exceptions[0])
                     await trio.sleep(AGAIN_S)
         finally:
             del self._networks[host]
             self._troubles.pop(host, None)
 
-    async def _talk(self, sock: trio.socket.SocketType, host: str) -> None:
+    async def _talk(self, sock: trio.socket.SocketType, group: Place, host: str) -> None:
         """Until ``host`` is no more ours. Raises OSError, in a group."""
         neighbours, asked = self._networks[host], _Wake()
         async with trio.open_nursery() as nursery:
@@ -118,7 +131,7 @@ class LanDiscovery:
                 now = trio.current_time()
                 neighbours.here(addresses, now)
                 for datagram in neighbours.due(now):
-                    await sock.sendto(datagram, (GROUP, PORT))
+                    await sock.sendto(datagram, group)
                 with trio.move_on_at(min(neighbours.due_at, now + WATCH_S)):
                     await asked.event.wait()
             nursery.cancel_scope.cancel()
@@ -153,14 +166,21 @@ class LanDiscovery:
         }
 
 
-def _socket(host: str) -> trio.socket.SocketType:
-    """For datagrams to and from the group on the interface with ``host``. Raises OSError."""
+def _socket(host: str) -> tuple[trio.socket.SocketType, Place]:
+    """For datagrams to and from the group on the interface with ``host``, and the group there.
+    Raises OSError.
+    """
+    family = socket.AF_INET6 if is_scoped(host) else socket.AF_INET
     with contextlib.ExitStack() as stack:
-        sock = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+        sock = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
         # The system's responder is there, too.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if hasattr(socket, "SO_REUSEPORT"):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            group: Place = _join6(sock, host)
+            stack.pop_all()
+            return trio.socket.from_stdlib_socket(sock), group
         if sys.platform.startswith("linux"):
             sock.setsockopt(socket.IPPROTO_IP, _MULTICAST_ALL, 0)
         sock.bind((GROUP, PORT))
@@ -171,4 +191,23 @@ def _socket(host: str) -> trio.socket.SocketType:
         # Another node on this machine.
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
         stack.pop_all()
-        return trio.socket.from_stdlib_socket(sock)
+        return trio.socket.from_stdlib_socket(sock), (GROUP, PORT)
+
+
+def _join6(sock: socket.socket, host: str) -> Place:
+    """The IPv6 group on the link with ``host``. Raises OSError."""
+    number = next((link.number for link in links() if link.host == host), None)
+    if number is None:
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    group = (GROUP6, PORT, 0, number)
+    own = struct.pack("@I", number)
+    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    sock.bind(group)
+    sock.setsockopt(
+        socket.IPPROTO_IPV6, socket.IPV6_JOIN_GROUP, socket.inet_pton(socket.AF_INET6, GROUP6) + own
+    )
+    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, own)
+    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, TTL)
+    # Another node on this machine.
+    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_LOOP, 1)
+    return group

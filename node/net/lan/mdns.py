@@ -16,7 +16,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GROUP, PORT = "224.0.0.251", 5353
+GROUP, GROUP6, PORT = "224.0.0.251", "ff02::fb", 5353
 SERVICE = ("_p2p", "_udp", "local")
 MARK = "atoll=1"
 ADDRESS = "dnsaddr="

@@ -11,7 +11,6 @@ already, and so calls every address reachable.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import trio
@@ -21,6 +20,7 @@ from ....collectives.foreign import quoted
 from ....collectives.identifiers import PeerId
 from ....security.identity import decode_base58
 from ..transport.addresses import host_and_port, is_direct, is_internet
+from ..transport.allowance import Allowance
 from ..transport.faults import Faults
 from ..transport.host import Host
 from ..transport.packed import pack, unpack
@@ -33,34 +33,11 @@ IDENTIFY = "/ipfs/id/1.0.0"
 DIAL, RESPONSE = 0, 1
 OK, DIAL_ERROR, DIAL_REFUSED, BAD_REQUEST = 0, 100, 101, 200
 ASK_S = 12.0
-WINDOW_S = 60.0
-PER_WINDOW = 60
-PER_PEER = 8
+PER_MACHINE, PER_MACHINE_S = 8, 8 / 60
+"""Askings of a machine that are answered at once, and a second from then on."""
 AT_ONCE = 4
 MAX_ASKED = 4
 """Addresses of a request that are looked at."""
-
-
-class Window:
-    """How often something happened within the last minute, over all and by peer. Sans-IO; ``now``:
-    seconds.
-    """
-
-    def __init__(self, total: int, each: int) -> None:
-        self._total, self._each = total, each
-        self._past: deque[tuple[float, PeerId]] = deque()
-
-    def allows(self, peer: PeerId, now: float) -> bool:
-        """Whether it may happen once more for ``peer``; if so it is counted."""
-        while self._past and now - self._past[0][0] > WINDOW_S:
-            self._past.popleft()
-        if (
-            len(self._past) >= self._total
-            or sum(other == peer for _, other in self._past) >= self._each
-        ):
-            return False
-        self._past.append((now, peer))
-        return True
 
 
 def may_try(asked: Sequence[str], from_host: str) -> list[str]:
@@ -78,7 +55,7 @@ class AutoNat:
 
     def __init__(self, host: Host, faults: Faults) -> None:
         self._host, self._faults = host, faults
-        self._window = Window(PER_WINDOW, PER_PEER)
+        self._allowance = Allowance(PER_MACHINE, PER_MACHINE_S)
         self._busy = trio.CapacityLimiter(AT_ONCE)
         self.served = 0
         host.handle(PROTOCOL, self._serve)
@@ -125,7 +102,7 @@ class AutoNat:
         try:
             with trio.fail_after(ASK_S):
                 request = await protobuf.receive(stream)
-                status, address = await self._try(peer, remote[0] if remote else "", request)
+                status, address = await self._try(stream, remote[0] if remote else "", request)
                 response = protobuf.encode({1: status, **({3: pack([address])} if address else {})})
                 await protobuf.send(stream, {1: RESPONSE, 3: response})
                 await stream.finish()
@@ -135,7 +112,10 @@ class AutoNat:
         except (NetworkError, trio.TooSlowError):
             pass
 
-    async def _try(self, peer: PeerId, from_host: str, request: protobuf.Fields) -> tuple[int, str]:
+    async def _try(
+        self, stream: PeerStream, from_host: str, request: protobuf.Fields
+    ) -> tuple[int, str]:
+        peer = stream.peer
         try:
             info = decode(octets(decode(octets(request, 2)), 1))
             asked = unpack(info.get(2, []), 2 * MAX_ASKED)
@@ -145,7 +125,7 @@ class AutoNat:
         if not mine:
             return BAD_REQUEST, ""
         addresses = may_try(asked, from_host)
-        if not addresses or not self._window.allows(peer, trio.current_time()):
+        if not addresses or not self._allowance.allows(stream.machine, trio.current_time()):
             return DIAL_REFUSED, ""
         async with self._busy:
             self.served += 1

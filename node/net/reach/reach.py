@@ -196,6 +196,10 @@ class Reachability:
         self.circuits.link_changed(peer, up)
         self.path_changed(peer)
 
+    def at_relay(self, peer: PeerId) -> bool:
+        """Whether we have a place at ``peer``, a relay, through which others come to us."""
+        return peer in self.circuits.held
+
     def runs_changed(self) -> None:
         """We joined a run: relays may think otherwise of us."""
         self.circuits.again()

@@ -8,6 +8,8 @@ import ipaddress
 import socket
 from pathlib import Path
 
+from ..transport.addresses import is_scoped, links
+
 ROUTES = Path("/proc/net/route")
 INTERNET = "192.0.2.1"
 """Nobody's; the way there is the way to the internet."""
@@ -15,12 +17,16 @@ INTERNET = "192.0.2.1"
 
 def has_route(host: str) -> bool:
     """Whether ``host`` is on a network of ours, or has a route of its own (a VPN's, say)."""
+    if is_scoped(host):
+        return bool(links())
     default, own = source(INTERNET if ":" not in host else "2001:db8::1"), source(host)
     return bool(own) and (own != default or on_link(host, _read()) or _same_prefix(host, own))
 
 
 def assigned(host: str) -> bool:
     """Whether ``host`` is an address of this machine now."""
+    if is_scoped(host):
+        return any(link.host == host for link in links())
     try:
         with socket.socket(
             socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM

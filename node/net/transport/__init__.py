@@ -5,6 +5,7 @@ addresses      network addresses as text: parse, validate, list our own
 packed         addresses as the bytes of libp2p's messages
 liveness       whether the other end of a connection is still there
 door           who may stay where there is no room for all who come
+strangers      what all of them together are served, in streams, bytes and time
 unread         bytes that came and that nobody has read, over all connections
 peer_stream    a libp2p stream behind a small surface
 allowance      how often something is done for a peer, or to a machine

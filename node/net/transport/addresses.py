@@ -14,6 +14,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import ifaddr
 
@@ -26,6 +27,8 @@ MAX_ADDRESSES = 8
 MAX_ADDRESS_CHARS = 200
 MAX_HOSTS = 6
 """Hosts of our own that others are told of, beside circuits and what a router leads to us."""
+MAX_LINKS = 4
+"""Interfaces by which an IPv6 address without a network (fe80) is dialled."""
 # Interfaces between this machine and its own containers and virtual machines.
 _INNER = (
     *("docker", "br-", "veth", "virbr", "vnet", "vmnet", "vboxnet", "lxcbr", "lxdbr"),
@@ -195,6 +198,13 @@ def is_private(host: str) -> bool:
     return ip.is_private or ip.is_loopback or ip.is_link_local
 
 
+def is_scoped(host: str) -> bool:
+    """Whether a host is an IPv6 one that nobody has assigned (fe80): the same on every link, so
+    that who dials it says by which of its own interfaces.
+    """
+    return host[:4].lower() == "fe80" and ":" in host
+
+
 def is_public(host: str) -> bool:
     """Whether a host is one of the whole internet's. A name may be one; numbers of carrier-grade
     NATs and of documentation are not.
@@ -285,11 +295,43 @@ def own_hosts() -> list[str]:
     return [*ordered_hosts(default, adapters), "127.0.0.1"]
 
 
+class LinkHost(NamedTuple):
+    """An interface with an fe80 host of ours: its number, and that."""
+
+    number: int
+    host: str
+
+
+def links() -> list[LinkHost]:
+    """The interfaces by which fe80 hosts are dialled, at most `MAX_LINKS`."""
+    found = list[LinkHost]()
+    with contextlib.suppress(OSError):
+        for adapter in ifaddr.get_adapters():
+            if not adapter.name.startswith(_INNER) and adapter.index is not None:
+                hosts = [ip.ip[0] for ip in adapter.ips if isinstance(ip.ip, tuple)]
+                found += [LinkHost(adapter.index, host) for host in hosts if is_scoped(host)][:1]
+    return found[:MAX_LINKS]
+
+
+Place = tuple[str, int] | tuple[str, int, int, int]
+"""A socket's address: host, port, and of an fe80 host 0 and the interface's number."""
+
+
+def places(host: str, port: int) -> list[Place]:
+    """What to connect to for a numeric host: for an fe80 one that by each of our links, of which at
+    most one leads there.
+    """
+    if not is_scoped(host):
+        return [(host, port)]
+    return [(host, port, 0, link.number) for link in links()]
+
+
 def ordered_hosts(default: Sequence[str], adapters: Iterable[tuple[str, list[str]]]) -> list[str]:
     """Of the hosts of ``adapters`` (name, numeric hosts) those that other machines may dial, at
     most `MAX_HOSTS`: first ``default``, those of the default routes, then IPv4, that which nobody
-    has assigned (169.254) last, then one IPv6 address of each further interface. What containers
-    and virtual machines of this machine are tied to leads to them only.
+    has assigned (169.254) last, then one IPv6 address of each further interface, and the fe80 ones
+    of interfaces without an IPv4 address that somebody has assigned. What containers and virtual
+    machines of this machine are tied to leads to them only.
     """
     more = list[str]()
     for name, hosts in adapters:
@@ -300,6 +342,8 @@ def ordered_hosts(default: Sequence[str], adapters: Iterable[tuple[str, list[str
         more += [str(ip) for ip in usual if ip.version == 4]
         if not any(host in default for host in hosts if ":" in host):
             more += [str(ip) for ip in usual if ip.version == 6 and not ip.is_link_local][:1]
+        if all(ip.version == 6 or ip.is_link_local for ip in usual):
+            more += [str(ip) for ip in usual if is_scoped(str(ip))][:1]
 
     def order(host: str) -> tuple[bool, bool]:
         ip = ipaddress.ip_address(host)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,7 +29,7 @@ from libp2p.security.noise.exceptions import PeerIDMismatchesPubkey
 from multiaddr import Multiaddr
 
 from ....collectives.errors import PeerLostError, PeerUnreachableError
-from .addresses import host_and_port, is_public
+from .addresses import Place, host_and_port, is_public, is_scoped, places
 from .peer_stream import PeerStream
 
 PROBE_S = 3.0
@@ -79,6 +80,9 @@ class Dialler:
         internet's. Raises what libp2p raises, or OSError.
         """
         host, port = host_and_port(address)
+        if is_scoped(host):  # libp2p's transport has no word for our interface
+            await self._upgrade(await _connect_by_a_link(host, port), target, "")
+            return
         source = (
             self._sources.get(_family(host))
             if _numeric(host) and is_public(host) and self.from_listen(host)
@@ -253,11 +257,44 @@ def _numeric(host: str) -> bool:
     return ":" in host or host.replace(".", "").isdigit()
 
 
+async def _connect_by_a_link(host: str, port: int) -> trio.SocketStream:
+    """Connect to an fe80 host by whichever of our links leads there. Raises OSError. Cancelled, it
+    leaves no socket behind.
+    """
+    found = list[trio.SocketStream]()
+    failed = OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
+
+    async def attempt(place: Place) -> None:
+        nonlocal failed
+        try:
+            stream = await _connect(*place[:2], None, place)
+        except OSError as error:
+            failed = error
+        else:
+            if stream is not None:
+                found.append(stream)
+                nursery.cancel_scope.cancel()
+
+    try:
+        async with trio.open_nursery() as nursery:
+            for place in places(host, port):
+                nursery.start_soon(attempt, place)
+    except BaseException:
+        for stream in found:
+            stream.socket.close()
+        raise
+    for stream in found[1:]:
+        stream.socket.close()
+    if not found:
+        raise failed
+    return found[0]
+
+
 async def _connect(
-    host: str, port: int, source: tuple[str, int] | None
+    host: str, port: int, source: tuple[str, int] | None, place: Place | None = None
 ) -> trio.SocketStream | None:
-    """Connect, from ``source`` if it is given; None when that cannot be used (now). Raises OSError.
-    Cancelled, it leaves no socket behind.
+    """Connect, from ``source`` if it is given, to ``place`` of a host that has several; None when
+    the source cannot be used (now). Raises OSError. Cancelled, it leaves no socket behind.
     """
     sock = trio.socket.socket(_family(host), socket.SOCK_STREAM)
     try:
@@ -267,7 +304,7 @@ async def _connect(
         try:
             if source is not None:
                 await sock.bind(source)
-            await sock.connect((host, port))
+            await sock.connect(place or (host, port))
         except OSError as error:
             if source is not None and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL):
                 sock.close()

@@ -46,6 +46,7 @@ from .addresses import (
 )
 from .dialling import Dialler, why
 from .peer_stream import PeerStream
+from .strangers import StrangersShare, timed
 
 DIAL_S = 10.0
 """A whole dial of one peer, all addresses, handshakes included. Generous: on a busy machine a
@@ -90,7 +91,7 @@ class Host:
         in their place.
 
         Set before `run`, if at all: ``advertised()``, what to tell others; ``through``, which makes
-        connections through relays.
+        connections through relays; ``known(peer)``, whether it is no stranger (`strangers`).
         """
         self.peer = identity.peer
         self._listen = list(listen)
@@ -112,14 +113,22 @@ class Host:
         # Keeps what a stranger says about itself, which nothing here reads.
         self._host.remove_stream_handler(ID_PUSH)
         self._swarm: Swarm = self._host.get_network()
+        self.strangers = StrangersShare(lambda peer: self.known(PeerId(peer)), trio.current_time)
+        self._serve_one: Any = self._swarm.common_stream_handler
+        self._swarm.set_stream_handler(self._serve_fairly)
         self.dialler = Dialler(self._swarm)
         workarounds.apply(
-            self._swarm, rng or random.Random(), max_connections, self._connection_ended
+            self._swarm,
+            rng or random.Random(),
+            max_connections,
+            self._connection_ended,
+            self.strangers,
         )
         self.advertised: Callable[[], Sequence[str]] = lambda: (
             self._announce or usable(self._addresses)
         )
         self.through: Through | None = None
+        self.known: Callable[[PeerId], bool] = lambda peer: False
         self._ends: deque[PeerId] = deque()
         self._dials: dict[PeerId, trio.Event] = {}
         self._dial_limit = trio.CapacityLimiter(DIALS_AT_ONCE)
@@ -213,6 +222,30 @@ class Host:
         """
         self._addresses = self._listening()
         return self._addresses
+
+    async def _serve_fairly(self, stream: Any) -> None:
+        """Every stream that a peer opens, whatever it is for, the library's own protocols and the
+        agreement on one included: a stranger's draws on what there is for strangers.
+        """
+        wrapped = PeerStream(PeerId(str(stream.muxed_conn.peer_id)), stream)
+        if self.known(wrapped.peer):
+            return await self._serve_one(stream)
+        share, machine = self.strangers, wrapped.machine
+
+        def spent(seconds: float) -> None:
+            if not self.known(wrapped.peer):
+                share.take(machine, seconds=seconds)
+
+        served = _Served(wrapped.peer)
+        shown_out = share.streams.enter(served, machine)
+        if isinstance(shown_out, _Served) and not self.known(shown_out.peer):
+            shown_out.scope.cancel()  # maybe our own
+        try:
+            with served.scope:
+                return await timed(self._serve_one(stream), spent)
+            await wrapped.aclose()
+        finally:
+            share.streams.leave(served)
 
     def handle(self, protocol: str, handler: Handler) -> None:
         """Call ``handler`` for each stream a peer opens with ``protocol``. The stream is closed
@@ -556,6 +589,13 @@ class Host:
         self._links_changed.set()
         self._arrival.set()
         self._arrival = trio.Event()
+
+
+class _Served:
+    """A stream of a stranger that is being served."""
+
+    def __init__(self, peer: PeerId) -> None:
+        self.peer, self.scope = peer, trio.CancelScope()
 
 
 class _LinkNotifee(INotifee):

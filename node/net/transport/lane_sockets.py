@@ -13,14 +13,28 @@ import errno
 import hmac
 import ipaddress
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 
 from ....collectives.engine.settings import LOSSY, option_number
 from ....collectives.identifiers import PeerId
-from .addresses import check_port_free, host_and_port, is_direct, is_private, listening_at, usable
+from .addresses import (
+    Place,
+    check_port_free,
+    host_and_port,
+    is_direct,
+    is_private,
+    is_scoped,
+    listening_at,
+    places,
+    usable,
+)
+from .door import machine_of
+from .strangers import FRAME_S, StrangersShare, timed
 
 MAGIC = b"atoll/1\n"
 TOKEN_BYTES = 16
@@ -32,8 +46,9 @@ KNOCK_S, KNOCKS = 0.25, 3
 # who keeps a connection for so long is there; below LATE_S, so that many who knock keep nobody out
 STAYS_S = 0.4
 MAX_PENDING = 128
-"""Connections that have not said hello yet. Where there are more, whoever has been silent for
-`LATE_S` makes room, and nobody comes in else.
+"""Connections that have not said hello yet. Where there are more, the machine that has the most
+gives up its oldest to another; of its own, whoever has been silent for `LATE_S` makes room, and
+nobody comes in else.
 """
 LATE_S = 0.5
 USER_TIMEOUT_MS = 20_000
@@ -59,6 +74,15 @@ class Expected:
         if self.socket is not None:
             self.socket.close()
             self.socket = None
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A connection that has not said hello. ``since``: monotonic seconds."""
+
+    machine: str
+    since: float
+    patience: trio.CancelScope
 
 
 def proof(secrets: bytes, role: bytes, token: bytes) -> bytes:
@@ -109,18 +133,19 @@ def path_of(sock: socket.socket, way: str = "direct") -> str:
 class LaneListener:
     """Accepts lanes that were agreed on before."""
 
-    def __init__(self, hosts: Sequence[str], port: int) -> None:
+    def __init__(
+        self, hosts: Sequence[str], port: int, strangers: StrangersShare | None = None
+    ) -> None:
         """``hosts``: numeric; at all but the first it listens at the same port if that is free.
-        ``port`` 0 takes any.
+        ``port`` 0 takes any. ``strangers``: who dials is one until its hello, and what that takes
+        is of their share.
         """
         self._host, self._port, self._also = hosts[0], port, {*hosts[1:]} - {hosts[0]}
         self._bound: list[tuple[str, int]] = []
         self._expected: dict[bytes, Expected] = {}
         self._services: dict[bytes, Callable[[trio.socket.SocketType], Awaitable[None]]] = {}
-        self._pending: dict[trio.CancelScope, float] = {}
-        """Of those that have not said hello: what ends their waiting, and since when they wait;
-        oldest first.
-        """
+        self._strangers = strangers or StrangersShare(lambda _: False, trio.current_time)
+        self._pending: dict[_Pending, None] = {}  # oldest first
         self._announce: list[str] = []
         self.hidden = False
         self.outside: Callable[[], list[str]] = list
@@ -139,11 +164,16 @@ class LaneListener:
         detached them."""
         self._services[magic] = service
 
-    def addresses(self) -> list[str]:
-        """Where the listener can be dialled; empty before `run` and if nobody may know."""
+    def addresses(self, far: str = "") -> list[str]:
+        """Where the listener can be dialled; empty before `run` and if nobody may know. fe80
+        addresses only for who is connected from ``far``, a private host: they are of use on our own
+        links alone, and may say which machine this is.
+        """
         if self.hidden:
             return []
-        return [*self.outside(), *self._announce]
+        near = bool(far) and is_private(far)
+        told = [each for each in self._announce if near or not is_scoped(host_and_port(each)[0])]
+        return [*self.outside(), *told]
 
     def look_again(self) -> None:
         """This machine's addresses are others."""
@@ -204,38 +234,57 @@ class LaneListener:
 
     async def _accept_one(self, listener: trio.socket.SocketType, nursery: trio.Nursery) -> None:
         try:
-            sock, _ = await listener.accept()
+            sock, (host, *_) = await listener.accept()
         except OSError:  # out of descriptors, or the connection is gone again
             await trio.sleep(0.05)
             return
-        now = trio.current_time()
-        if len(self._pending) >= MAX_PENDING:
-            oldest, since = next(iter(self._pending.items()))
-            if now - since < LATE_S:
-                sock.close()
-                return
-            oldest.cancel()
-            del self._pending[oldest]
-        patience = trio.CancelScope(deadline=now + HELLO_S)
-        self._pending[patience] = now
-        nursery.start_soon(self._greet, sock, patience)
+        now, machine = trio.current_time(), machine_of(host)
+        self._strangers.take(machine, seconds=FRAME_S)
+        if len(self._pending) >= MAX_PENDING and not self._made_room(machine, now):
+            sock.close()
+            return
+        pending = _Pending(machine, now, trio.CancelScope(deadline=now + HELLO_S))
+        self._pending[pending] = None
+        nursery.start_soon(self._greet, sock, pending)
 
-    async def _greet(self, sock: trio.socket.SocketType, patience: trio.CancelScope) -> None:
-        service = None
+    def _made_room(self, machine: str, now: float) -> bool:
+        """Whether somebody has made room for who comes from ``machine``."""
+        counts = Counter(each.machine for each in self._pending)
+        busiest, count = counts.most_common(1)[0]
+        if counts[machine] + 1 < count:
+            oldest = next(each for each in self._pending if each.machine == busiest)
+        else:
+            oldest = next(iter(self._pending))
+            if now - oldest.since < LATE_S:
+                return False
+        oldest.patience.cancel()
+        del self._pending[oldest]
+        return True
+
+    async def _greet(self, sock: trio.socket.SocketType, pending: _Pending) -> None:
+        service, share = None, self._strangers
         try:
             with sock:
                 try:
-                    with patience:
-                        magic = await receive_exactly(sock, len(MAGIC))
-                        service = self._services.get(magic)
-                        if magic == MAGIC:
-                            await self._check_hello(sock)
+                    with pending.patience:
+                        await trio.sleep(share.rest_s(pending.machine))
+                        spent = partial(share.take, pending.machine, 0)
+                        service = await timed(self._heard(sock), spent)
                 finally:
-                    self._pending.pop(patience, None)
+                    self._pending.pop(pending, None)
                 if service is not None:
                     await service(sock)
         except OSError:
             pass
+
+    async def _heard(
+        self, sock: trio.socket.SocketType
+    ) -> Callable[[trio.socket.SocketType], Awaitable[None]] | None:
+        """Hear what the connection is for, and whether it proves that. Raises OSError."""
+        magic = await receive_exactly(sock, len(MAGIC))
+        if magic == MAGIC:
+            await self._check_hello(sock)
+        return self._services.get(magic)
 
     async def _check_hello(self, sock: trio.socket.SocketType) -> None:
         hello = await receive_exactly(sock, TOKEN_BYTES + PROOF_BYTES)
@@ -258,11 +307,11 @@ async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket
     Cancelled, it leaves no socket behind.
     """
     winner: list[socket.socket] = []
-    targets = [host_and_port(address) for address in usable(addresses) if is_direct(address)]
-    targets = [(host, port) for host, port in targets if _is_numeric(host)]
+    named = [host_and_port(address) for address in usable(addresses) if is_direct(address)]
+    targets = [place for host, port in named if _is_numeric(host) for place in places(host, port)]
 
-    async def attempt(host: str, port: int, failed: trio.Event) -> None:
-        sock = await _dial_one(host, port, token, secrets)
+    async def attempt(place: Place, failed: trio.Event) -> None:
+        sock = await _dial_one(place, token, secrets)
         if sock is None:
             failed.set()
         else:
@@ -272,9 +321,9 @@ async def dial(addresses: Sequence[str], token: bytes, secrets: bytes) -> socket
     try:
         with trio.move_on_after(DIAL_S):
             async with trio.open_nursery() as nursery:
-                for host, port in targets:
+                for place in targets:
                     failed = trio.Event()
-                    nursery.start_soon(attempt, host, port, failed)
+                    nursery.start_soon(attempt, place, failed)
                     with trio.move_on_after(STAGGER_S):
                         await failed.wait()
     except BaseException:
@@ -327,12 +376,12 @@ def _is_numeric(host: str) -> bool:
     return True
 
 
-async def _dial_one(host: str, port: int, token: bytes, secrets: bytes) -> socket.socket | None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+async def _dial_one(place: Place, token: bytes, secrets: bytes) -> socket.socket | None:
+    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
     try:
         with trio.socket.socket(family, socket.SOCK_STREAM) as sock:
             set_options(sock)
-            await sock.connect((host, port))
+            await sock.connect(place)
             return detach(sock) if await hello(sock, token, secrets) else None
     except OSError:
         return None

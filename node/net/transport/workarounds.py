@@ -13,6 +13,7 @@ import socket
 import struct
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import trio
@@ -37,11 +38,12 @@ from libp2p.utils.varint import read_varint_prefixed_bytes_limited
 from ....collectives.engine.settings import LOSSY, option_number
 from .door import Door, machine_of
 from .liveness import Liveness
+from .strangers import FRAME_S, MOST_REST_S, StrangersShare, timed
 from .unread import UnreadShare
 
 _read, _init = TrioTCPStream.read, TrioTCPStream.__init__  # the library's, however often replaced
 
-FRAME_S = 5.0
+WRITE_S = 5.0
 """A frame that cannot be handed to TCP for so long means that the peer is frozen or gone."""
 CREDIT_BYTES = 65_536
 """A quarter of the window that every stream begins with: so much may be held back without anybody
@@ -56,6 +58,8 @@ MAX_NAME_BYTES = 1024
 SLACK_BYTES = 65_536
 OUTGOING = 100
 """Connections that we may always make, however many others come."""
+CALL_REST_S = 5.0
+"""Who calls from a machine that rests is greeted after so long at most: it may be no stranger."""
 OF_ONE_PEER = 6
 """Connections that a peer needs at most: both dial at once, over a relay, punched, and those of
 before that nobody knows to be dead.
@@ -137,6 +141,8 @@ class OurYamux(Yamux):
     liveness: Liveness
     ended: Callable[[], None]
     share: UnreadShare
+    strangers: StrangersShare
+    peer: str
     machine: str
 
     async def close(self, error_code: int = GO_AWAY_NORMAL) -> None:
@@ -165,11 +171,26 @@ class OurYamux(Yamux):
             data = self._held_back(data)
             if not data:
                 return
-        with trio.move_on_after(FRAME_S, shield=True) as patience:
+        with trio.move_on_after(WRITE_S, shield=True) as patience:
             await super()._write_frame(data)
         if patience.cancelled_caught:
             await self._cut()
             raise ConnectionClosedError("a frame could not be written", transport="tcp")
+        self.charge(len(data))
+
+    def charge(self, nbytes: int) -> None:
+        """A frame has come or gone: of a stranger's share."""
+        if not self.strangers.known(self.peer):
+            self.strangers.take(self.machine, nbytes, FRAME_S)
+
+    async def rest(self) -> None:
+        """Before more of a stranger is read."""
+        if not self.strangers.known(self.peer):
+            rest_s = self.strangers.rest_s(self.machine)
+            if rest_s > MOST_REST_S:
+                await self._cut()
+            elif rest_s:
+                await trio.sleep(rest_s)
 
     async def accept_stream(self) -> IMuxedStream:
         """The next stream that the peer opens and may have."""
@@ -210,7 +231,9 @@ class OurYamux(Yamux):
                 self._ping_sent_time = trio.current_time()
 
 
-def use_our_yamux(swarm: Swarm, rng: random.Random, ended: Callable[[str], None]) -> None:
+def use_our_yamux(
+    swarm: Swarm, rng: random.Random, ended: Callable[[str], None], strangers: StrangersShare
+) -> None:
     """`MuxerMultistream.new_conn` (stream_muxer/muxer_multistream.py:135) makes a plain Yamux
     whatever class it was given.
     """
@@ -223,13 +246,16 @@ def use_our_yamux(swarm: Swarm, rng: random.Random, ended: Callable[[str], None]
         muxed.ended = lambda: ended(str(muxed.peer_id))
         remote = conn.get_remote_address()
         muxed.share, muxed.machine = share, machine_of(remote[0]) if remote else "by relay"
+        muxed.strangers, muxed.peer = strangers, str(muxed.peer_id)
         muxed.stream_buffers = _UnreadOfAll(muxed)
         encrypted = muxed.secured_conn.conn
         read_msg = encrypted.read_msg
 
         async def read_and_note() -> bytes:
+            await muxed.rest()
             message: bytes = await read_msg()
             muxed.liveness.heard(trio.current_time())
+            muxed.charge(len(message))
             return message
 
         encrypted.read_msg = read_and_note
@@ -315,7 +341,7 @@ def release_inbound_slots(swarm: Swarm) -> None:
     swarm.upgrade_inbound_raw_conn = types.MethodType(upgrade_and_wait, swarm)
 
 
-def share_the_door(swarm: Swarm, most: int) -> None:
+def share_the_door(swarm: Swarm, most: int, strangers: StrangersShare) -> None:
     """`Swarm._handle_inbound_connection` (network/swarm.py:1981) shuts out whoever comes when all
     places are taken, whoever it is that has taken them, and `_trim_connections` leaves a peer as
     many connections as have streams. We keep places for all: see `door`, and
@@ -325,13 +351,17 @@ def share_the_door(swarm: Swarm, most: int) -> None:
 
     async def handle_fairly(stream: Any, maddr: Any) -> None:
         remote = stream.get_remote_address()
-        shown_out: Any = door.enter(stream, remote[0] if remote else "")
+        host = remote[0] if remote else ""
+        machine = machine_of(host)
+        shown_out: Any = door.enter(stream, host)
         if shown_out is not None:
             with trio.move_on_after(1.0), contextlib.suppress(Exception):
                 await shown_out.close()
         if shown_out is not stream:
             try:
-                await handle(stream, maddr)
+                await trio.sleep(min(strangers.rest_s(machine), CALL_REST_S))
+                spent = partial(strangers.take, machine, 0)
+                await timed(handle(stream, maddr), spent)
             finally:
                 door.leave(stream)
 
@@ -426,16 +456,22 @@ def quiet_logs() -> None:
         root.addHandler(logging.NullHandler())
 
 
-def apply(swarm: Swarm, rng: random.Random, most: int, ended: Callable[[str], None]) -> None:
+def apply(
+    swarm: Swarm,
+    rng: random.Random,
+    most: int,
+    ended: Callable[[str], None],
+    strangers: StrangersShare,
+) -> None:
     """All workarounds that concern a swarm. ``most``: connections that others may make; ``ended``:
-    told at once of a peer whose connection ends.
+    told at once of a peer whose connection ends; ``strangers``: what is served to such.
     """
-    use_our_yamux(swarm, rng, ended)
+    use_our_yamux(swarm, rng, ended, strangers)
     dial_once(swarm)
     forget_failed_dials(swarm)
     drop_resource_manager(swarm)
     release_inbound_slots(swarm)
-    share_the_door(swarm, most)
+    share_the_door(swarm, most, strangers)
     skip_identify(swarm)
     name_ipv6_remotes()
     read_in_pieces()

@@ -6,12 +6,13 @@ and the clock.
     devices = fleet(20, [1, 1.5, 2, 4, 5])
     result = simulate(task, parts, devices, Settings("scaffold", rounds=50))
 
-partition    who has which samples: Dirichlet, label shards
+partition    who has which samples: Dirichlet, label shards, sites of given sizes
 devices      how long a step takes, when a machine is there, whether it comes back
 task         model and samples; one live model that plays every client
 attacks      what hostile clients send
 study        a run: settings, a client's turn, attacks, the curve
-synchronous  rounds that wait for everybody
+closing      when a round closes, by the rule of nodes
+synchronous  rounds that wait for everybody, or as nodes do
 arriving     FedAsync, FedBuff, FedFix, FedCompass
 sites        models of one's own: fine-tuned, Ditto, by clusters
 report       results as tables and curves
@@ -23,7 +24,7 @@ from collections.abc import Sequence
 
 from .arriving import run_arriving
 from .devices import Device, Fleet, fleet
-from .partition import Indices, dirichlet, label_shards
+from .partition import Indices, dirichlet, label_shards, sized
 from .sites import Sites, personalised
 from .study import ARRIVING, NAMES, Point, Study, StudyResult, StudySettings
 from .synchronous import run_synchronous
@@ -39,6 +40,7 @@ __all__ = [
     "Sites",
     "dirichlet",
     "label_shards",
+    "sized",
     "fleet",
     "Fleet",
     "Device",

@@ -19,11 +19,15 @@ class Device:
     in which it works; none: always.
 
     Away, it keeps what it has, and goes on when it is back.
+
+    ``killed``: [from, to) in seconds of the run, in order, in which node and script are dead: a
+    turn under way is lost, and begins anew afterwards.
     """
 
     step_s: float
     windows: tuple[tuple[float, float], ...] = ()
     period_s: float = math.inf
+    killed: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if not (self.step_s > 0 and math.isfinite(self.step_s)):
@@ -51,6 +55,20 @@ class Device:
             if at < stop:
                 return turn * self.period_s + max(at, start)
         return (turn + 1) * self.period_s + self.windows[0][0]
+
+    def back_at(self, now: float) -> float:
+        """``now``, or when it is alive again; `math.inf`: never."""
+        return next((stop for start, stop in self.killed if start <= now < stop), now)
+
+    def done_at(self, now: float, steps: int) -> float:
+        """As `finished`, whatever it dies of meanwhile; `math.inf`: never."""
+        while (now := self.back_at(now)) < math.inf:
+            end = self.finished(now, steps)
+            death = next((start for start, _ in self.killed if now <= start < end), None)
+            if death is None:
+                return end
+            now = death
+        return math.inf
 
     def finished(self, now: float, steps: int) -> float:
         """When so many steps are done that begin now, or when it is there."""

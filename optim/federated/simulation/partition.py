@@ -4,6 +4,8 @@ every sample has one owner.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -53,6 +55,30 @@ def label_shards(labels: Indices, clients: int, each: int, seed: int) -> list[In
     shards = np.array_split(np.argsort(labels, kind="stable"), clients * each)
     dealt = np.random.default_rng(seed).permutation(len(shards)).reshape(clients, each)
     return [np.sort(np.concatenate([shards[shard] for shard in mine])) for mine in dealt]
+
+
+def sized(labels: Indices, sizes: Sequence[int], alpha: float, seed: int) -> list[Indices]:
+    """Clients of exactly these sizes, each with shares of the classes drawn from a Dirichlet
+    distribution, as far as there is enough of them. Raises ConfigError where there is not enough.
+    """
+    if sum(sizes) > len(labels):
+        raise ConfigError(
+            f"sites of {sum(sizes):,} examples together, and the task has {len(labels):,}",
+            key="sites",
+            hint="Smaller sites, or a --task with more samples",
+        )
+    rng, free = np.random.default_rng(seed), np.ones(len(labels), bool)
+    classes, place = np.unique(labels, return_inverse=True)
+    parts = list[Indices]()
+    for size in sizes:
+        shares = rng.dirichlet(np.full(len(classes), alpha)) + 1e-12
+        # the smallest keys of an exponential race are a draw without replacement
+        keys = rng.exponential(size=len(labels)) / shares[place]
+        keys[~free] = np.inf
+        part = np.sort(np.argpartition(keys, size - 1)[:size])
+        free[part] = False
+        parts.append(part)
+    return parts
 
 
 def _check(labels: Indices, clients: int, least: int) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ....collectives.arrivals import Fading
 from ....collectives.errors import ConfigError
-from ....collectives.swarm import OuterSettings
+from ....collectives.swarm import OuterSettings, WorkSettings
 from ....security.rules.aggregate import RULES, aggregate
 from ..member import InnerSteps, Knobs, Served, first_control
 from ..methods import ARRIVING, METHODS, Method, method_of_steps, server_settings
@@ -25,11 +25,11 @@ from ..server import FederatedServer
 from .attacks import ATTACKS, Delayed, flipped_labels, optimised_alie, optimised_ipm
 from .devices import Fleet
 from .partition import Indices
-from .task import Learner, Task, endless
+from .task import Learner, Task, endless, passes
 
-Means = Callable[[Sequence[Tensor], Sequence[int]], Tensor | None]
-"""What an outer step gets of contributions (numel,) and their samples, in place of their mean or a
-rule; None: nothing, there is none.
+Means = Callable[[Sequence[Tensor], Sequence[int], int], Tensor | None]
+"""What an outer step gets of contributions (numel,) and their samples, of so many members that were
+asked, in place of their mean or a rule; None: nothing, there is none.
 """
 Scheme = Literal["synchronous", "fedasync", "fedbuff", "fedfix", "fedcompass"]
 NAMES = (*METHODS, *ARRIVING)
@@ -44,7 +44,8 @@ class StudySettings:
     """A run's values. ``name``: of a method, or of a scheme of arrivals, whose members make
     FedAvg's steps.
 
-    A turn has ``steps`` batches of ``batch``, or ``epochs`` passes over the client's samples. A run
+    A turn has ``steps`` batches of ``batch``, or ``epochs`` passes over the client's samples, or
+    what ``work`` says: then synchronous rounds close as those of nodes do. A run
     ends after ``rounds`` outer steps or ``seconds``, whichever comes first, and is measured every
     ``measure`` rounds (schemes of arrivals: as often in time as there would be synchronous rounds).
     ``asked``: clients a synchronous round asks, None: all that are there. ``outer``: a server's
@@ -82,6 +83,9 @@ class StudySettings:
     measure: int = 1
     seed: int = 0
     means: Callable[[], Means] | None = None
+    work: WorkSettings | None = None
+    # With ``work``: how many contributions make a round of so many members.
+    fewest: Callable[[int], int] = lambda _: 1
 
     @property
     def method(self) -> Method:
@@ -157,10 +161,23 @@ class Point:
     loss: float
 
 
+@dataclass(frozen=True, slots=True)
+class PlayedRound:
+    """One of a run with ``work``: when it closed, in seconds; the inner steps of each client that
+    is in it, and what each counts; who was asked and is not in it.
+    """
+
+    seconds: float
+    steps: dict[int, int]
+    weights: dict[int, int]
+    missing: tuple[int, ...]
+
+
 @dataclass(slots=True)
 class StudyResult:
     """A run's curve; what clients waited of the time they were in it (`idle`, 0 to 1); the accuracy
-    of the last anchor on each client's samples; and the last anchor itself."""
+    of the last anchor on each client's samples; and the last anchor itself. Of a run with ``work``:
+    its rounds, and why it got no further before its end, "" where it did."""
 
     settings: StudySettings
     anchor: Tensor
@@ -170,6 +187,8 @@ class StudyResult:
     busy_s: float = 0.0
     waited_s: float = 0.0
     by_site: list[float] = field(default_factory=list)
+    rounds: list[PlayedRound] = field(default_factory=list[PlayedRound])
+    stalled: str = ""
 
     @property
     def idle(self) -> float:
@@ -232,8 +251,8 @@ class Study:
         )
         self.rng = random.Random(settings.seed)
         self.result = StudyResult(settings, self.server.anchor)
-        self._sizes = [1 if settings.even else len(part) for part in parts]
-        self.shares = [size / sum(self._sizes) for size in self._sizes]
+        self.sizes = [1 if settings.even else len(part) for part in parts]
+        self.shares = [size / sum(self.sizes) for size in self.sizes]
         self._means = settings.means() if settings.means is not None else None
         self._data = [
             (task.x[torch.from_numpy(part)], task.y[torch.from_numpy(part)]) for part in parts
@@ -257,7 +276,12 @@ class Study:
 
     def steps_of(self, client: int) -> int:
         """Inner steps of a turn whose length the scheme does not choose."""
-        rows, settings = len(self._data[client][1]), self.settings
+        rows, settings, work = len(self._data[client][1]), self.settings, self.settings.work
+        if work is not None:
+            if work.steps is not None:
+                return work.steps
+            passes, left = divmod(work.samples or (work.epochs or 1) * rows, rows)
+            return passes * math.ceil(rows / settings.batch) + math.ceil(left / settings.batch)
         return (
             settings.steps
             if settings.epochs is None
@@ -275,7 +299,10 @@ class Study:
         )
         learner.live.copy_(served.anchor)
         key = (self.settings.seed, client, self._turns[client])
-        for rows in map(torch.from_numpy, islice(endless(len(y), self.settings.batch, key), steps)):
+        drawn = (endless if self.settings.work is None else passes)(
+            len(y), self.settings.batch, key
+        )
+        for rows in map(torch.from_numpy, islice(drawn, steps)):
             gradient, second = learner.backward(x[rows], y[rows]), None
             if (at := turn.second_at(gradient, live)) is not None:
                 gradient, kept = gradient.clone(), learner.live.clone()
@@ -354,9 +381,9 @@ class Study:
             else aggregate(rows, rule, f).value
         )
 
-    def combined(self, works: Sequence[ClientDelta]) -> None:
-        """The outer step of a synchronous round: with the mean by shares, or by the rule, where
-        each counts once.
+    def combined(self, works: Sequence[ClientDelta], asked: int) -> None:
+        """The outer step of a synchronous round for which so many were asked: with the mean by
+        shares, or by the rule, where each counts once.
 
         Without contributions there is none, and by a rule none of fewer than 2 f + 1, as in a real
         round."""
@@ -366,7 +393,7 @@ class Study:
         works = [work for work in self.attacked(works) if work.finite]
         if self._means is not None:
             mean = self._means(
-                [work.pseudo for work in works], [self._sizes[work.client] for work in works]
+                [work.pseudo for work in works], [self.sizes[work.client] for work in works], asked
             )
             if mean is not None:
                 self.server.step_with(
@@ -374,8 +401,12 @@ class Study:
                 )
             return
         if self.settings.rule == "mean":
+            effective = self._effective(works)
             for work in works:
-                self.server.add(work.pseudo, self.shares[work.client])
+                pseudo = work.pseudo
+                if self.method.normalised:
+                    pseudo[: self.learner.parameters].mul_(effective / work.steps)
+                self.server.add(pseudo, self.shares[work.client])
         if len(works) < 2 * self.settings.f + 1:
             return
         steps = sum(work.steps for work in works) / len(works)
@@ -388,6 +419,12 @@ class Study:
             steps,
             self.settings.knobs.lr,
         )
+
+    def _effective(self, works: Sequence[ClientDelta]) -> float:
+        """Inner steps of a round on average by shares: FedNova's Σ pᵢ τᵢ."""
+        weights = [self.shares[work.client] for work in works]
+        made = sum(weight * work.steps for weight, work in zip(weights, works, strict=True))
+        return made / sum(weights) if weights else 0.0
 
     @property
     def bytes(self) -> int:

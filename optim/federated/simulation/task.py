@@ -85,3 +85,11 @@ def endless(rows: int, size: int, key: tuple[int, ...]) -> Iterator[Indices]:
         order = rng.permutation(rows)
         for start in range(0, rows - size + 1, size):
             yield order[start : start + size]
+
+
+def passes(rows: int, size: int, key: tuple[int, ...]) -> Iterator[Indices]:
+    """As `endless`, with what a pass leaves over as its last, shorter batch: an epoch is all."""
+    rng = np.random.default_rng(key)
+    while True:
+        order = rng.permutation(rows)
+        yield from (order[start : start + size] for start in range(0, rows, size))

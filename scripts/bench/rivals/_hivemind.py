@@ -11,40 +11,25 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # helpers of the measurements
 
-from _bench import ROOT, progress
-from _environment import OUT, Unavailable, set_up
+from _bench import progress
+from _environment import Unavailable, made, set_up
 
 VERSION = "1.1.12"
 NUMPY = "numpy<2.4"  # with a newer one its 8-bit codecs silently do nothing
-WHAT, FOLDER = f"hivemind {VERSION}", OUT / "hivemind"
+WHAT = f"hivemind {VERSION}"
 COMPRESSION = {
     "fp32": "NoCompression",
     "bf16": "Float16Compression",  # its format of two bytes
     "int8": "Uniform8BitQuantization",
 }  # its blockwise one needs bitsandbytes
-INSTALL_S, RUN_S = 600, 600
+RUN_S = 600
 
 
 def environment() -> str:
     """Python of an environment with hivemind, made on first use. Raises Unavailable."""
-    python = FOLDER / "bin" / "python"
-    if not (FOLDER / "complete").exists():
-        progress(f"hivemind: making {FOLDER.relative_to(ROOT)} with hivemind {VERSION}")
-        set_up(WHAT, [sys.executable, "-m", "venv", "--clear", str(FOLDER)], 120)
-        # torch is ours, so that both use the same; what hivemind brings itself comes first
-        site = next((FOLDER / "lib").glob("python*")) / "site-packages"
-        import torch
-
-        (site / "zz_torch.pth").write_text(
-            str(Path(torch.__path__[0]).parent) + "\n", encoding="utf-8"
-        )
-        install = [str(python), "-m", "pip", "install", "--quiet", "--no-input"]
-        set_up(WHAT, [*install, f"hivemind=={VERSION}", NUMPY, "setuptools<81"], INSTALL_S)
-        set_up(
-            WHAT, [str(python), "-c", "import hivemind; hivemind.DHT(start=True).shutdown()"], 120
-        )  # its daemon runs on this machine
-        (FOLDER / "complete").touch()
-    return str(python)
+    packages = [f"hivemind=={VERSION}", NUMPY, "setuptools<81"]
+    # its daemon runs on this machine
+    return made(WHAT, "hivemind", packages, "import hivemind; hivemind.DHT(start=True).shutdown()")
 
 
 def averagings(peers: int, elements: int, codec: str, reps: int) -> dict[str, list[float]]:

@@ -1,5 +1,6 @@
-"""The script that all sites of a run run: atoll join INVITE --script train.py --data site.py:make;
-or alone: python train.py.
+"""The script that all sites of a run run: atoll join INVITE --script train.py --data site.py:make.
+By itself it takes a run or an invite as its argument, or from ATOLL_RUN or ATOLL_INVITE; without any
+of them it trains alone, which it says.
 """
 
 from __future__ import annotations
@@ -16,8 +17,17 @@ from atoll.node import join, site_data
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.script.tuning import fine_tuned_model
 
-run = sys.argv[1] if sys.argv[1:] else os.environ.get("ATOLL_RUN")
-swarm = join(run) if run else SoloSwarm(RunSettings(sync_every=10, rounds=8))
+given = sys.argv[1:] or [os.environ.get(name, "") for name in ("ATOLL_RUN", "ATOLL_INVITE")]
+alone = not any(given)
+if alone:
+    print(
+        "ALONE: no run or invite is given, so nobody else's data are in this model. "
+        "With others: python train.py INVITE, or ATOLL_INVITE=INVITE python train.py",
+        file=sys.stderr,
+    )
+    swarm = SoloSwarm(RunSettings(sync_every=10, rounds=8))
+else:
+    swarm = join(next(filter(None, given)))
 
 torch.manual_seed(0)
 model = nn.Linear(8, 2)
@@ -26,7 +36,8 @@ held, own_data = random_split(
     site_data(), [0.2, 0.8]
 )  # a fifth of the site's samples trains nothing
 loader = DataLoader(own_data, batch_size=20, shuffle=True)
-attachment = attach(model, optimizer, swarm)
+# what this site counts in a run by examples
+attachment = attach(model, optimizer, swarm, examples=len(own_data))
 
 while not attachment.done:
     for inputs, classes in loader:
@@ -66,8 +77,9 @@ own = fine_tuned_model(
     20,
     0.1,
 )
+whose = "the model trained ALONE here" if alone else "the run's model"
 print(
-    f"accuracy at this site: {shared:.3f} with the run's model, {right(own):.3f} with one of its own, tuned from it"
+    f"accuracy at this site: {shared:.3f} with {whose}, {right(own):.3f} with one of its own, tuned from it"
 )
 swarm.report(
     {"accuracy_here": shared, "accuracy_own": right(own)}

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from atoll.collectives.group import (
     least_members,
 )
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.partition import is_fair
 from atoll.collectives.reduce import MEAN, TwoPhaseReducer, Weighing, least_of
 from atoll.collectives.swarm import OuterSettings
 from atoll.collectives.trees import trees_of
@@ -37,6 +39,7 @@ from atoll.security.rule_names import parse_reducer
 from atoll.security.rules.reducers import find_reducer
 
 _grid = lru_cache(16)(Grid)
+OTHER_BIT = 1  # in which a liar's other contribution differs, in the first byte of each chunk
 
 
 class Violation(AssertionError):
@@ -90,13 +93,14 @@ class Checker:
         outer: OuterSettings,
         holders: Holders,
         lying: int = 0,
+        witnesses: Callable[[Entry], int] = lambda entry: 0,
         liars: Collection[PeerId] = (),
         stored: Callable[[Entry], memoryview | None] = lambda entry: None,
     ) -> None:
-        """``lying``: how many members of a configuration may lie; ``liars``: who does; ``stored``:
-        an entry's bytes as members hold them.
+        """``lying``: how many members of a configuration may lie; ``witnesses``: of each part of an
+        entry; ``liars``: who does; ``stored``: an entry's bytes as members hold them.
         """
-        self.lying, self.liars, self._stored = lying, liars, stored
+        self.lying, self.liars, self._stored, self._witnesses = lying, liars, stored, witnesses
         self.organiser, self.outer, self._holders = organiser, outer, holders
         self.entries: list[Certified] = []  # as first applied by anybody; [0] is the genesis
         self.results: list[bytes] = []
@@ -328,6 +332,11 @@ class Checker:
                 "membership", f"entry {entry.round} leaves {len(entry.next_config)} members"
             )
 
+        if self.lying and not is_fair(entry, self.lying):
+            raise Violation(
+                "fair shares", f"entry {entry.round} gives a member more parts than its share"
+            )
+
     def _quorum(self, config: Config, voters: set[Member]) -> bool:
         return is_quorum(config, voters, self.organiser, self.lying)
 
@@ -439,7 +448,11 @@ class Checker:
         for part, digest in zip(entry.parts, entry.part_digests, strict=True):
             if part_digest(entry, part, hashes[part.first : part.stop]) == digest:
                 continue
-            if part.owner not in self.liars or not self._as_stated(grid, entry, part, result):
+            witnessed = self._witnesses(entry) > 0
+            if witnessed and self._of_other_contributions(grid, entry, part, result):
+                continue
+            excused = part.owner in self.liars and not witnessed
+            if not excused or not self._as_stated(grid, entry, part, result):
                 raise Violation(
                     "honest outcome",
                     (
@@ -449,9 +462,30 @@ class Checker:
                 )
         return bytes(result)
 
+    def _of_other_contributions(
+        self, grid: Grid, entry: Entry, part: Part, result: bytearray
+    ) -> bool:
+        """Whether a part is the sum that it must be if liars have sent their other contributions
+        (`OTHER_BIT`) to all who state it; its bytes are put into ``result``.
+        """
+        false = [c.cid for c in entry.contributors if c.member.peer in self.liars]
+        views, wanted = (
+            list(grid.results.views(memoryview(result))),
+            entry.part_digests[entry.parts.index(part)],
+        )
+        for count in range(1, len(false) + 1):
+            for bent in combinations(false, count):
+                hashes: list[bytes] = []
+                for chunk in range(part.first, part.stop):
+                    self._reduce_chunk(grid, entry, chunk, views[chunk], None, bent)
+                    hashes.append(chunk_hash(views[chunk]))
+                if part_digest(entry, part, hashes) == wanted:
+                    return True
+        return False
+
     def _as_stated(self, grid: Grid, entry: Entry, part: Part, result: bytearray) -> bool:
-        """Of a part that a liar owns the bytes are the liar's: they are put into ``result`` as
-        members hold them. Whether they have its digest.
+        """Of a part that a liar owns, and of which there are no witnesses, the bytes are the
+        liar's: they are put into ``result`` as members hold them. Whether they have its digest.
         """
         stored = self._stored(entry)
         if stored is None:
@@ -464,7 +498,7 @@ class Checker:
         return digest == entry.part_digests[entry.parts.index(part)]
 
     def _encoded(
-        self, grid: Grid, entry: Entry, chunk: int
+        self, grid: Grid, entry: Entry, chunk: int, bent: Collection[bytes] = ()
     ) -> tuple[dict[bytes, EncodedChunk], Tensor]:
         """What was contributed to a chunk, as it travels and decoded."""
         codec, first, elements = (
@@ -479,6 +513,7 @@ class Checker:
         rows = torch.empty(len(wires), elements)
         for (cid, wire), row in zip(wires.items(), rows, strict=True):
             codec.encode(self.frozen[cid].vector[first : first + elements], wire)
+            wire.data[0] ^= OTHER_BIT * (cid in bent)
             codec.decode(wire, row)
         return wires, rows
 
@@ -495,9 +530,15 @@ class Checker:
         )
 
     def _reduce_chunk(
-        self, grid: Grid, entry: Entry, chunk: int, out: memoryview, weighing: Weighing | None
+        self,
+        grid: Grid,
+        entry: Entry,
+        chunk: int,
+        out: memoryview,
+        weighing: Weighing | None,
+        bent: Collection[bytes] = (),
     ) -> None:
-        codec, (wires, rows) = grid.codec(chunk), self._encoded(grid, entry, chunk)
+        codec, (wires, rows) = grid.codec(chunk), self._encoded(grid, entry, chunk, bent)
         robust = find_reducer(entry.reducer) if parse_reducer(entry.reducer) else None
         if weighing is not None and weighing.factors is not None:
             used = [

@@ -14,11 +14,14 @@ from random import Random
 from typing import Any, Literal, cast, get_args
 
 import msgspec
+import torch
 from blake3 import blake3
 
 from atoll.collectives import messages as m
-from atoll.collectives.digest import meaning
+from atoll.collectives.codecs.codec import EncodedChunk
+from atoll.collectives.digest import chunk_hash, meaning, merkle_root
 from atoll.collectives.exchange import header as record_header
+from atoll.collectives.exchange.slot import PlanState
 from atoll.collectives.group import (
     BUTTERFLY,
     LAST_BALLOT,
@@ -31,8 +34,11 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import (
     Kind,
     RoundMachine,
+    account_payload,
     claim_payload,
+    given_payload,
     pledge_payload,
+    receipts_digest,
     reduced_payload,
     slot_payload,
 )
@@ -41,6 +47,7 @@ from atoll.node.session.serving import part_digests, result_hashes
 from atoll.node.simulation.process import NodeProcess, sign_as
 
 from .bending import bent
+from .checker import OTHER_BIT
 
 Lie = Literal[
     "equivocate",
@@ -66,9 +73,18 @@ Lie = Literal[
     "choose",
     "mute",
     "memory",
+    "own",
+    "add",
+    "missum",
+    "frame",
+    "two",
+    "unsigned",
 ]
 LIES: tuple[Lie, ...] = get_args(Lie)
+LATER: tuple[Lie, ...] = ("memory", "own", "add", "missum", "frame", "two", "unsigned")
+"""Lies that draw from streams of their own, so that seeds from before tell the others as ever."""
 REMEMBERED = 200
+ADDED = 1000.0  # to each value of a sum
 DRIP_S = 0.45  # between two records of one that drips: no reduction stands still for so short
 WITHHELD: tuple[tuple[Lie, int, str], ...] = (
     ("hoard", record_header.RESULT, "result"),
@@ -86,7 +102,7 @@ class LyingProcess(NodeProcess):
     ) -> None:
         super().__init__(*args, **kwargs)
         self.rng = Random(self.world.stream(f"lies/{self.peer}").random())
-        drawn = {"memory": self.world.stream(f"memory/{self.peer}")}
+        drawn = {lie: self.world.stream(f"{lie}/{self.peer}") for lie in LATER}
         self.lies = {lie for lie in lies if lies != LIES or drawn.get(lie, self.rng).random() < 0.5}
         self.heard: list[bytes] = []
         self.met = Counter[PeerId]()  # how often a peer has come back
@@ -95,10 +111,13 @@ class LyingProcess(NodeProcess):
         """What it echoes and votes for in the place of what its own node does: by log, round and
         ballot.
         """
+        # Chunks of contributions that it sends bent: by whom, cid and number, their hashes.
+        self._others: dict[tuple[PeerId, bytes, int], bytes] = {}
         self.life = 0  # how many later ones it has asked in under
         self._asked_at = self._slandered_at = 0.0
         bent: dict[type[Any], Callable[[RoundMachine, PeerId, Any], list[m.Body]]] = {
-            m.Reduced: lambda machine, peer, body: [body],
+            m.Reduced: self._states,
+            m.Contributed: self._gives,
             m.Propose: self._propose,
             m.Echo: self._echo,
             m.Accepted: self._vote,
@@ -107,6 +126,34 @@ class LyingProcess(NodeProcess):
             m.PlanMessage: self._plan,
         }
         self._bent = bent
+
+    def start(self, *args: Any, **kwargs: Any) -> None:
+        super().start(*args, **kwargs)
+        if "add" in self.lies and not self.ended:
+            self._adds()
+
+    def _adds(self) -> None:
+        """Where it owns a part, its sum is another by a thousand in each value; and so is what it
+        says of it.
+        """
+        reducer = self.plane._reducer
+        honest = reducer.reduce
+
+        def reduce(state: PlanState, chunk: int, own: Any, out: EncodedChunk) -> Any:
+            found = honest(state, chunk, own, out)
+            machine = self.session.machine
+            if isinstance(found, tuple) or not state.job(chunk).owned or machine is None:
+                return found
+            if state.plan.log.startswith("op") or self._founding(machine):
+                return found
+            codec = state.slot.results.codec(chunk)
+            values = torch.empty(out.elements)
+            codec.decode(out, values)
+            codec.encode(values.add_(ADDED), out)
+            self._tell("lie: sum")
+            return found
+
+        reducer.reduce = reduce  # type: ignore[method-assign]
 
     def deliver(self, sender: PeerId, channel: str, payload: Any) -> None:
         if channel == "control" and payload[:1] == b"R":
@@ -161,6 +208,8 @@ class LyingProcess(NodeProcess):
             honest = [offer for offer in found if offer.member.peer not in self.place.liars]
             if not honest or machine.convener_of(machine.ballot) != machine.me:
                 return found
+            if "own" in self.lies:
+                self._owns_all(machine)
             victim, others = dice.choice(honest), len(found) > machine.shape.least
             if "choose" in self.lies and others:
                 self._tell("lie: contribution not planned")
@@ -182,6 +231,65 @@ class LyingProcess(NodeProcess):
             return found
 
         machine.offers = chosen  # type: ignore[method-assign]
+
+    def _owns_all(self, machine: RoundMachine) -> None:
+        """The plan that is made now gives all parts to its convener, which follows it."""
+        self._tell("lie: owner of everything")
+        acceptor = cast("ByzantineAcceptor", machine.acceptor)
+        machine.convening.slow |= {who.peer for who in machine.config} - {self.peer}
+        machine.convening._fair_share = lambda *_: None  # type: ignore[method-assign]
+        acceptor.judge.fair = lambda bound: True  # type: ignore[method-assign]
+
+    def _states(self, machine: RoundMachine, peer: PeerId, body: m.Reduced) -> list[m.Body]:
+        """As a witness it states another sum than it found, perhaps of other inputs."""
+        plan = machine.open.plan
+        if body.account is None or plan is None or not {"missum", "frame"} & self.lies:
+            return [body]
+        others = {at for at, part in enumerate(plan.parts) if part.owner != self.peer}
+        dice = Random(f"missum/{machine.log}/{machine.round}")
+        if dice.random() < 0.4:
+            return [body]
+        self._tell("lie: statement")
+        parts = tuple(
+            (at, digest if at not in others else blake3(digest).digest())
+            for at, digest in body.parts
+        )
+        inputs = body.account.inputs
+        if "frame" in self.lies:
+            victim = dice.randrange(len(plan.contributors)) % len(inputs[0])  # of an older plan
+            inputs = tuple(
+                (*of[:victim], blake3(of[victim]).digest(), *of[victim + 1 :]) for of in inputs
+            )
+        payload = reduced_payload(machine.run, self.peer, body.meaning, parts)
+        receipts = body.account.receipts
+        account = account_payload(
+            machine.run, self.peer, body.meaning, parts, inputs, receipts_digest(receipts)
+        )
+        return [
+            m.Reduced(
+                body.meaning,
+                parts,
+                self.sign(payload),
+                m.Account(inputs, receipts, self.sign(account)),
+            )
+        ]
+
+    def _gives(self, machine: RoundMachine, peer: PeerId, body: m.Contributed) -> list[m.Body]:
+        """It signs for those to whom it sends another contribution what they get; or nothing that
+        fits."""
+        if not self._sends_other(machine, peer):
+            return [body]
+        if "unsigned" in self.lies:
+            self._tell("lie: nothing signed")
+            return []
+        chunks = range(body.first, body.stop)
+        hashes = [self._others.get((peer, body.cid, chunk)) for chunk in chunks]
+        if None in hashes:  # they have not all gone out: it is asked again
+            return []
+        root = merkle_root([digest for digest in hashes if digest is not None])
+        self._tell("lie: two signed")
+        of = (body.cid, body.first, body.stop, root)
+        return [m.Contributed(*of, self.sign(given_payload(*machine.slot, *of)))]
 
     def _bend(self, machine: RoundMachine, peer: PeerId, body: Any) -> Any:
         """One field of it is another, the signature is right; now and then, and for some of the
@@ -209,10 +317,19 @@ class LyingProcess(NodeProcess):
                     voted = changed.accepted
                     at, digest = (voted.ballot, voted.entry.hash()) if voted else (-1, b"")
                     signature = self.sign(pledge_payload(*machine.slot, changed.ballot, at, digest))
+                case m.Contributed():
+                    of = (changed.cid, changed.first, changed.stop, changed.root)
+                    signature = self.sign(given_payload(*machine.slot, *of))
                 case m.Reduced():
                     signature = self.sign(
                         reduced_payload(machine.run, self.peer, changed.meaning, changed.parts)
                     )
+                    if (account := changed.account) is not None:
+                        of = (changed.meaning, changed.parts, account.inputs)
+                        digest = receipts_digest(account.receipts)
+                        by = self.sign(account_payload(machine.run, self.peer, *of, digest))
+                        account = msgspec.structs.replace(account, signature=by)
+                        changed = msgspec.structs.replace(changed, account=account)
                 case _:
                     signature = b""
             if signature:
@@ -235,6 +352,8 @@ class LyingProcess(NodeProcess):
             if (lie in self.lies and self._other_side(machine, peer, lie))
             or ("mute" in self.lies and self._other_side(machine, peer, "mute"))
         }
+        if machine is not None and self._sends_other(machine, peer):
+            return self._send_other(peer)
         if machine is not None and "drip" in self.lies and not self._founding(machine):
             return self._drip(peer, kept or {})
         if kept:
@@ -247,6 +366,25 @@ class LyingProcess(NodeProcess):
                 )
             return
         super()._pump(peer)
+
+    def _sends_other(self, machine: RoundMachine, peer: PeerId) -> bool:
+        return (
+            bool({"two", "unsigned"} & self.lies)
+            and bool(machine.shape.witnesses)
+            and not self._founding(machine)
+            and self._other_side(machine, peer, "two")
+        )
+
+    def _send_other(self, peer: PeerId) -> None:
+        """Its contribution is another one to some."""
+        while (record := self.plane.next_record(peer)) is not None:
+            payload = bytearray(record.payload)
+            header = record_header.parse(bytes(record.header), self.peer)
+            if header.kind == record_header.PART:
+                payload[0] ^= OTHER_BIT
+                self._others[peer, header.sub, header.chunk] = chunk_hash(payload)
+                self._tell("lie: two contributions")
+            self.network.send(self.peer, peer, "record", (bytes(record.header), bytes(payload)))
 
     def _drip(self, peer: PeerId, kept: dict[int, str]) -> None:
         """One record, and the next after a while."""

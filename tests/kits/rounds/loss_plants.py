@@ -12,6 +12,7 @@ from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import LastSaid
 from atoll.collectives.round import machine as machine_module
+from atoll.collectives.round.recovery import Recovery
 from atoll.node.run.membership import Membership
 from atoll.node.session.prior_contributions import PriorContributions
 from atoll.node.session.waiting import Waits
@@ -22,7 +23,7 @@ from .storage import SimJournal, SimStorage
 IS_DOUBLED = "is_doubled"  # the attribute of a membership
 
 
-class _OneLife(machine_module.RoundMachine):
+class _OneLife(Recovery):
     @property
     def forgotten(self) -> int:  # type: ignore[override]
         """It takes nothing for a proof."""
@@ -36,14 +37,15 @@ class _OneLife(machine_module.RoundMachine):
 class OldLifeVotes(Plant):
     """A member whose home came back from a backup goes on voting as the life that it was."""
 
-    moments, machine = 1.0, _OneLife
+    moments, recovery = 1.0, _OneLife
 
 
 class _Silent(machine_module.RoundMachine):
     def _answer(self, now: float, peer: PeerId, round_: int, anew: int = 0) -> None:
-        known, self.heard_of = self.heard_of, LastSaid((), at_once=True)
+        recovery = self.recovery
+        known, recovery.heard_of = recovery.heard_of, LastSaid((), at_once=True)
         super()._answer(now, peer, round_, anew)
-        self.heard_of = known
+        recovery.heard_of = known
 
 
 class NobodyTells(Plant):

@@ -99,6 +99,35 @@ class OwnersNotAsked(LyingPlant):
     lies = ("subset", "superset")
 
 
+class _AnyShares(Judge):
+    def fair(self, bound: Plan | Entry) -> bool:
+        """Whoever plans knows best who owns what."""
+        return True
+
+
+class SharesNotChecked(LyingPlant):
+    """A convener may give all parts to itself."""
+
+    judge = _AnyShares
+    lies = ("own",)
+
+
+class _OwnersAlone(Judge):
+    def stated_by(self, bound: Plan | Entry) -> dict[PeerId, list[int]]:
+        """Owners know best what comes of their parts."""
+        return {
+            part.owner: [at for at, other in enumerate(bound.parts) if other.owner == part.owner]
+            for part in bound.parts
+        }
+
+
+class SumsNotWitnessed(LyingPlant):
+    """An owner's word is enough for the sum of its part."""
+
+    judge = _OwnersAlone
+    lies = ("add",)
+
+
 class _AnyConfig(Judge):
     def _wrong_config(self, config: Config, claims: Sequence[tuple[Member, m.Claim]]) -> str:
         return ""
@@ -307,6 +336,8 @@ LYING_PLANTS: dict[str, type[Plant]] = {
     "contributor-struck-out": ContributorStruckOut,
     "contributor-added": ContributorAdded,
     "owners-not-asked": OwnersNotAsked,
+    "shares-not-checked": SharesNotChecked,
+    "sums-not-witnessed": SumsNotWitnessed,
     "configuration-not-checked": ConfigurationNotChecked,
     "one-voice-is-enough": OneVoiceIsEnough,
     "signatures-not-verified": SignaturesNotVerified,

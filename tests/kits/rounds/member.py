@@ -18,6 +18,7 @@ from atoll.collectives.round import RECENT, LastSaid
 from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import RunSettings
 from atoll.node.session.events import EarlierSettled, InFragment, StateReady
+from atoll.node.session.naming import shape_of, witnesses_of
 from atoll.node.session.replica import ModelReplica
 from atoll.node.session.session import Session
 from atoll.node.simulation.process import NodeProcess, Place
@@ -219,6 +220,7 @@ class Watch:
             outer=swarm.settings.outer,
             holders=self._holders,
             lying=swarm.options.lying,
+            witnesses=self._witnesses,
             liars=swarm.liars,
             stored=self._stored,
         )
@@ -258,10 +260,18 @@ class Watch:
         self.swarm.count("votes")
         if ballot > 0:
             self.swarm.count("votes above ballot 0")
+        if entry.contributors and self._witnesses(entry):
+            self.swarm.count("votes for sums with witnesses")
         first = self._first_ballot.setdefault(entry.hash(), ballot)
         if first != ballot:
             self.swarm.count("votes for an adopted value")
         self._votes.setdefault(entry.hash(), set()).add(who)
+
+    def _witnesses(self, entry: Entry) -> int:
+        """How many members state each part of an entry beside its owner."""
+        settings = self.swarm.settings
+        size = entry.numel, entry.chunk_elements
+        return witnesses_of(settings, shape_of(*size, entry.codec, entry.reducer, settings.plan))
 
     def _holders(self, entry: Entry) -> set[Member]:
         digest = entry.hash()
@@ -464,7 +474,7 @@ class Disk(Observer):
         """The newest that this member can tell a peer to have said, from its log or its memory."""
         session = self._session
         if session is not None and session.machine is not None:
-            return session.machine.heard_of.of(peer)
+            return session.machine.recovery.heard_of.of(peer)
         at_once = self.swarm.settings.arrivals is None
         return LastSaid(self.log[-RECENT:], at_once=at_once).of(peer)
 

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from atoll.collectives.exchange import Exchange
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.modes import relays
 from atoll.collectives.round import blame as blame_module
 from atoll.collectives.round import byzantine_acceptor as byzantine_acceptor_module
 from atoll.collectives.round import byzantine_convener as byzantine_convener_module
 from atoll.collectives.round import convener as convener_module
 from atoll.collectives.round import judge as judge_module
 from atoll.collectives.round import machine as machine_module
+from atoll.collectives.round import recovery as recovery_module
 from atoll.collectives.round import sealing as sealing_module
 from atoll.node.session import barrier as barrier_module
 from atoll.node.session import prior_contributions as prior_module
@@ -66,6 +68,7 @@ class Plant:
     machine: type[machine_module.RoundMachine] | None = None
     convener: type[convener_module.Convener] | None = None
     sealing: type[sealing_module.Sealing] | None = None
+    recovery: type[recovery_module.Recovery] | None = None
     byzantine_acceptor: type[byzantine_acceptor_module.ByzantineAcceptor] | None = None
     byzantine_convener: type[byzantine_convener_module.ByzantineConvener] | None = None
     judge: type[judge_module.Judge] | None = None
@@ -83,6 +86,7 @@ class Plant:
             (session_module, "RoundMachine", self.machine),
             (machine_module, "Convener", self.convener),
             (machine_module, "Sealing", self.sealing),
+            (machine_module, "Recovery", self.recovery),
             (byzantine_convener_module, "ByzantineAcceptor", self.byzantine_acceptor),
             (byzantine_convener_module, "ByzantineConvener", self.byzantine_convener),
             (byzantine_acceptor_module, "Judge", self.judge),
@@ -90,7 +94,7 @@ class Plant:
             (process_module, "Barrier", self.barrier),
             (session_module, "Waits", self.waits),
             (session_module, "PriorContributions", self.prior),
-            (session_module, "RELAYED_ABOVE", relayed_above),
+            (relays, "RELAYED_ABOVE", relayed_above),
         ]
         whole = [(module, name, getattr(module, name)) for module, name, _ in seams]
         try:

@@ -21,7 +21,7 @@ from atoll.collectives.messages import QuorumVotes, RoundCloses, decode
 from atoll.collectives.round import Timing
 from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node.run.evidence import check
+from atoll.node.run.evidence import RELABELLED, UNFOUNDED, check
 from atoll.node.session.events import (
     ContributionRefused,
     EarlierSettled,
@@ -88,7 +88,7 @@ class Options:
     kinds of `losses`, and of faults that aim, where these are asked for. ``arrivals``: rounds wait
     for a quorum of contributions and a grace window, both by the seed. ``halved``: momenta are kept
     in bf16; ``warmup``: of the outer step. ``relayed_above``: of how many members on a configuration has relays, None: as in a
-    node; half of the seeds with relays have one member that passes nothing on. ``sparse_above``: see `Timing`."""
+    node; half of the seeds with relays have one member that passes nothing on. ``sparse_above``, ``evict_s``: see `Timing`."""
 
     peers: tuple[int, int] = (5, 9)
     rounds: int = 10
@@ -107,6 +107,7 @@ class Options:
     warmup: int = 0
     relayed_above: int | None = None
     sparse_above: int = TIMING.sparse_above
+    evict_s: float = 0.0
 
 
 class _Body(msgspec.Struct, array_like=True):
@@ -212,7 +213,9 @@ class SimSwarm:
             self.run_id,
             self.organiser,
             self.settings,
-            structs.replace(TIMING, sparse_above=self.options.sparse_above),
+            structs.replace(
+                TIMING, sparse_above=self.options.sparse_above, evict_s=self.options.evict_s
+            ),
             chunk_elements=16,
             exchange=self.plant.exchange,
             sites=self._sites(ways),
@@ -452,7 +455,7 @@ class SimSwarm:
         """Proof is against liars only, and holds."""
         if isinstance(event, PeerMisbehaved):
             return self.count("refused")
-        if msgspec.msgpack.decode(event.evidence)[0] == "relabelled":
+        if msgspec.msgpack.decode(event.evidence)[0] in ("relabelled", "missummed", "unfounded"):
             return self._relabelled(by, event.evidence)
         _, peer, one, one_signature, other, other_signature = msgspec.msgpack.decode(event.evidence)
         kind, *slot = msgspec.msgpack.decode(one)
@@ -467,10 +470,18 @@ class SimSwarm:
         return self.count(f"proof of two for {kind}")
 
     def _relabelled(self, by: PeerId, evidence: bytes) -> None:
-        peer, proves = check(evidence, self.run_id, verify_as, by)
+        configurations = [
+            [member.peer for member in certified.entry.next_config]
+            for watch in self.watches
+            for certified in watch.checker.entries
+        ]
+        peer, proves = check(
+            evidence, self.run_id, verify_as, by, (), self.options.lying, configurations
+        )
         if peer not in self.liars:
             raise Violation("honest peers", f"{by} has proof against {peer}: {proves}")
-        self.count("proof of another label")
+        said = {RELABELLED: "another label", UNFOUNDED: "inputs that nobody gave"}
+        self.count(f"proof of {said.get(proves, 'a wrong sum')}")
 
     def count(self, what: str, by: int = 1) -> None:
         """Statistics."""

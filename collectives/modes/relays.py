@@ -1,4 +1,4 @@
-"""Relays: on which ways the news of a round goes in a large configuration. Pure functions.
+"""Relays: on which ways the news of a round goes in a large configuration (a `Dissemination`).
 
 In a small one everybody tells everybody: a round costs each of n members n votes and n Readys. In a
 large one members sit on a grid, whose order is that of the round's conveners, so that it is another
@@ -22,6 +22,7 @@ from itertools import pairwise
 from math import isqrt
 
 from ..identifiers import PeerId
+from ..round.dissemination import Dissemination
 
 RELAYED_ABOVE = 32
 """Members of a configuration with relays: up to here a round's votes and Readys together are fewer
@@ -74,3 +75,70 @@ class RelayGrid:
             if number != self._place[peer][0]:
                 found.append(next((other for other in row if not silent(other)), row[0]))
         return found
+
+
+class RelayedDissemination(Dissemination):
+    """Of one round in a large configuration. ``order``: its conveners, this member among them."""
+
+    is_large = True
+    may_pass_decision = True
+
+    def __init__(self, me: PeerId, order: Callable[[], Sequence[PeerId]]) -> None:
+        self._me, self._order = me, order
+        self._grid: RelayGrid | None = None
+        self._passed_contribution = False
+        self._voted_at: float | None = None
+
+    @property
+    def grid(self) -> RelayGrid:
+        """Laid out when it is first needed: a round without news needs none."""
+        if self._grid is None:
+            self._grid = RelayGrid(self._order())
+        return self._grid
+
+    def is_relayed(self, ballot: int) -> bool:
+        """In ballot 0: those that follow it repair what relays may have held up."""
+        return ballot == 0
+
+    def announce_to(self, others: Sequence[PeerId], ballot: int) -> Sequence[PeerId]:
+        """The own row."""
+        return self.grid.row(self._me) if self.is_relayed(ballot) else others
+
+    def pass_contribution_to(self, ballot: int) -> Sequence[PeerId]:
+        """The own column."""
+        if not self.is_relayed(ballot) or self._passed_contribution:
+            return ()
+        self._passed_contribution = True
+        return self.grid.column(self._me)
+
+    def is_vote_due(self, now: float, ballot: int, late_s: float) -> bool:
+        """Over relays the decision takes longer, so a vote is not repeated at each tick."""
+        if not self.is_relayed(ballot):
+            return True
+        if self._voted_at is None:
+            self._voted_at = now  # about then
+        if now - self._voted_at < late_s:
+            return False
+        self._voted_at = now
+        return True
+
+    def announce_decision_to(
+        self, silent: Callable[[PeerId], bool]
+    ) -> Sequence[tuple[PeerId, bool]]:
+        """The own row, and a relay of each other one, which passes the decision on."""
+        row = self.grid.row(self._me)
+        return [(peer, peer not in row) for peer in self.grid.relays(self._me, silent)]
+
+    def pass_decision_to(self) -> Sequence[PeerId]:
+        """The own row."""
+        self.may_pass_decision = False
+        return self.grid.row(self._me)
+
+    def late_after_s(self, once_s: float) -> float:
+        """A decision takes a step more."""
+        return 2 * once_s
+
+
+def relayed(me: PeerId, members: int, order: Callable[[], Sequence[PeerId]]) -> Dissemination:
+    """Make what a configuration of this size needs (a `DisseminationMaker`)."""
+    return RelayedDissemination(me, order) if members > RELAYED_ABOVE else Dissemination()

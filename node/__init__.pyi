@@ -1,0 +1,13 @@
+# What scripts import of atoll.node, for type checkers: the package loads a name when it is used.
+
+from .client import NodeClient, RunSwarm, join
+from .home.own_data import SiteData, example_ledger, site_data
+
+__all__ = [
+    "join",
+    "site_data",
+    "example_ledger",
+    "NodeClient",
+    "RunSwarm",
+    "SiteData",
+]

@@ -1,0 +1,191 @@
+"""What a record says: a conversation, or a passage of text behind a prompt. Five schemas, known by
+their keys; the first record of a file says which it is, and the others must be of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ....collectives.foreign import quoted
+from .records import UnfitRecord
+
+KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "messages": (("messages",),),
+    "conversations": (("conversations",),),
+    "completion": (("prompt", "completion"), ("prompt", "response")),
+    "instruction": (("instruction", "output"), ("instruction", "response")),
+    "text": (("text",),),
+}
+"""By a schema's name: keys of which a record has one set, all of it."""
+ROLES = {
+    "system": "system",
+    "developer": "developer",
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "model": "assistant",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
+"""Roles of messages, by what files call them; a template may know fewer."""
+PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning_content")
+"""Keys of a message that a template may read, beside role and content."""
+
+
+class EmptyRecord(UnfitRecord):
+    """A record that is in order and holds nothing to learn from: it is left out, and counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages as a chat template takes them. Answers before message ``trained_from`` are not
+    learned.
+    """
+
+    messages: tuple[dict[str, Any], ...]
+    trained_from: int = 0
+    tools: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Text that is learned, behind a ``prompt`` that is not."""
+
+    prompt: str
+    text: str
+
+
+Sample = Chat | Passage
+
+
+def schema_of(value: Mapping[str, Any] | str) -> str:
+    """The schema of a record. Raises UnfitRecord, which names its keys."""
+    if isinstance(value, str):
+        return "text"
+    for name, sets in KEYS.items():
+        if any(all(key in value for key in keys) for keys in sets):
+            return name
+    known = "; ".join(" and ".join(sets[0]) for sets in KEYS.values())
+    keys = ", ".join(quoted(key, 40) for key in list(value)[:8]) or "none"
+    raise UnfitRecord(f"its keys are {keys}; known are: {known}")
+
+
+def sample_of(value: Mapping[str, Any] | str, schema: str) -> Sample:
+    """The record as a sample. Raises UnfitRecord where it is not of that schema, EmptyRecord where
+    it is and says nothing.
+    """
+    if isinstance(value, str):
+        value = {"text": value}
+    keys = next((keys for keys in KEYS[schema] if all(key in value for key in keys)), None)
+    if keys is None:
+        wanted = " or ".join(" and ".join(keys) for keys in KEYS[schema])
+        found = ", ".join(quoted(key, 40) for key in list(value)[:8]) or "none"
+        raise UnfitRecord(f"its keys are {found}; this file's records have {wanted}")
+    if schema in ("messages", "conversations"):
+        return _chat(_messages(value[keys[0]], keys[0]), 0, value)
+    if schema == "text":
+        return Passage("", _said(_text(value, "text"), "text"))
+    if schema == "completion" and isinstance(value["prompt"], list):
+        asked = _messages(value["prompt"], "prompt")
+        return _chat(asked + _messages(value[keys[1]], keys[1]), len(asked), value)
+    answer = _said(_text(value, keys[1]), keys[1])
+    if schema == "completion":
+        return Passage(_text(value, "prompt"), answer)
+    question = _said(_text(value, "instruction"), "instruction")
+    if value.get("input"):
+        question += "\n\n" + _text(value, "input")
+    return Chat(
+        ({"role": "user", "content": question}, {"role": "assistant", "content": answer}),
+    )
+
+
+def share_of(sample: Sample, seed: int) -> float:
+    """A number from 0 to 1 of the sample's content alone: below the held-out share, it is held out.
+    The same for equal samples in whatever file, schema, spelling of JSON, or machine.
+    """
+    said: Any = (
+        [sample.prompt.strip(), sample.text.strip()]
+        if isinstance(sample, Passage)
+        else [sample.messages, sample.trained_from]
+    )
+    text = json.dumps(said, sort_keys=True, ensure_ascii=True, separators=(",", ":"), default=str)
+    digest = hashlib.sha256(f"atoll/held-out/{seed}/".encode() + text.encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def _text(value: Mapping[str, Any], key: str) -> str:
+    found = value[key]
+    if not isinstance(found, str):
+        raise UnfitRecord(f"{key} is of type {type(found).__name__}, not text")
+    try:
+        found.encode()
+    except UnicodeEncodeError as error:
+        raise UnfitRecord(
+            f"{key} holds half a surrogate pair, at character {error.start + 1}"
+        ) from None
+    return found
+
+
+def _said(text: str, key: str) -> str:
+    if not text.strip():
+        raise EmptyRecord(f"{key} is empty")
+    return text
+
+
+def _chat(messages: list[dict[str, Any]], trained_from: int, value: Mapping[str, Any]) -> Chat:
+    answers = [each for each in messages[trained_from:] if each["role"] == "assistant"]
+    if not answers:
+        raise UnfitRecord("no message of it is an assistant's, so there is nothing to learn")
+    tools: Any = value.get("tools") or ()
+    if not isinstance(tools, list | tuple):
+        raise UnfitRecord(f"tools is of type {type(tools).__name__}, not a list")
+    return Chat(tuple(messages), trained_from, tuple(cast("Sequence[Any]", tools)))
+
+
+def _messages(found: Any, key: str) -> list[dict[str, Any]]:
+    if not isinstance(found, list):
+        raise UnfitRecord(f"{key} is of type {type(found).__name__}, not a list of messages")
+    if not found:
+        raise EmptyRecord(f"{key} is empty")
+    return [_message(each, number, key) for number, each in enumerate(found, 1)]
+
+
+def _message(each: Any, number: int, key: str) -> dict[str, Any]:
+    which = f"message {number} of {key}"
+    if not isinstance(each, Mapping):
+        raise UnfitRecord(f"{which} is of type {type(each).__name__}, not an object")
+    message = cast("Mapping[str, Any]", each)
+    role, said = ("from", "value") if "from" in message else ("role", "content")
+    if role not in message:
+        raise UnfitRecord(f"{which} has no role")
+    name = message[role]
+    if not isinstance(name, str) or name.lower() not in ROLES:
+        known = ", ".join(dict.fromkeys(ROLES.values()))
+        raise UnfitRecord(f"{which} has the role {quoted(name, 40)}, which is none of {known}")
+    out = {kept: message[kept] for kept in PASSED_ON if message.get(kept) is not None}
+    content = message.get(said)
+    if isinstance(content, list):
+        content = _joined(cast("list[Any]", content), which)
+    if content is None and "tool_calls" in out:
+        content = ""
+    if not isinstance(content, str):
+        raise UnfitRecord(f"{which} has no text: {said} is of type {type(content).__name__}")
+    _text({which: content}, which)
+    if not content.strip() and "tool_calls" not in out and ROLES[name.lower()] == "assistant":
+        raise EmptyRecord(f"{which}, an answer, is empty")
+    return {"role": ROLES[name.lower()], "content": content, **out}
+
+
+def _joined(parts: list[Any], which: str) -> str:
+    """Content in parts, of which all are text."""
+    found: list[Any] = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    texts = [text for text in found if isinstance(text, str)]
+    if len(texts) < len(found):
+        raise UnfitRecord(f"{which} holds something else than text")
+    return "".join(texts)

@@ -1,0 +1,98 @@
+"""Fine-tuning from a model and a file to a ``final`` record: reads, says what was read, trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ....collectives.forced import make_folder
+from ....collectives.swarm import Swarm
+from ...home.output import span_text
+from ...manifest import Manifest
+from .loop import FineTuneSettings, FineTuning, Say
+from .preparing import PreparedData, prepare_data
+
+
+def settings_of_run(manifest: Manifest, *, bf16: bool = False) -> FineTuneSettings:
+    """What a manifest says of the loop."""
+    return FineTuneSettings(
+        manifest.data,
+        manifest.train.inner,
+        manifest.prompts,
+        bf16=bf16,
+        checkpointing=manifest.model.checkpointing,
+        name=manifest.name,
+    )
+
+
+def finetune(
+    model: Any,
+    tokenizer: Any,
+    settings: FineTuneSettings,
+    data: str,
+    swarm: Swarm | None = None,
+    *,
+    folder: Path | None = None,
+    steps: int | None = None,
+    evaluate_every: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+    say: Say = lambda record: None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Train ``model`` on ``data`` (a file or folder of this machine, or FILE.py:NAME) until the run
+    is done, ``steps`` own steps are made or ``stop()``; returns the ``final`` record.
+
+    ``model``: a causal language model of transformers on its device, also inside PEFT; what
+    requires a gradient is trained. ``swarm`` None: this machine alone. ``folder``: where the state
+    is kept, from which the next call goes on. ``evaluate_every``: rounds. ``tell`` hears lines for
+    a person: what was read, what a sample looks like, how long a pass takes.
+
+    Raises ConfigError for data (with file and line) and for models that cannot be trained so.
+    """
+    if folder is not None:
+        make_folder(folder)
+    vocabulary = len(model.get_input_embeddings().weight)
+    prepared = prepare_data(
+        data,
+        tokenizer,
+        settings.data,
+        folder=folder,
+        vocabulary=vocabulary,
+        tell=lambda records: tell(f"{records:,} records read …"),
+    )
+    _describe(prepared, settings, say, tell)
+    member = FineTuning(
+        model, tokenizer, prepared, settings, swarm, folder=folder, say=say, tell=tell
+    )
+    rate = member.tokens_s()
+    pass_s = prepared.training.tokens / rate
+    tell(f"about {rate:,.0f} tokens a second here: a pass takes {span_text(pass_s)}")
+    evaluated = member.round
+    while not member.finished(steps) and not stop():
+        member.step()
+        member.after_step()
+        if evaluate_every is not None and member.round >= evaluated + evaluate_every:
+            evaluated = member.round
+            member.evaluate_anchor()
+    return member.finish(evaluate=not stop())
+
+
+def _describe(
+    data: PreparedData, settings: FineTuneSettings, say: Say, tell: Callable[[str], None]
+) -> None:
+    for line in data.lines(settings.inner.tokens_per_step):
+        tell(line)
+    tell(f"the first sample, with what is learned between ⟦ and ⟧:\n{data.shown}")
+    made, held_out = data.training, data.held_out
+    say(
+        {
+            "event": "data",
+            "documents": len(made),
+            "tokens": made.tokens,
+            "targets": made.targets,
+            "held_out": held_out.targets,
+            "cut": data.summary.cut,
+            "left_out": sum(data.summary.left_out.values()),
+        }
+    )

@@ -1,0 +1,69 @@
+"""One GGUF file made a folder of safetensors, once: a model that was loaded from GGUF cannot be
+saved, and reading one takes long.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+from ....collectives.errors import ConfigError
+from ...home.refusals import storage_error
+from .files import CONFIG
+from .libraries import first_line, library
+
+_KEPT = "gguf"  # below the cache
+
+
+def converted(file: Path, digest: str, cache: Path) -> Path:
+    """The folder with the dequantised float32 weights, the tokenizer and the configurations of a
+    GGUF file whose sha256 is ``digest``; made in ``cache`` where it is not there.
+
+    Raises ConfigError E415 where transformers cannot read it, StorageError.
+    """
+    folder = cache / _KEPT / digest
+    if (folder / CONFIG).exists():
+        return folder
+    transformers = library("transformers")
+    library("gguf")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix="."))
+    except OSError as error:
+        raise storage_error(f"cannot write into {cache}", error) from None
+    try:
+        given = {"gguf_file": file.name, "local_files_only": True}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = transformers.AutoModelForCausalLM.from_pretrained(
+                str(file.parent), trust_remote_code=False, **given
+            )
+            model.hf_quantizer = None
+            if hasattr(model.config, "quantization_config"):
+                del model.config.quantization_config
+            for holder in (model.config, model.generation_config):
+                if hasattr(holder, "_model_name_or_path"):
+                    del holder._model_name_or_path
+            model.save_pretrained(made)
+            transformers.AutoTokenizer.from_pretrained(str(file.parent), **given).save_pretrained(
+                made
+            )
+        os.replace(made, folder)
+    except OSError as error:
+        if (folder / CONFIG).exists():  # another process was faster
+            return folder
+        raise storage_error(f"cannot convert {file}", error) from None
+    except (ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise ConfigError(
+            f"transformers cannot read {file}: {first_line(error)}",
+            key="$.model.gguf",
+            code="E415",
+            why="It reads GGUF of the architectures that it knows.",
+            hint="The same model as safetensors: hub or folder",
+        ) from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder

@@ -1,0 +1,130 @@
+"""The model hub, asked by its own client: the user's cache, login and settings hold, offline, too
+(``HF_HOME``, ``HF_TOKEN``, ``HF_ENDPOINT``, ``HF_HUB_OFFLINE``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ....collectives.errors import ConfigError, NetworkError
+from .libraries import first_line, library
+
+
+@dataclass(frozen=True, slots=True)
+class OnHub:
+    """One revision of a model. ``files``: size and sha256 by name; "" where the hub does not say
+    the digest. ``licence``, ``gated``: "" and None: not known. ``offline``: the folder of the
+    user's cache it was found in, where the hub could not be asked.
+    """
+
+    commit: str
+    files: dict[str, tuple[int, str]]
+    licence: str = ""
+    gated: bool | None = None
+    offline: Path | None = None
+
+
+def look_up(name: str, revision: str) -> OnHub:
+    """What the hub says of a model, or, where it cannot be asked, the user's cache. Raises
+    ConfigError E415, NetworkError.
+    """
+    hub, errors = library("huggingface_hub"), library("huggingface_hub.errors")
+    with _translated(name, revision):
+        try:
+            api = hub.HfApi()
+            info = api.model_info(name, revision=revision)
+            tree = list(api.list_repo_tree(name, revision=info.sha))
+        except (errors.OfflineModeIsEnabled, ConnectionError, *_unreachable()):
+            return _cached(name, revision)
+    files = dict[str, tuple[int, str]]()
+    for each in tree:
+        if hasattr(each, "size"):  # a file
+            lfs = getattr(each, "lfs", None)
+            files[each.path] = (int(each.size), str(lfs.sha256) if lfs else "")
+    card = info.card_data
+    licence = card.get("license") if card is not None else None
+    if isinstance(licence, list):
+        licence = ", ".join(map(str, licence))
+    if licence == "other" and card is not None:
+        licence = card.get("license_name") or licence
+    return OnHub(str(info.sha), files, str(licence or "")[:128], bool(info.gated))
+
+
+def _cached(name: str, revision: str) -> OnHub:
+    hub = library("huggingface_hub")
+    folder = Path(hub.snapshot_download(name, revision=revision, local_files_only=True))
+    files = {path.name: (path.stat().st_size, "") for path in folder.iterdir() if path.is_file()}
+    return OnHub(folder.name, files, offline=folder)
+
+
+def download(name: str, commit: str, files: Sequence[str]) -> Path:
+    """The folder of the user's cache with these files of a model; what is there is not asked for
+    again. Raises ConfigError E415, NetworkError.
+    """
+    hub, errors = library("huggingface_hub"), library("huggingface_hub.errors")
+    patterns = list(files)
+    with _translated(name, commit):
+        try:
+            found = Path(
+                hub.snapshot_download(
+                    name, revision=commit, allow_patterns=patterns, local_files_only=True
+                )
+            )
+            if all((found / each).exists() for each in files):
+                return found
+        except errors.LocalEntryNotFoundError:
+            pass
+        return Path(hub.snapshot_download(name, revision=commit, allow_patterns=patterns))
+
+
+def _unreachable() -> tuple[type[BaseException], ...]:
+    """What the client raises where there is no network."""
+    httpx: Any = library("httpx")
+    return (httpx.TransportError,)
+
+
+@contextmanager
+def _translated(name: str, revision: str) -> Generator[None]:
+    """Errors of the client as sentences."""
+    errors = library("huggingface_hub.errors")
+    where = f"https://huggingface.co/{name}"
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise ConfigError(
+            f"{name} is gated: the hub does not give it to this account",
+            code="E415",
+            why="Its owner wants its licence accepted first.",
+            hint=f"Accept it at {where}, then: hf auth login",
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise ConfigError(
+            f"{name} has no revision {revision!r} on the hub",
+            key="$.model.revision",
+            code="E415",
+            hint=f"A branch, a tag or a commit of {where}",
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise ConfigError(
+            f"the hub has no model {name}, or does not show it to this account",
+            key="$.model.hub",
+            code="E415",
+            hint=f"Look at {where}; a private one: hf auth login",
+        ) from None
+    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, *_unreachable()) as error:
+        raise NetworkError(
+            f"{name} at {revision} is not in this machine's cache, and the hub cannot be asked",
+            code="E415",
+            why=str(error).partition("\n")[0][:300],
+            hint="Without a network: give a folder that has it, with --model DIR",
+        ) from None
+    except errors.HfHubHTTPError as error:
+        raise NetworkError(
+            f"the hub does not give {name}: {first_line(error)}",
+            code="E415",
+            hint="Try again later, or give a folder that has it, with --model DIR",
+        ) from None

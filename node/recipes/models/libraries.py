@@ -1,0 +1,73 @@
+"""The libraries that read pretrained models, loaded late; and what must not stand beside them."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module, util
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from ....collectives.errors import ConfigError
+
+EXTRA = "atoll[models]"
+REFUSED = "kernels"  # with it transformers and bitsandbytes fetch compiled code, and run it
+_OF_FOUR_BITS = "atoll[4bit]"
+
+
+def library(name: str) -> Any:
+    """The module ``name`` of transformers, peft and what they bring. Raises ConfigError E415 where
+    it is not installed, or where a package stands beside it that fetches code.
+    """
+    if util.find_spec(REFUSED) is not None:
+        raise ConfigError(
+            f"the package {REFUSED} is installed beside transformers",
+            code="E415",
+            why="With it transformers fetches compiled code from the hub, and runs it.",
+            hint=f"pip uninstall {REFUSED}, or an environment of its own: pip install '{EXTRA}'",
+        )
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # said once a fork otherwise
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    try:
+        found = import_module(name)
+        if name == "transformers":
+            _quieten(found)
+        return found
+    except ModuleNotFoundError as error:
+        extra = _OF_FOUR_BITS if name == "bitsandbytes" else EXTRA
+        raise ConfigError(
+            f"{error.name or name} is not installed",
+            code="E415",
+            why="Pretrained models are read by it.",
+            hint=f"pip install '{extra}'",
+        ) from None
+
+
+def first_line(error: Exception, most: int = 300) -> str:
+    """What a library says of its error, as far as it fits a sentence of ours: its first line, of
+    which at most so many characters.
+
+    >>> first_line(ValueError("no such layer\\nTraceback ..."))
+    'no such layer'
+    """
+    return str(error).strip().partition("\n")[0][:most]
+
+
+def _quieten(transformers: Any) -> None:
+    """No bars and no advice of the library's own in a training script's output; downloads keep
+    their bar.
+    """
+    logging = transformers.utils.logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    library("huggingface_hub.utils").enable_progress_bars()
+
+
+def versions() -> str:
+    """Those that decide what a tokenizer does: ``transformers 5.23.0, tokenizers 0.23.3``."""
+    found = list[str]()
+    for name in ("transformers", "tokenizers"):
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            found.append(f"no {name}")
+    return ", ".join(found)

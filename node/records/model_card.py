@@ -1,0 +1,169 @@
+"""The README.md of an exported model: which run made it, of which base and under whose licence, how
+long, by how many, and what was measured of it; in the form in which the hub reads such a card.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...collectives.errors import AtollError
+from ...collectives.foreign import escaped
+from ...collectives.identifiers import PeerId
+from ..home.output import count_text
+from ..home.paths import Paths
+from ..manifest import Manifest, SignedManifest, adapters_of
+
+CARD_FILE = "README.md"
+EVALUATION_FILE = "evaluation.json"  # in the run's folder: the newest that a script made here
+_LONGEST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What a run's logs on this machine say: ``rounds`` by member, and ``samples`` of all: tokens
+    that were learned, or what else its script counts. None of both where there is no log.
+    """
+
+    rounds: Mapping[PeerId, int]
+    samples: int
+
+
+def worked_in(paths: Paths, signed: SignedManifest) -> Worked | None:
+    """Count who contributed, without checking signatures: `atoll audit` does."""
+    from ...collectives.round.log import samples_in  # both load torch
+    from ..storage.journal import stored_entries
+
+    rounds, samples = Counter[PeerId](), 0
+    try:
+        for folder in paths.state_dirs(signed.run_id, signed.open().exchange.fragments):
+            own, counted = Counter[PeerId](), 0
+            for certified in stored_entries(folder / "journal"):
+                own.update(each.member.peer for each in certified.entry.contributors)
+                counted += samples_in(certified.entry)
+            rounds, samples = rounds | own, max(samples, counted)
+    except AtollError:
+        return None
+    return Worked(rounds, samples) if rounds else None
+
+
+def evaluation_in(folder: Path) -> dict[str, Any] | None:
+    """The newest evaluation on held-out data that a script made in this run here: round, tokens,
+    held_out; None where there is none."""
+    try:
+        found = json.loads((folder / EVALUATION_FILE).read_bytes())
+        return {key: found[key] for key in ("round", "tokens", "held_out")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def card_of(
+    signed: SignedManifest,
+    round_: int,
+    *,
+    worked: Worked | None = None,
+    evaluation: Mapping[str, Any] | None = None,
+    credited: Sequence[str] = (),
+    how: str = "",
+    merged: bool = False,
+) -> bytes:
+    """The card's text. ``credited``: names of members who agreed to stand there; nobody else is
+    named. ``how``: Python that loads the model.
+    """
+    manifest = signed.open()
+    lines = ["---", *_front(manifest, merged=merged), "---", "", f"# {manifest.name}", ""]
+    if manifest.description:
+        lines += [_plain(manifest.description), ""]
+    lines += [f"* Run `{signed.run_id}`, after round {round_:,}."]
+    lines += _base_lines(manifest)
+    lines += _work_lines(manifest, worked, credited)
+    lines += _evaluation_lines(evaluation)
+    if how:
+        lines += ["", "```python", how, "```"]
+    lines += [
+        "",
+        "Trained by several machines together, over the internet, each on its own data, which this "
+        "card does not know. `atoll.json` has all settings; members can check who decided what "
+        "with `atoll audit`.",
+        "",
+    ]
+    return "\n".join(lines).encode()
+
+
+def _front(manifest: Manifest, *, merged: bool) -> list[str]:
+    """What the hub reads, as YAML, of which a string of JSON is one."""
+    model, base = manifest.model, manifest.model.base
+    adapters = adapters_of(manifest) is not None and not merged
+    lines = list[str]()
+    if base is not None and base.licence:
+        lines.append(f"license: {json.dumps(base.licence)}")
+    if model.hub is not None:
+        relation = "adapter" if adapters else "finetune"
+        lines.append(f"base_model: {json.dumps(model.hub)}")
+        lines.append(f"base_model_relation: {relation}")
+    if model.pretrained:
+        lines.append(f"library_name: {'peft' if adapters else 'transformers'}")
+        lines.append("pipeline_tag: text-generation")
+    return [*lines, "tags:", "- atoll"]
+
+
+def _base_lines(manifest: Manifest) -> list[str]:
+    model, base, lora = manifest.model, manifest.model.base, adapters_of(manifest)
+    if not model.pretrained or base is None:
+        return []
+    where = (
+        f"`{model.hub}` at `{model.revision}`" if model.hub else f"`{_plain(_source(manifest))}`"
+    )
+    licence = _plain(base.licence) if base.licence else "not known: ask whoever founded the run"
+    how = (
+        f"LoRA of rank {lora.rank}, alpha {lora.alpha:g}"
+        + (" on a base in four bits" if model.method == "qlora" else "")
+        if lora is not None
+        else f"all of it trained, in {model.dtype}"
+    )
+    return [
+        f"* Base: {where}, {count_text(base.parameters)} parameters. Its licence: {licence}.",
+        f"* Method: {how}.",
+    ]
+
+
+def _source(manifest: Manifest) -> str:
+    return manifest.model.folder or manifest.model.gguf or ""
+
+
+def _work_lines(manifest: Manifest, worked: Worked | None, credited: Sequence[str]) -> list[str]:
+    lines = list[str]()
+    if worked is not None:
+        count = len(worked.rounds)
+        unit = "samples"
+        if manifest.model.pretrained and manifest.data.source == "local":
+            unit = "learned tokens"
+        hidden = manifest.secure is not None
+        lines.append(
+            f"* {count} member{'s' * (count != 1)} contributed"
+            + ("" if hidden else f" {worked.samples:,} {unit}")
+            + "."
+        )
+    if credited:
+        lines.append(f"* Members who agreed to be named: {', '.join(map(_plain, credited))}.")
+    return lines
+
+
+def _evaluation_lines(evaluation: Mapping[str, Any] | None) -> list[str]:
+    if evaluation is None:
+        return ["* Evaluation: none was made on this machine."]
+    return [
+        f"* Evaluation: {float(evaluation['held_out']):.4f} nats a token on "
+        f"{int(evaluation['tokens']):,} held-out tokens of one member, at round "
+        f"{int(evaluation['round']):,}."
+    ]
+
+
+def _plain(text: str) -> str:
+    """One line, which Markdown reads as text."""
+    found = escaped(text, _LONGEST)
+    return "".join(f"\\{sign}" if sign in "\\`*_[]<>#|" else sign for sign in found)

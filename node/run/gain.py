@@ -1,0 +1,71 @@
+"""What a machine and its run are to each other: how much sooner the run is at a loss with the
+machine than without it, and than the machine alone would be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ...collectives.swarm import RunSettings
+
+NEWEST = 20  # rounds that are looked at
+
+
+class Gain(NamedTuple):
+    """How many times as soon the run is there with this machine: ``without`` it being 1, and
+    ``alone``, the machine by itself, being 1. None where that is not known, or nobody else is
+    there.
+    """
+
+    without: float | None
+    alone: float | None
+
+
+def gain_of(
+    rounds: Sequence[Mapping[str, int]], peer: str, training_share: float | None, cost: float
+) -> Gain | None:
+    """Of the newest rounds, each with the samples of its contributors; None before ``peer`` was in
+    one. ``training_share``: of this machine's time, the rest of which it waits for results; alone
+    it would train all of the time. ``cost``: how many times as many samples a run needs as one
+    machine (`optim.planning.price`).
+
+    >>> gain_of([{"a": 10, "b": 30}], "a", 0.9, cost=1.2)
+    Gain(without=1.3333333333333333, alone=3.0)
+    """
+    newest = [samples for samples in rounds if samples][-NEWEST:]
+    total = sum(sum(samples.values()) for samples in newest)
+    own = sum(samples.get(peer, 0) for samples in newest)
+    if not own:
+        return None
+    if own == total:  # it is the run
+        return Gain(None, training_share)
+    alone = None if training_share is None else total / own * training_share / cost
+    return Gain(total / (total - own), alone)
+
+
+def cost_of(settings: RunSettings, parameters: int | None, members: int) -> float:
+    """Times as many samples until the loss is that of one machine, by the planner's table; 1 where
+    that says nothing of such a run.
+    """
+    from ...optim.planning import Choice, price
+
+    if settings.method != "diloco" or settings.sync_every is None or not parameters:
+        return 1.0
+    choice = Choice(settings.sync_every, settings.codec, settings.overlap, settings.delay)
+    return price(parameters, choice, members).samples
+
+
+def gain_words(gain: Mapping[str, Any]) -> str:
+    """A line of it.
+
+    >>> gain_words({"without": 4 / 3, "alone": 0.8})
+    '1.33 times as soon with this machine as without it, 0.80 times as soon as this machine alone'
+    """
+    words = list[str]()
+    if (without := gain.get("without")) is not None:
+        words.append(f"{without:.2f} times as soon with this machine as without it")
+    if (alone := gain.get("alone")) is not None:
+        words.append(f"{alone:.2f} times as soon as this machine alone")
+    return ", ".join(words)

@@ -1,0 +1,220 @@
+#!/usr/bin/env python3
+"""How far one liar moves a model whose run has [robust] trimmed_mean with f = 1 and [quorum] lying = 1,
+whether it is out at the end, and what checked sums cost.
+
+A seed is one run in the simulator: real sessions and data planes, in virtual time. One member of five
+or six tells one lie after another of LIES, by the seed: it adds a thousand to each value of the sums of
+its parts, plans itself as owner of everything, states other sums or other inputs than there were, sends
+its contribution in two versions, bends what it signs, or everything that the simulator's liars can. Proof
+of a lie bans the liar at all others, as a node does.
+
+"beyond" is how far a value of any decided result lies outside of what the honest members of its entry
+contributed, which is what the rule allows: 0 is wanted. The checker recomputes each result besides.
+
+Then five honest members, --lying 1 beside a plain run: bytes of the data plane and virtual seconds an
+entry. The aim is 1.6 times the bytes.
+
+    scripts/bench/bench_sums.py --seeds 200
+The last line of stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any, cast
+
+from _bench import ROOT, emit, progress
+
+sys.path.append(str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "tests"))
+
+from simulate_rounds import play_all
+
+if TYPE_CHECKING:
+    from kits.rounds.swarm import SimSwarm
+
+EVERYTHING = "all"
+LIES = (
+    "own+add",
+    "add",
+    "missum",
+    "frame",
+    "two",
+    "unsigned",
+    "add+two",
+    "frame+add",
+    "bend+add",
+    "equivocate+add",
+    EVERYTHING,
+)
+RULE = "trimmed_mean:1"
+MOST_BYTES = 1.6
+Task = tuple[int, str, int, int]
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, default=200, help="how many (default 200)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--rounds", type=int, default=8, help="entries a seed (default 8)")
+    parser.add_argument("--price", type=int, default=10, help="seeds of the price (default 10)")
+    parser.add_argument(
+        "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)"
+    )
+    return parser.parse_args(argv)
+
+
+def play(task: Task) -> dict[str, Any]:
+    """One seed, in a worker process: with this lie, or none."""
+    from kits.rounds.liars import LIES as ALL
+    from kits.rounds.liars import Lie
+    from kits.rounds.swarm import Options, SimSwarm
+
+    from atoll.collectives.identifiers import PeerId
+    from atoll.node.run.evidence import accused
+
+    seed, lie, lying, rounds = task
+    sent, banned = [0], set[PeerId]()
+
+    class Banning(SimSwarm):
+        """Bans who is proven to lie, and counts what the data plane sends."""
+
+        def _accused(self, by: PeerId, event: Any) -> None:
+            super()._accused(by, event)
+            if (evidence := getattr(event, "evidence", None)) and (peer := accused(evidence)):
+                banned.add(peer)
+
+        def _tap(self, sender: Any, receiver: Any, channel: str, payload: Any) -> bool:
+            if channel == "record":
+                sent[0] += len(payload[0]) + len(payload[1])
+            for member in self.members.values() if banned else ():
+                if member.process is not None and member.peer not in banned:
+                    member.process.session.membership.banned |= banned
+            return super()._tap(sender, receiver, channel, payload)
+
+    lies = ALL if lie == EVERYTHING else tuple(lie.split("+")) if lie else ()
+    swarm = Banning(
+        seed,
+        Options(
+            peers=(5, 6) if lie else (5, 5),
+            rounds=rounds,
+            faults=(),
+            plan="butterfly",
+            fragments=1,
+            codec="fp32",
+            reducer=RULE,
+            lying=lying,
+            lies=cast("tuple[Lie, ...]", lies),
+        ),
+    )
+    problem = swarm.run().problem
+    entries, beyond = measure(swarm)
+    members = {member.peer for member in swarm.checker.entries[-1].entry.next_config}
+    return {
+        "seed": seed,
+        "lie": lie,
+        "lying": lying,
+        "problem": problem,
+        "entries": entries,
+        "beyond": beyond,
+        "proven": bool(banned),
+        "out": bool(swarm.liars) and swarm.liars.isdisjoint(members),
+        "told": sum(n for what, n in swarm.stats.items() if what.startswith("lie: ")),
+        "bytes": sent[0],
+        "virtual_s": swarm.world.now,
+    }
+
+
+def measure(swarm: SimSwarm) -> tuple[int, float]:
+    """How many entries with contributors a swarm decided, and how far beyond the span of the
+    honest contributions a result of theirs lies at most.
+    """
+    import torch
+
+    from atoll.collectives.codecs.codec import Grid
+
+    checker, entries, beyond = swarm.checker, 0, 0.0
+    for certified, result in zip(checker.entries, checker.results, strict=False):
+        entry = certified.entry
+        honest = [c for c in entry.contributors if c.member.peer not in swarm.liars]
+        if not entry.contributors or not result:
+            continue
+        entries += 1
+        grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
+        values = torch.cat(
+            [each[-1].clone() for each in grid.results.decode(memoryview(bytearray(result)))]
+        )
+        rows = torch.stack([checker.frozen[c.cid].vector for c in honest])
+        over = torch.maximum(values - rows.amax(0), rows.amin(0) - values)
+        beyond = max(beyond, float(over.max()))
+    return entries, beyond
+
+
+def main(argv: list[str]) -> int:
+    """Exit code of the script: 1 where a model was moved, a promise broken, or bytes too many."""
+    arguments = parse(argv)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    price = range(arguments.first, arguments.first + arguments.price)
+    tasks: list[Task] = [(seed, LIES[seed % len(LIES)], 1, arguments.rounds) for seed in seeds]
+    tasks += [(seed, "", lying, arguments.rounds) for seed in price for lying in (0, 1)]
+    rows: dict[str, dict[str, Any]] = {}
+    prices: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
+    problems = list[dict[str, Any]]()
+    for done, each in enumerate(play_all(play, tasks, arguments.jobs), 1):
+        if each["problem"]:
+            problems.append(each)
+            progress(f"seed {each['seed']}, {each['lie']}: {each['problem']}")
+        if not each["lie"]:
+            prices[each["lying"]].append(each)
+            continue
+        row = rows.setdefault(
+            each["lie"],
+            {"seeds": 0, "told": 0, "entries": 0, "beyond": 0.0, "proven": 0, "out": 0, "s": 0.0},
+        )
+        row["seeds"] += 1
+        row["told"] += each["told"] > 0
+        row["entries"] += each["entries"]
+        row["beyond"] = max(row["beyond"], each["beyond"])
+        row["proven"] += each["proven"]
+        row["out"] += each["out"]
+        row["s"] += each["virtual_s"]
+        if done % 20 == 0:
+            progress(f"{done} of {len(tasks)}")
+    for lie, row in rows.items():
+        row["entry_s"] = round(row.pop("s") / max(1, row["entries"]), 3)
+        progress(
+            f"{lie:<16} {row['seeds']:3} seeds, told in {row['told']:3}   beyond {row['beyond']:g}   "
+            f"proven {row['proven']:3}, out {row['out']:3}   {row['entry_s']:.3f} s an entry"
+        )
+
+    def mean(lying: int, what: str) -> float:
+        of = prices[lying]
+        return sum(each[what] for each in of) / max(1, sum(each["entries"] for each in of))
+
+    times = mean(1, "bytes") / mean(0, "bytes") if arguments.price else 0.0
+    progress(
+        f"five honest members: {times:.3f} x the bytes of a plain run, "
+        f"{mean(0, 'virtual_s'):.3f} s an entry, with checked sums {mean(1, 'virtual_s'):.3f} s"
+    )
+    moved = max((row["beyond"] for row in rows.values()), default=0.0)
+    emit(
+        "bench_sums",
+        vars(arguments),
+        [],
+        rows=rows,
+        beyond=moved,
+        problems=[(each["seed"], each["lie"], each["problem"]) for each in problems],
+        times_bytes=round(times, 3),
+        plain_entry_s=round(mean(0, "virtual_s"), 4),
+        checked_entry_s=round(mean(1, "virtual_s"), 4),
+    )
+    return int(bool(problems) or moved > 0 or times > MOST_BYTES)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

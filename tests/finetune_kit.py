@@ -1,0 +1,113 @@
+"""A small tokenizer with a chat template, and random two-layer models, for tests of fine-tuning."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
+    "+ '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MARKED = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}"
+    "{% endgeneration %}{% else %}{{ message['content'] }}{% endif %}{{ '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+FORGETFUL = (  # shows the thinking of the last answer only, as several templates do
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' and loop.last %}{{ 'think ' }}{% endif %}"
+    "{{ message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+STRICT = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}{% endfor %}"
+    + CHATML
+)
+WORDS = "the swarm trains a small model on words that friends wrote for one another at night "
+
+
+@cache
+def _trained() -> str:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([WORDS * 20], trainer)
+    return tokenizer.to_str()
+
+
+def tiny_tokenizer(template: str | None = CHATML) -> Any:
+    """300 tokens: bytes, some words, three that are special; eos is <|im_end|>."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(_trained()),
+        eos_token="<|im_end|>",
+        pad_token="<|im_end|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=template,
+    )
+
+
+def tiny_model(kind: str = "llama", seed: int = 0, **settings: Any) -> Any:
+    """A random model of two layers and 304 token ids, float32, in evaluation mode."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    small: dict[str, Any] = {"vocab_size": 304, "bos_token_id": 0, "eos_token_id": 2}
+    if kind == "gpt2":
+        small |= {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}
+    else:
+        small |= {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+        }
+    config = AutoConfig.for_model(kind, **{**small, **settings})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return model.eval()
+
+
+def chat(*turns: str, system: str = "") -> dict[str, Any]:
+    """A record of messages: user and assistant in turn."""
+    roles = ("user", "assistant")
+    messages = [{"role": roles[i % 2], "content": turn} for i, turn in enumerate(turns)]
+    if system:
+        messages.insert(0, {"role": "system", "content": system})
+    return {"messages": messages}
+
+
+def write_jsonl(path: Path, *records: Any) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def many_chats(count: int) -> list[dict[str, Any]]:
+    """Short conversations, no two alike."""
+    words = WORDS.split()
+    return [
+        chat(
+            f"what of {words[i % len(words)]} {i}?",
+            " ".join(words[(i + k) % len(words)] for k in range(1 + i % 7)),
+        )
+        for i in range(count)
+    ]

@@ -1,0 +1,210 @@
+"""From a file and a folder to a model that answers: the command line alone, two homes on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import random_models
+from cli_kit import atoll, nothing_stays, start
+
+pytest.importorskip("peft", reason="peft is not installed")
+pytestmark = pytest.mark.slow
+
+LOAD = """
+import sys, torch, transformers
+torch.set_num_threads(1)
+base, out = sys.argv[1:]
+ids = torch.arange(5, 37).view(2, 16)
+load = transformers.AutoModelForCausalLM.from_pretrained
+if base == out:
+    model = load(out)
+else:
+    import peft
+    model = peft.PeftModel.from_pretrained(load(base), out)
+assert not [name for name in sys.modules if name.startswith("atoll.")]
+print(model.eval()(input_ids=ids).logits.double().sum().item().hex())
+"""
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    with nothing_stays():
+        yield
+
+
+def records(path: Path, word: str) -> Path:
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{word} {number}"},
+                {"role": "assistant", "content": f"the {word} answers {number % 7}"},
+            ]
+        }
+        for number in range(120)
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return path
+
+
+def line_of(stream: IO[str], start: str) -> str:
+    """The rest of the first line that starts so."""
+    seen = list[str]()
+    for line in stream:
+        seen.append(line)
+        if line.startswith(start):
+            return line.removeprefix(start).strip()
+    raise AssertionError("".join(seen))
+
+
+def elsewhere(base: Path, out: Path) -> float:
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(base), str(out)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return float.fromhex(done.stdout.split()[-1])
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+def test_two_members_type_a_file_and_an_invite(method: str, tmp_path: Path) -> None:
+    base = random_models.write_model(tmp_path / "tiny", "llama_tied")
+    one, two = tmp_path / "one", tmp_path / "two"
+    file = tmp_path / "run.toml"
+    file.write_text(
+        f'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "{method}"\n'
+        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
+        "[train]\nsync_every = 2\nrounds = 3\nstart_with = 2\n"
+        "[train.inner]\nlr = 1e-2\nsteps = 6\ntokens_per_step = 128\n"
+        "[evaluate]\n[checkpoint]\nevery = 1\n"
+    )
+    given = ("--yes", "--no-input", "--threads", "1")
+    mine = records(tmp_path / "mine.jsonl", "swarm")
+    other = records(tmp_path / "other.jsonl", "model")
+    first = start(one, "join", str(file), "--data", str(mine), *given)
+    assert first.stderr is not None
+    invite = line_of(first.stderr, "invite ")
+    second = start(two, "join", invite, "--data", str(other), "--model", str(base), *given)
+    for process in (first, second):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, out + err
+        assert "is finished: all its 3 rounds are committed" in err
+    again = atoll(one, "join", str(file), "--dry-run")
+    out = tmp_path / "out"
+    exported = atoll(one, "export", again["run_id"], str(out))
+    assert (exported["round"], exported["missing"]) == (3, [])
+    atoll(two, "export", again["run_id"], str(tmp_path / "same"))
+    source = base if method == "lora" else out
+    same = tmp_path / "same"
+    assert elsewhere(source, out) == elsewhere(base if method == "lora" else same, same)
+    assert elsewhere(source, out) != elsewhere(base, base)
+    told = atoll(one, "chat", str(out), "swarm 1", "--tokens", "8")
+    assert (
+        told["answer"] == atoll(two, "chat", again["run_id"], "swarm 1", "--tokens", "8")["answer"]
+    )
+    if method == "lora":
+        atoll(one, "export", again["run_id"], str(tmp_path / "merged"), "--merge")
+        assert (tmp_path / "merged" / "model.safetensors").exists()
+
+
+def test_another_base_is_refused_before_training(tmp_path: Path) -> None:
+    random_models.write_model(tmp_path / "tiny", "llama_tied")
+    other = random_models.write_model(tmp_path / "other", "llama_tied", seed=8)
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "lora"\n'
+        '[data]\nsource = "local"\n[train]\nrounds = 3\n'
+    )
+    mine = records(tmp_path / "mine.jsonl", "swarm")
+    found = atoll(
+        tmp_path / "one",
+        "join",
+        str(file),
+        "--data",
+        str(mine),
+        "--model",
+        str(other),
+        "--yes",
+        status=78,
+    )
+    assert found["error"]["code"] == "E415"
+    assert "model.safetensors differs" in found["error"]["message"]
+
+
+def processes_of(home: Path) -> list[int]:
+    """Command, node and script of one home."""
+    mark, found = f"ATOLL_HOME={home}".encode(), list[int]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+def told(home: Path, kind: str) -> list[dict[str, Any]]:
+    """What a home's node has told of so far, of one kind; a kill leaves lines that are not whole."""
+    found = list[dict[str, Any]]()
+    for file in home.glob("state/runs/*/events.jsonl"):
+        for line in file.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                found.append(json.loads(line))
+    return [event for event in found if event.get("event") == kind]
+
+
+def until_given(home: Path, wanted: int, after: int) -> int:
+    """Wait for a round beyond ``after`` with so many contributors; its number."""
+    while True:
+        for event in told(home, "round.committed"):
+            if event["round"] > after and len(event["contributors"]) == wanted:
+                return int(event["round"])
+        time.sleep(0.2)
+
+
+@pytest.mark.rota(3)
+def test_a_member_is_killed_and_returns_and_a_third_joins_late(tmp_path: Path) -> None:
+    base = random_models.write_model(tmp_path / "tiny", "llama_tied")
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "lora"\n'
+        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
+        "[train]\nsync_every = 20\nstart_with = 2\nrounds = 100_000\n"
+        '[train.inner]\nlr = 1e-3\nschedule = "constant"\ntokens_per_step = 128\n'
+        "[checkpoint]\nevery = 1\n"
+    )
+    given = ("--yes", "--no-input", "--threads", "1")
+    mine = records(tmp_path / "mine.jsonl", "swarm")
+    other = records(tmp_path / "other.jsonl", "model")
+    first = start(one, "join", str(file), "--data", str(mine), *given)
+    assert first.stderr is not None
+    invite = line_of(first.stderr, "invite ")
+    joining = ("join", invite, "--data", str(other), "--model", str(base), "--quiet", *given)
+    start(two, *joining)
+    both = until_given(one, 2, 0)
+    killed = processes_of(two)
+    assert len(killed) == 3
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    alone = until_given(one, 1, both + 1)
+    start(two, *joining)
+    again = until_given(one, 2, alone)
+    start(three, *joining)
+    until_given(one, 3, again)
+    roots = [
+        {event["entry"]: event["root"] for event in told(home, "state.root")}
+        for home in (one, two, three)
+    ]
+    shared = roots[0].keys() & roots[1].keys() & roots[2].keys()
+    assert shared
+    assert all(roots[0][entry] == root[entry] for root in roots[1:] for entry in shared)

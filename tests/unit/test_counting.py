@@ -1,0 +1,75 @@
+"""Memory of a step: by the shape alone, and counted on the meta device."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from atoll.collectives.errors import ConfigError
+from atoll.node.recipes.models.counting import config_of, count_step, counted_bytes
+from atoll.node.recipes.models.shapes import (
+    KNOWN,
+    adapter_parameters,
+    config_values,
+    shape_of,
+    whole_parameters,
+)
+from atoll.node.recipes.models.sizing import StepSettings, step_bytes, sum_up
+
+VALUES = {
+    "model_type": "llama",
+    "hidden_size": 192,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": 2048,
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype", "checkpointing"),
+    list(product(("full", "lora"), ("float32", "bfloat16"), (False, True))),
+)
+def test_the_shape_says_what_is_counted(method: str, dtype: str, checkpointing: bool) -> None:
+    shape = shape_of(VALUES)
+    assert shape is not None
+    settings = StepSettings(method, dtype, checkpointing, 512, accumulated=2, rank=8)  # type: ignore[arg-type]
+    said, counted = step_bytes(shape, settings), counted_bytes(config_of(VALUES), shape, settings)
+    assert said.activations == pytest.approx(counted.activations, rel=0.12)
+    alone = count_step(config_of(VALUES), settings)
+    assert alone.weights == pytest.approx(said.weights, rel=1e-3)  # rotary buffers are small
+    assert alone.trained == said.gradients
+
+
+def test_gradients_of_one_micro_batch_come_as_activations_go() -> None:
+    shape = shape_of(VALUES)
+    assert shape is not None
+    settings = StepSettings("full", "float32", length=512, accumulated=1)
+    counted = counted_bytes(config_of(VALUES), shape, settings)
+    backward = StepSettings("full", "float32", length=512, accumulated=1, in_backward=True)
+    least = counted_bytes(config_of(VALUES), shape, backward)
+    assert least.peak <= counted.peak
+    assert counted.peak <= sum_up(shape, settings, counted.activations, 1 << 40).peak
+
+
+def test_a_shape_is_a_configuration_of_as_many_parameters() -> None:
+    shape = KNOWN["Llama-3.2-1B"]
+    assert shape_of(config_values(shape)) == shape
+    settings = StepSettings("lora", "bfloat16", True, 64)
+    counted = count_step(config_of(config_values(shape)), settings)
+    adapters = adapter_parameters(shape, 16)
+    assert counted.weights == pytest.approx(2 * whole_parameters(shape) + 4 * adapters, rel=1e-5)
+    assert counted.trained == 4 * adapters
+
+
+def test_a_kind_that_transformers_does_not_know_is_refused() -> None:
+    with pytest.raises(ConfigError, match="transformers does not know this model"):
+        config_of({"model_type": "nothing-of-the-kind"})
+    with pytest.raises(ConfigError, match="transformers does not know this model"):
+        config_of({})

@@ -1,0 +1,152 @@
+"""The card of an exported model, and weights in several files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+
+from atoll.node.cli.templates import FINETUNE, with_model
+from atoll.node.manifest import parse_manifest, sign_manifest
+from atoll.node.manifest.tables import BaseTable
+from atoll.node.recipes.finetune.reporting import keep_evaluations
+from atoll.node.records.beginnings import weights_in
+from atoll.node.records.model_card import Worked, card_of, evaluation_in
+from atoll.node.records.sharding import INDEX_FILE, cut, index_of, remove_others
+from atoll.optim.model.tensor_file import write_tensors
+from atoll.security.identity import Identity
+
+
+def card(text: str = FINETUNE, **more: Any) -> str:
+    """Of a run of SmolLM2-135M."""
+    manifest = parse_manifest(with_model(text, "HuggingFaceTB/SmolLM2-135M"))
+    base = BaseTable({"model.safetensors": "0" * 64}, 9, 134_515_008, licence="apache-2.0")
+    model = structs.replace(manifest.model, base=base, revision="c" * 40)
+    signed = sign_manifest(structs.replace(manifest, model=model), Identity.generate())
+    return card_of(signed, 30, **more).decode()
+
+
+def test_a_card_says_run_base_licence_work_and_evaluation() -> None:
+    worked = Worked({"a": 30, "b": 12}, 4_096_000)  # type: ignore[dict-item]
+    text = card(
+        worked=worked,
+        evaluation={"held_out": 1.23456, "tokens": 50_000, "round": 30},
+        credited=("Ada [x](http://evil)",),
+        how="import peft",
+    )
+    head = text.split("---")[1].strip().splitlines()
+    assert head == [
+        'license: "apache-2.0"',
+        'base_model: "HuggingFaceTB/SmolLM2-135M"',
+        "base_model_relation: adapter",
+        "library_name: peft",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- atoll",
+    ]
+    assert f"`HuggingFaceTB/SmolLM2-135M` at `{'c' * 40}`, 134.5M parameters" in text
+    assert "Its licence: apache-2.0." in text
+    assert "LoRA of rank 16, alpha 32." in text
+    assert "2 members contributed 4,096,000 learned tokens." in text
+    assert "1.2346 nats a token on 50,000 held-out tokens of one member, at round 30." in text
+    assert r"Ada \[x\](http://evil)" in text
+    assert "import peft" in text
+
+
+def test_a_card_names_nobody_unasked_and_says_what_is_not_known() -> None:
+    text = card(FINETUNE.replace('method = "lora"', 'method = "full"'))
+    assert "agreed to be named" not in text
+    assert "Evaluation: none was made on this machine." in text
+    assert "all of it trained" in text
+    assert "library_name: transformers" in text
+    assert "base_model_relation: finetune" in text
+    assert "base_model_relation: finetune" in card(merged=True)
+
+
+def test_the_newest_evaluation_is_kept_for_the_card(tmp_path: Path) -> None:
+    said = list[dict[str, Any]]()
+    say = keep_evaluations(said.append, tmp_path)
+    assert evaluation_in(tmp_path) is None
+    for round_, tokens in ((1, 10), (2, 20), (3, 0)):
+        say({"event": "evaluation", "round": round_, "tokens": tokens, "held_out": 2.0, "nll": 1})
+    say({"event": "step"})
+    assert [each["event"] for each in said] == ["evaluation"] * 3 + ["step"]
+    assert evaluation_in(tmp_path) == {"round": 2, "tokens": 20, "held_out": 2.0}
+
+
+def test_weights_are_cut_in_their_order_and_read_again(tmp_path: Path) -> None:
+    tensors = {f"layer.{i}": torch.full((10 + i,), float(i)) for i in range(5)}  # 40 to 56 bytes
+    assert cut(tensors, 1000) == {}
+    shards = cut(tensors, 100)
+    assert [list(group) for group in shards.values()] == [
+        ["layer.0", "layer.1"],
+        ["layer.2", "layer.3"],
+        ["layer.4"],
+    ]
+    assert next(iter(shards)) == "model-00001-of-00003.safetensors"
+    assert len(cut(tensors, 1)) == 5
+    index = json.loads(index_of(shards))
+    assert index["metadata"] == {"total_size": 240}
+    assert index["weight_map"]["layer.4"] == "model-00003-of-00003.safetensors"
+    for name, group in shards.items():
+        write_tensors(tmp_path / name, group, {"format": "pt"})
+    (tmp_path / INDEX_FILE).write_bytes(index_of(shards))
+    from safetensors.torch import load
+
+    found = load(weights_in(tmp_path))
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    (tmp_path / "model.safetensors").write_bytes(b"old")
+    remove_others(tmp_path, {*shards, INDEX_FILE}, "model.safetensors")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*shards, INDEX_FILE])
+    remove_others(tmp_path, {"model.safetensors"}, "model.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("file", ["../model.safetensors", "/etc/passwd"])
+def test_an_index_names_no_file_elsewhere(tmp_path: Path, file: str) -> None:
+    from atoll.collectives.errors import StorageError
+
+    (tmp_path / INDEX_FILE).write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(StorageError, match="is no file of the folder"):
+        weights_in(tmp_path)
+
+
+def test_transformers_loads_a_model_in_several_files(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from random_models import write_model
+    from safetensors.torch import load_file
+
+    from atoll.node.records.contents import Contents
+    from atoll.node.records.export import _shards, _write
+
+    source, out = write_model(tmp_path / "source"), tmp_path / "out"
+    contents = Contents(
+        file="model.safetensors",
+        tensors=load_file(source / "model.safetensors"),
+        how="import transformers; model = …",
+        files={"config.json": (source / "config.json").read_bytes()},
+        library_class="LlamaForCausalLM",
+    )
+    out.mkdir()
+    (out / "model.safetensors").write_bytes(b"of an export before")
+    shards = _shards(contents, 30_000)
+    assert len(shards) > 2
+    _write(out, contents, shards)
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        [*shards, INDEX_FILE, "config.json"]
+    )
+    ids = torch.arange(9)[None]
+    one, other = (
+        transformers.AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+        for folder in (source, out)
+    )
+    assert torch.equal(one, other)
+    contents.how = "load_file({file})"
+    assert _shards(contents, 30_000) == {}
+    contents.library_class = ""
+    assert _shards(contents, 30_000) == {}

@@ -1,0 +1,379 @@
+"""Pretrained models: found and bound by a founder, compared by a member, loaded, exported."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import random_models
+import torch
+from exporting_kit import KeptSwarm
+from fake_hub import FakeHub
+
+from atoll.collectives.errors import AtollError, ConfigError, NetworkError
+from atoll.collectives.swarm import RunSettings
+from atoll.node.home.paths import Paths, find_paths
+from atoll.node.manifest import (
+    Manifest,
+    SignedManifest,
+    adapters_of,
+    decode_manifest,
+    parse_manifest,
+    sign_manifest,
+)
+from atoll.node.recipes.models.bringing import base_folder, bring_model
+from atoll.node.recipes.models.finding import FoundModel, find_model
+from atoll.node.recipes.models.loading import LoadedModel, draw_factors, load_model
+from atoll.node.recipes.models.merging import merge_adapter
+from atoll.optim import attach
+from atoll.security.identity import Identity
+
+peft: Any = pytest.importorskip("peft", reason="peft is not installed")
+transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
+huggingface_hub: Any = pytest.importorskip("huggingface_hub", reason="no client of the hub")
+constants: Any = huggingface_hub.constants
+pytestmark = pytest.mark.filterwarnings("ignore")  # the libraries' own
+
+NAME = "org/tiny"
+IDS = torch.arange(5, 37).view(2, 16)
+FEW = ("llama_tied", "qwen3_moe", "gpt_neox")
+"""Architectures of the default tests: a tied head, experts, a head of another name on disk."""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders of random models, by architecture."""
+    top = tmp_path_factory.mktemp("models")
+    for each in FEW:
+        random_models.write_model(top / each, each)
+    return top
+
+
+@pytest.fixture
+def folder(models: Path, tmp_path: Path) -> Path:
+    """A model's folder of one's own."""
+    return shutil.copytree(models / "llama_tied", tmp_path / "tiny")
+
+
+@pytest.fixture
+def hub(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with FakeHub({NAME: folder}) as hub:
+        use_cache(monkeypatch, tmp_path / "cache")
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        files = f"{hub.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        yield hub
+
+
+def use_cache(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """From now on this is the user's cache: another machine, as far as the client can tell."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+
+
+def settings(where: str, method: str = "lora", more: str = "") -> Manifest:
+    """Those of a run of this model."""
+    return parse_manifest(
+        f'schema = 1\nname = "tiny"\n[model]\n{where}\nmethod = "{method}"\n{more}'
+        '[data]\nsource = "local"\n[train]\nsync_every = 2\nrounds = 3\n'
+    )
+
+
+def found_at(paths: Paths, manifest: Manifest, near: Path = Path("/")) -> FoundModel:
+    paths.ensure()
+    return find_model(manifest, near, paths.cache_dir)
+
+
+def signed(found: FoundModel) -> SignedManifest:
+    return sign_manifest(found.manifest, Identity.generate())
+
+
+def bring(home: Path, found: FoundModel, given: Path | None = None) -> Path:
+    """As a member with this home does, of what the founder has signed."""
+    paths = find_paths(home)
+    paths.ensure()
+    manifest = decode_manifest(found.manifest.encode())
+    return bring_model(paths, str(manifest.run_id), manifest.model, given)
+
+
+# ---- what a manifest says
+
+
+def test_a_pretrained_model_is_bound_and_names_no_path(folder: Path, tmp_path: Path) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    model = decode_manifest(found.manifest.encode()).model
+    assert str(tmp_path) not in repr(found.manifest)
+    assert (model.entry, model.folder, model.dtype) == ("folder", "tiny", "float32")
+    assert model.base is not None
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= model.base.files.keys()
+    whole = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    assert model.base.parameters == sum(p.numel() for p in whole.parameters())
+    loaded = load_model(folder, model, adapters_of(found.manifest))
+    trained = sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
+    assert model.parameters == trained < model.base.parameters
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ('hub = "a/b"\nfolder = "c"', "$.model.folder"),
+        ('entry = "hub"', "$.model.entry"),
+        ('entry = "builtin:gpt"\nhub = "a/b"', "$.model.hub"),
+        ('entry = "local:x"\nmethod = "lora"', "$.model.method"),
+        ('hub = "a/b"\nmethod = "qlora"', "$.adapters.base"),
+        ('hub = "a/b"\n[lora]\nrank = 4', "$.model.method"),
+        ('entry = "local:x"\n[lora]\nrank = 4', "$.lora.rank"),
+        ('hub = "a/b"\nconfig = { width = 1 }', "$.model.config"),
+    ],
+)
+def test_settings_that_do_not_go_together(text: str, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(f'schema = 1\nname = "x"\n[data]\nsource = "local"\n[model]\n{text}\n')
+    assert caught.value.key == key
+    assert caught.value.hint
+
+
+def test_a_manifest_of_somebody_else_names_no_file_here(folder: Path, tmp_path: Path) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    model = msgspec.structs.replace(found.manifest.model, folder="../x")
+    with pytest.raises(ConfigError, match="a path"):
+        decode_manifest(msgspec.structs.replace(found.manifest, model=model).encode())
+    with pytest.raises(ConfigError, match="which files its model is made of"):
+        decode_manifest(settings('hub = "a/b"').encode())
+
+
+# ---- the hub
+
+
+def test_a_branch_is_a_commit_once_and_weights_are_not_fetched_for_it(
+    hub: FakeHub, tmp_path: Path
+) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"'))
+    model = found.manifest.model
+    assert model.revision == hub.commits[NAME]
+    assert model.base is not None
+    assert (model.base.licence, model.base.gated) == ("apache-2.0", False)
+    assert not [path for _, path in hub.asked if path.endswith(".safetensors")]
+    first = bring(tmp_path / "member", found)
+    assert sorted(each.name for each in first.iterdir()) == sorted(model.base.files)
+    asked = len(hub.asked)
+    assert bring(tmp_path / "member", found) == first
+    assert len(hub.asked) == asked  # what is in the cache is not asked for again
+
+
+def test_without_a_network_the_users_cache_is_enough(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"'))
+    bring(tmp_path / "home", found)
+    huggingface_hub.snapshot_download(NAME)  # as transformers does it: main is known, too
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    again = found_at(find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"'))
+    assert again.manifest.model.revision == hub.commits[NAME]
+    before, now = found.manifest.model.base, again.manifest.model.base
+    assert before is not None
+    assert now is not None
+    assert (now.files, now.size, now.tokenizer) == (before.files, before.size, before.tokenizer)
+    assert (now.licence, now.gated) == ("", None)  # nobody could be asked
+    bring(tmp_path / "other", found)
+    use_cache(monkeypatch, tmp_path / "empty")
+    with pytest.raises(NetworkError, match="not in this machine's cache"):
+        bring(tmp_path / "third", found)
+
+
+def test_a_gated_model_without_a_token(hub: FakeHub, tmp_path: Path) -> None:
+    hub.gated.add(NAME)
+    with pytest.raises(ConfigError, match=f"{NAME} is gated") as caught:
+        found_at(find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"'))
+    assert "hf auth login" in caught.value.hint
+    hub.gated.clear()
+    found = found_at(find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"'))
+    hub.gated.add(NAME)
+    with pytest.raises(ConfigError, match="is gated"):
+        bring(tmp_path / "member", found)
+
+
+def test_names_that_the_hub_does_not_have(hub: FakeHub, tmp_path: Path) -> None:
+    paths = find_paths(tmp_path / "home")
+    with pytest.raises(ConfigError, match="no model org/none") as caught:
+        found_at(paths, settings('hub = "org/none"'))
+    assert caught.value.key == "$.model.hub"
+    with pytest.raises(ConfigError, match="no revision 'v9'") as caught:
+        found_at(paths, settings(f'hub = "{NAME}"', more='revision = "v9"\n'))
+    assert caught.value.key == "$.model.revision"
+
+
+# ---- what is refused by name
+
+
+def refused(home: Path, found: FoundModel, given: Path | None) -> AtollError:
+    with pytest.raises(AtollError) as caught:
+        bring(home, found, given)
+    assert caught.value.code == "E415"
+    return caught.value
+
+
+def test_another_revision_of_the_base(folder: Path, models: Path, tmp_path: Path) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    other = random_models.write_model(tmp_path / "other", "llama_tied", seed=8)
+    error = refused(tmp_path / "member", found, other)
+    assert "model.safetensors differs" in str(error)
+    error = refused(tmp_path / "member", found, None)
+    assert "not known on this machine" in str(error)
+    assert bring(tmp_path / "member", found, folder)
+    assert bring(tmp_path / "member", found)  # it is remembered
+    (folder / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    assert "model.safetensors differs" in str(refused(tmp_path / "member", found, None))
+
+
+def test_another_tokenizer_file(folder: Path, tmp_path: Path) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    other = shutil.copytree(folder, tmp_path / "other")
+    random_models.write_tokenizer(other, words="entirely other words make other merges ")
+    assert "tokenizer.json" in str(refused(tmp_path / "member", found, other))
+
+
+@pytest.mark.parametrize("what", ["ids-of-a-text", "chat-template", "special-tokens"])
+def test_libraries_that_read_equal_files_otherwise(what: str, folder: Path, tmp_path: Path) -> None:
+    """As if the founder's had given other ids for the probe's text."""
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    base = found.manifest.model.base
+    assert base is not None
+    base.tokenizer[what] = "0" * 64
+    error = refused(tmp_path / "member", found, folder)
+    assert f"other {what.replace('-', ' ')}" in str(error)
+    assert f"transformers {transformers.__version__}" in error.why
+
+
+def test_pickles_and_code_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    paths, text = find_paths(tmp_path / "home"), f'folder = "{folder}"'
+    about = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(about | {"auto_map": {"AutoModel": "m.M"}}))
+    with pytest.raises(ConfigError, match="Python of its own"):
+        found_at(paths, settings(text))
+    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"weights in pytorch_model\.bin") as caught:
+        found_at(paths, settings(text))
+    assert "may run code" in caught.value.why
+
+
+def test_a_package_that_fetches_code_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels.py").write_text("raise AssertionError('never imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="the package kernels is installed"):
+        found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+
+
+# ---- loading, training, going out
+
+
+def loaded(swarm: KeptSwarm, found: FoundModel) -> LoadedModel:
+    manifest = decode_manifest(swarm.signed.manifest)
+    base = bring_model(swarm.paths, swarm.run_id, manifest.model, found.source)
+    return load_model(base, manifest.model, adapters_of(manifest))
+
+
+def test_adapters_begin_alike_on_every_type(models: Path) -> None:
+    table = settings('hub = "a/b"')
+    drawn = list[dict[str, torch.Tensor]]()
+    for dtype in ("float32", "bfloat16"):
+        model = settings('hub = "a/b"', more=f'dtype = "{dtype}"\n').model
+        found = load_model(models / "llama_tied", model, adapters_of(table)).model
+        drawn.append({n: p.float() for n, p in found.named_parameters() if "lora_" in n})
+    assert drawn[0].keys() == drawn[1].keys()
+    assert all(torch.equal(drawn[0][name], drawn[1][name]) for name in drawn[0])
+    factors = [tensor for name, tensor in drawn[0].items() if "lora_A" in name]
+    bound = 1 / factors[0].shape[1] ** 0.5  # PEFT's own distribution
+    assert all(float(each.abs().max()) <= bound for each in factors[:1])
+    assert 0.4 * bound < float(torch.cat([f.flatten() for f in factors[:1]]).abs().mean()) < bound
+    other = load_model(models / "llama_tied", table.model, adapters_of(table)).model
+    draw_factors(other, "seed:1")
+    assert not torch.equal(
+        next(p for n, p in other.named_parameters() if "lora_A" in n).float(), factors[0]
+    )
+
+
+def test_the_router_of_experts_has_no_adapter(models: Path) -> None:
+    table = settings('hub = "a/b"')
+    found = load_model(models / "qwen3_moe", table.model, adapters_of(table)).model
+    names = [name for name, each in found.named_parameters() if each.requires_grad]
+    assert {name.split(".")[6] for name in names if ".mlp." in name} == {"experts"}
+
+
+def trained_and_exported(architecture: str, method: str, source: Path, home: Path) -> None:
+    """Three rounds, exported; the same logits bit for bit by the libraries alone."""
+    paths = find_paths(home)
+    found = found_at(paths, settings(f'folder = "{source}"', method))
+    rounds = RunSettings(sync_every=2, rounds=3)
+    swarm = KeptSwarm(home, "tiny", rounds, signed=signed(found))
+    mine = loaded(swarm, found)
+    model: Any = mine.model
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    sync = attach(model, optimizer, swarm, batch_size=2, tokenizer=mine.tokenizer)
+    assert sync._flat.numel == found.manifest.model.parameters
+    while not sync.done:
+        model(input_ids=IDS, labels=IDS, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    swarm.checkpoint(sync._flat.layout)
+    with sync.evaluate_anchor(), torch.no_grad():
+        wanted = model.eval()(input_ids=IDS, use_cache=False).logits
+    sync.detach()
+    out = home / "out"
+    assert swarm.export(out).missing == ()
+    assert (out / "chat_template.jinja").read_text() == random_models.TEMPLATE
+    assert (out / "generation_config.json").exists()
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    if method == "full":
+        assert torch.equal(logits(load(out)), wanted)
+        return
+    assert torch.equal(logits(peft.PeftModel.from_pretrained(load(source), out)), wanted)
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == (
+        source.name
+    )
+    base = base_folder(paths, swarm.run_id)
+    assert base is not None
+    assert merge_adapter(base, out, home / "merged", None) < 1e-5
+    assert float((logits(load(home / "merged")) - wanted).abs().max() / wanted.abs().max()) < 1e-5
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS, use_cache=False).logits
+
+
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("architecture", FEW)
+def test_what_was_trained_is_what_is_loaded_elsewhere(
+    architecture: str, method: str, models: Path, atoll_home: Path
+) -> None:
+    trained_and_exported(architecture, method, models / architecture, atoll_home)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("architecture", sorted(random_models.ARCHITECTURES.keys() - set(FEW)))
+def test_every_architecture_is_trained_and_loaded_elsewhere(
+    architecture: str, method: str, atoll_home: Path, tmp_path: Path
+) -> None:
+    source = random_models.write_model(tmp_path / architecture, architecture)
+    trained_and_exported(architecture, method, source, atoll_home)
+
+
+def test_a_generation_config_that_could_not_be_saved(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "top_p": 0.9}')
+    found = load_model(folder, settings('hub = "a/b"').model, None)
+    assert "do_sample false: true now" in found.notes[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found.model.generation_config.validate(strict=True)  # type: ignore[operator, union-attr]
