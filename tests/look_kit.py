@@ -54,7 +54,7 @@ def made_up(
             "round": number,
             "op_id": "",
             "reducer": "mean",
-            "codec": "int8",
+            "codec": "int8_dither",
             "numel": NUMEL,
             "contributors": there,
             "planned_s": 0.1,

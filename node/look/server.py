@@ -32,7 +32,7 @@ from ...collectives.foreign import escaped
 from .connections import OWNERS, PageConnection
 from .document import document
 from .source import PictureSource
-from .what_if import given, what_if
+from .what_if import AMONG, given, what_if
 
 HOST = "127.0.0.1"
 LOOK_S, WAIT_S = 0.25, 5.0
@@ -144,10 +144,11 @@ class PageServer:
         def found() -> dict[str, Any]:
             with self._source.lock:
                 begin = given(self._source.view)
+            form = {"given": begin, "among": AMONG}
             try:
-                return {"given": begin, "found": what_if({**begin, **request.query_params})}
+                return {**form, "found": what_if({**begin, **request.query_params})}
             except ConfigError as error:
-                return {"given": begin, "error": escaped(error.message)}
+                return {**form, "error": escaped(error.message)}
 
         body = msgspec.json.encode(await asyncio.to_thread(found))
         return Response(body, media_type="application/json")

@@ -11,6 +11,8 @@ from ...optim.planning import Choice, Conditions, PeerConditions, estimate, pric
 from .view import RunPicture
 
 OVERLAPS = ("none", "late", "eager")
+AMONG = {"codec": CODECS, "overlap": OVERLAPS}
+"""The settings that have a few values only, and which these are."""
 RATE, RTT_S = 12_500_000.0, 0.05  # where nothing was measured: 100 Mbit/s
 
 

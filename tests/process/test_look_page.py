@@ -11,6 +11,8 @@ from hostile_words import HOSTILE
 from house import ROOT
 from look_kit import made_up, page, write
 
+from atoll.collectives.codec_names import CODECS, DEFAULT_CODEC
+
 pytest.importorskip("starlette", reason="the page needs the extra ui")
 pytestmark = [
     pytest.mark.slow,
@@ -39,6 +41,10 @@ def test_a_recorded_run_light_dark_and_on_a_phone(tmp_path: Path) -> None:
         assert browser.run("document.getElementById('round-now').textContent").startswith(
             "Round 1,"
         )
+        browser.until("document.getElementById('w-codec')")
+        codecs = "[...document.getElementById('w-codec').options].map((one) => one.value)"
+        assert tuple(browser.run(codecs)) == CODECS
+        assert browser.run("document.getElementById('w-codec').value") == DEFAULT_CODEC
         browser.picture(OUT / "page-light.png")
         for dark, width in ((False, 1240), (True, 1240), (True, 390)):
             browser.scheme(dark=dark)

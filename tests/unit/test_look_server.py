@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from look_kit import made_up, write
 
+from atoll.collectives.codec_names import CODECS
 from atoll.node.look.source import Replay
 
 pytest.importorskip("starlette", reason="the page needs the extra ui")
@@ -101,6 +102,8 @@ def test_what_if(tmp_path: Path) -> None:
     told = {"x-atoll-token": "secret"}
     found = asked(tmp_path, "/api/what-if", **told).json()
     assert found["given"]["step_ms"] == 450.0  # 9 of 10 s, 20 steps
+    assert tuple(found["among"]["codec"]) == CODECS
+    assert found["given"]["codec"] in found["among"]["codec"]
     assert 0.9 < found["found"]["training_share"] < 1
     finer = asked(tmp_path, "/api/what-if?codec=int4&sync_every=50", **told).json()["found"]
     assert finer["bytes"] < found["found"]["bytes"]

@@ -138,13 +138,13 @@ function draw() {
   if (chosen < 0 && data.rounds.round.length) $("round-now").textContent = roundWords(data.rounds.round.length - 1);
   document.body.dataset.drawMs = (performance.now() - began).toFixed(1);
 }
-const FIELDS = [["sync_every", "Steps a round"], ["codec", "Codec", ["fp32", "bf16", "int8", "int4", "stat2", "sparse256", "sparse128", "sparse64"]], ["overlap", "Overlap", ["none", "late", "eager"]], ["peers", "Peers"], ["mbit", "Link, Mbit/s"], ["rtt_ms", "Round trip, ms"], ["step_ms", "A step, ms"], ["parameters", "Parameters"]];
+const FIELDS = [["sync_every", "Steps a round"], ["codec", "Codec"], ["overlap", "Overlap"], ["peers", "Peers"], ["mbit", "Link, Mbit/s"], ["rtt_ms", "Round trip, ms"], ["step_ms", "A step, ms"], ["parameters", "Parameters"]];
 async function whatIf() {
   const query = new URLSearchParams();
   for (const [key] of FIELDS) if ($("w-" + key) && $("w-" + key).value) query.set(key, $("w-" + key).value);
   const told = await ask("/api/what-if?" + query);
-  if (!$("what").children.length) for (const [key, text, among] of FIELDS) {
-    const label = el("label", text), input = el(among ? "select" : "input"); input.id = "w-" + key; input.name = key;
+  if (!$("what").children.length) for (const [key, text] of FIELDS) {
+    const among = told.among[key], label = el("label", text), input = el(among ? "select" : "input"); input.id = "w-" + key; input.name = key;
     if (among) input.append(...among.map((one) => el("option", one))); else { input.inputMode = "decimal"; input.autocomplete = "off"; }
     input.value = told.given[key]; label.htmlFor = input.id; label.append(input); $("what").append(label);
   }
