@@ -141,7 +141,10 @@ def parse() -> argparse.Namespace:
     add("--arms", nargs="+", choices=(AUTO, PLAIN), default=[AUTO, PLAIN])
     add("--out", type=Path, help="lines are appended to this file; what it has is not trained")
     add("--minutes", type=float, default=1e9, help="no arm begins later than that")
-    return parser.parse_args()
+    given = parser.parse_args()
+    if given.steps < (least := 10 * max(given.every)):
+        parser.error(f"looks count from the tenth round on: --steps {least} or more")
+    return given
 
 
 def main() -> None:
