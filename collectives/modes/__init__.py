@@ -1,5 +1,6 @@
 """Modes of a log: what some runs ask for, behind doors of `atoll.collectives.round`. The kernel
 works without this folder.
 
-relays  Dissemination: in a large configuration the news of a round goes over a grid of members
+byzantine  FaultModel: some members may do anything
+relays     Dissemination: in a large configuration the news of a round goes over a grid of members
 """

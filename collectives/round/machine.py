@@ -72,14 +72,11 @@ from ..identifiers import PeerId
 from ..partition import check_plan
 from ..trees import senders_of
 from . import patience
-from .acceptor import Acceptor
-from .blame import Blame
-from .byzantine_convener import byzantine_roles
 from .certificate import check_log, vote_payload
-from .convener import Convener
 from .dissemination import DisseminationMaker, everybody
 from .dynamic_steps import OwnSteps
 from .entering import MOST_GUESTS, OPEN, Doors, crowded
+from .faults import FaultModel, FaultModelMaker
 from .gathering import is_ripe, window_s
 from .grouping import Grouping
 from .journal import Journal
@@ -123,7 +120,7 @@ class RoundMachine:
         rng: Random,
         now: float,
         site: str = "",
-        lying: int = 0,
+        faults: FaultModelMaker = FaultModel,
         dissemination: DisseminationMaker = everybody,
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
@@ -132,8 +129,8 @@ class RoundMachine:
         stateless: bool = False,
         idle: bool = False,
     ) -> None:
-        """``site``: the label by which members near each other recognise that. ``lying``: how many
-        members of a configuration may be Byzantine. ``dissemination``: how the news of a
+        """``site``: the label by which members near each other recognise that. ``faults``: which
+        faults of members the log bears. ``dissemination``: how the news of a
         round travels. ``unix_offset_s``: wall clock
         minus ``now``; it only numbers claims, so that those of a process that was started again
         have greater numbers. ``doors``: what lets peers enter. ``words``: what members
@@ -143,14 +140,15 @@ class RoundMachine:
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing
         self.actions, self.rng = actions, rng
-        self.site, self.lying, self.doors = site, lying, doors
+        self.site, self.doors = site, doors
+        self.faults = faults()
+        self.lying = self.faults.lying
         self.unix_offset_s = unix_offset_s
         self._words = words
         self._make_dissemination = dissemination
 
         # ---- what other members are known for
         self.caught = set[PeerId]()  # peers that are proved to be Byzantine
-        self.blamed = Blame()  # who held up reductions, where members may lie
         self.disputes = Disputes()  # peers that disagreed on a partial sum
         # Who asks to enter: at which round, when.
         self.joiners: dict[Member, tuple[int, float]] = {}
@@ -612,11 +610,7 @@ class RoundMachine:
             len(self.config),
             lambda: [member.peer for member in self._convener_order()],
         )
-        if self.lying:
-            self.acceptor, self.convening = byzantine_roles(self)
-        else:
-            self.acceptor = Acceptor(self)
-            self.convening = Convener(self, self.acceptor)
+        self.acceptor, self.convening = self.faults.make_roles(self)
         self.sealing = Sealing(self)
         self.joiners = {
             who: seen
@@ -1103,24 +1097,12 @@ class RoundMachine:
             return
         self.progress(now)
         opened = self.open
-        if self.lying and current and current.ballot == plan.ballot:
-            self._learn_from_revision(current, plan)
+        if current and current.ballot == plan.ballot:
+            self.faults.note_revision(self.round, current, plan, self.silent)
         opened.plan, opened.plan_sender, opened.lacking = plan, who.peer, None
         opened.planned_at = now
         opened.senders, opened.cut = senders_of(plan, self.me.peer), set()
         self.actions.execute(plan, [member.peer for member in self.config])
-
-    def _learn_from_revision(self, before: Plan, after: Plan) -> None:
-        """What the convener of a ballot found out, each member need not find out anew at a second
-        an entry: whose contribution it leaves out though it lives, and that a tree does not come
-        on. Its word is enough: who is doubted falsely loses nothing while its link is as it says.
-        """
-        kept = {c.cid for c in after.contributors}
-        for c in before.contributors:
-            if c.cid not in kept and not self.silent(c.member):
-                self.blamed.doubted.strike(c.member.peer, self.round)
-        if before.topology.kind != "butterfly" and after.topology.kind == "butterfly":
-            self.blamed.fell(self.round)
 
     def _plan_fits(self, plan: Plan) -> bool:
         same = (plan.log, plan.round, plan.base) == (
@@ -1309,9 +1291,8 @@ class RoundMachine:
         patience_s = self.silent_s(patience.PULLS_ALL_BUT) if self.lying else self.stuck_s()
         if now - max(opened.bulk_at, opened.planned_at) <= patience_s:
             return True
-        if self.lying and plan.topology.kind == "butterfly":
-            for owner in opened.lacking_owners - {self.me.peer}:
-                self.blamed.owners.strike(owner, self.round)
+        if plan.topology.kind == "butterfly":
+            self.faults.note_late_owners(self.round, opened.lacking_owners - {self.me.peer})
         return False
 
     def heard_leave(self, who: Member, leaves: bool) -> None:
@@ -1322,7 +1303,7 @@ class RoundMachine:
             self.leavers.discard(who)
 
     # ---- 5. acceptors promise and vote -----------------------------------------------------------
-    # Where members may lie, `lying.ByzantineAcceptor` takes the messages; it uses the same votes.
+    # Another fault model's acceptor takes the messages itself; it uses the same votes.
 
     def on_acceptor_message(self, now: float, who: Member, body: m.Body) -> None:
         """Prepare, Promise, Accept or Accepted, as acceptors that only crash take them. Raises

@@ -18,11 +18,15 @@ from ..group import Certified, Config, Contributor, Entry, Member, Plan, Topolog
 from ..identifiers import PeerId
 from ..pace import Pace
 from ..swarm import SampleSettings
-from .missums import Refuted, SumStatement
 
 VOTES_KEPT = 8  # of a member in a round
 PROPOSALS_KEPT = 8  # of a member in a round
 KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of one vector
+
+Voice = tuple[PeerId, m.PartDigests, m.Inputs, bytes, bytes]
+"""What a member has stated of parts: their digests, the inputs, the digest of its receipts, and its
+signature under these.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,11 +216,18 @@ class RoundActions(Protocol):
         whose contribution they were sent."""
         ...
 
-    def refuted(self, found: Refuted) -> None:
-        """A member has stated a sum that is proved to be wrong."""
+    def refuted(self, meaning: bytes, part: int, voices: Sequence[Voice]) -> None:
+        """The first of these has stated a sum of a part that the others prove to be wrong."""
         ...
 
-    def unfounded(self, wrong: SumStatement, preimage: bytes, index: int) -> None:
+    def unfounded(
+        self,
+        peer: PeerId,
+        parts: m.PartDigests,
+        account: m.Account,
+        preimage: bytes,
+        index: int,
+    ) -> None:
         """A member has stated the sum of a part (``index``) of inputs of which one is not what its
         contributor has signed; ``preimage``: of what it states (`digest.meaning_preimage`)."""
         ...

@@ -9,7 +9,7 @@ from ...collectives import messages as m
 from ...collectives.group import Entry, Member, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
-from ...collectives.round import Refuted, SumStatement
+from ...collectives.round.state import Voice
 
 if TYPE_CHECKING:
     from .session import Session
@@ -85,10 +85,17 @@ class BesideRun:
     def disputed(self, peers: Sequence[PeerId]) -> None:
         """Nothing is stated twice beside the run's log."""
 
-    def refuted(self, found: Refuted) -> None:
+    def refuted(self, meaning: bytes, part: int, voices: Sequence[Voice]) -> None:
         """As `disputed`."""
 
-    def unfounded(self, wrong: SumStatement, preimage: bytes, index: int) -> None:
+    def unfounded(
+        self,
+        peer: PeerId,
+        parts: m.PartDigests,
+        account: m.Account,
+        preimage: bytes,
+        index: int,
+    ) -> None:
         """As `disputed`."""
 
     def pace(self) -> Pace:

@@ -9,7 +9,7 @@ and threads, the simulator in virtual time; the code is the same. A member is in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any, Literal, get_args
@@ -34,7 +34,6 @@ from ...collectives.layout import Layout
 from ...collectives.round import (
     MOST_SAMPLES,
     OPEN,
-    DisseminationMaker,
     Doors,
     RoundMachine,
     Timing,
@@ -60,6 +59,7 @@ from .distances import Distances
 from .durations import spare_of
 from .histories import Histories
 from .installing import Installing
+from .modes import PLAIN, Modes
 from .naming import is_operation, shape_of, witnesses_of
 from .operations import Operations
 from .peer_selection import PeerSelection
@@ -114,24 +114,21 @@ class Session:
         site: str = "",
         log: str = "",
         membership: Membership | None = None,
-        pre_round: Callable[[Session, Operations], PreRound] | None = None,
         probation: int = 0,
         per_hour: int = 0,
         budgets: PeerUsage | None = None,
         doors: Doors = OPEN,
-        dissemination: DisseminationMaker = everybody,
+        modes: Modes = PLAIN,
     ) -> None:
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the
         label of the place where it is.
 
         ``log`` and ``membership``: of a fragment, whose run has others, with the same membership.
-        ``pre_round``: makes what members do together before the log is given
-        anything, in a run that asks for it (`node.secure.choosing`). ``probation``, ``per_hour``:
-        see `Admission`.
+        ``probation``, ``per_hour``: see `Admission`.
         ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the
-        configuration. ``dissemination``: how the news of a round travels, unless each member must
-        hear every vote. Long, since each part is made here and handed those that it uses. Raises
-        LocalProtocolError for a run that asks for a ``pre_round`` and has none.
+        configuration. ``modes``: what the run asks for. Long, since each part is made here and
+        handed those that it uses. Raises LocalProtocolError for a run that asks for a mode that is
+        not among them.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
             run,
@@ -144,8 +141,9 @@ class Session:
         self.log = log or main_log(run)
         self.doors = doors
         # Members that may lie, and masked rounds, go by others' votes: each must hear them all.
-        goes_by_votes = bool(settings.lying) or pre_round is not None
-        self._dissemination = everybody if goes_by_votes else dissemination
+        goes_by_votes = bool(settings.lying) or modes.pre_round is not None
+        self._dissemination = everybody if goes_by_votes else modes.dissemination
+        self._modes = modes
         self.timing = timing or Timing()
         self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
         self.chunk_elements = chunk_elements
@@ -196,11 +194,9 @@ class Session:
         self.histories = Histories(self)
         self.recertifying = Recertifying(self, self.others)
         self.waits = Waits(self, self.others, self.recertifying, now)
-        if (settings.secure or settings.btard) is not None and (pre_round is None or log):
-            raise LocalProtocolError(
-                "a secure run, or one with BTARD, takes an identity, and is in one piece"
-            )
-        self.pre_round: PreRound | None = pre_round(self, self.operations) if pre_round else None
+        modes.check(settings)
+        make = modes.pre_round
+        self.pre_round: PreRound | None = make(self, self.operations) if make else None
 
     # ---- views
     @property
@@ -441,7 +437,7 @@ class Session:
             rng=self.rng,
             now=now,
             site=self.site,
-            lying=settings.lying,
+            faults=self._modes.faults,
             dissemination=self._dissemination,
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,

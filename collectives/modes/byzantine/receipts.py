@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import messages as m
-from ..errors import RemoteProtocolError
-from ..group import Contributor, Member, Part
-from ..identifiers import PeerId
+from ... import messages as m
+from ...errors import RemoteProtocolError
+from ...group import Contributor, Member, Part
+from ...identifiers import PeerId
 from .signed import given_payload
 
 if TYPE_CHECKING:
-    from .machine import RoundMachine
+    from ...round.machine import RoundMachine
 
 # of one member that are kept: a member is sent one for each part that it states, and again for
 # those of a revised plan

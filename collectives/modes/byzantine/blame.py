@@ -7,7 +7,7 @@ any such choice: so members need not agree on whom they remember.
 
 from __future__ import annotations
 
-from ..identifiers import PeerId
+from ...identifiers import PeerId
 
 # for so many rounds a peer owns no part after its first strike; after each further one for twice as
 # many

@@ -10,31 +10,24 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .. import messages as m
-from ..group import Cid, Config, Contributor, Entry, Member, Part, Plan, Vote
-from ..identifiers import PeerId
-from ..partition import fair_share, is_fair
-from ..witnesses import stated_by
-from .byzantine_acceptor import ByzantineAcceptor
-from .convener import Convener, Phase
+from ... import messages as m
+from ...group import Cid, Config, Contributor, Entry, Member, Part, Plan, Vote
+from ...identifiers import PeerId
+from ...partition import fair_share, is_fair
+from ...round.convener import Convener, Phase
+from ...round.patience import PULLS_ALL_BUT
+from ...witnesses import stated_by
+from .acceptor import ByzantineAcceptor
+from .blame import Blame
 from .missums import SumDispute, dispute
-from .patience import PULLS_ALL_BUT
 from .signed import slot_payload
 
 if TYPE_CHECKING:
-    from .machine import RoundMachine
+    from ...round.machine import RoundMachine
 
 # times detect_s: so long the bytes of a pledged value may take, where the other pledges are a
 # quorum
 PUT_ASIDE = 2.0
-
-
-def byzantine_roles(view: RoundMachine) -> tuple[ByzantineAcceptor, ByzantineConvener]:
-    """The acceptor and the convener of the view's open round."""
-    acceptor = ByzantineAcceptor(view)
-    convener = ByzantineConvener(view, acceptor)
-    acceptor.convener = convener
-    return acceptor, convener
 
 
 class ByzantineConvener(Convener):
@@ -42,8 +35,10 @@ class ByzantineConvener(Convener):
     a restart it never uses that ballot again.
     """
 
-    def __init__(self, view: RoundMachine, acceptor: ByzantineAcceptor) -> None:
+    def __init__(self, view: RoundMachine, acceptor: ByzantineAcceptor, blamed: Blame) -> None:
+        """``blamed``: of the log, over rounds."""
         super().__init__(view, acceptor)
+        self.blamed = blamed
         self.voter, self.judge = acceptor, acceptor.judge
         self.pledges: dict[Member, tuple[m.Pledged, m.Pledge]] = {}
         self._reasons: tuple[tuple[m.Pledged, ...], tuple[Vote, ...]] = (), ()
@@ -130,9 +125,9 @@ class ByzantineConvener(Convener):
         there is none.
         """
         view = self.view
-        self.slow |= view.blamed.owners.shunned(view.round, view.lying)
-        self.star |= view.blamed.no_tree(view.round)
-        shunned = view.blamed.givers.shunned(view.round, view.lying) - {view.me.peer}
+        self.slow |= self.blamed.owners.shunned(view.round, view.lying)
+        self.star |= self.blamed.no_tree(view.round)
+        shunned = self.blamed.givers.shunned(view.round, view.lying) - {view.me.peer}
         rest = [c for c in offers if c.member.peer not in shunned]
         if view.enough(rest):
             self.lost |= {c.cid for c in offers if c not in rest}
@@ -156,7 +151,7 @@ class ByzantineConvener(Convener):
         """
         view, me = self.view, self.view.me.peer
         if self.trees:
-            view.blamed.fell(view.round)
+            self.blamed.fell(view.round)
             self.star = True
             return False
         owners = {part.owner for part in plan.parts if not view.actions.suspected(part.owner)}
@@ -182,7 +177,7 @@ class ByzantineConvener(Convener):
         self.lost |= late
         self.slow |= to_blame | {own[cid] for cid in late}
         for peer in to_blame:
-            view.blamed.owners.strike(peer, view.round)
+            self.blamed.owners.strike(peer, view.round)
         self._remember_givers(plan, late)
         return bool(view.contribution) and view.contribution[0] in late
 
@@ -224,7 +219,7 @@ class ByzantineConvener(Convener):
             return self._replace(now, owners)
         self.slow |= owners
         for peer in owners:
-            view.blamed.owners.strike(peer, view.round)
+            self.blamed.owners.strike(peer, view.round)
         self.revision += 1
         return self._carry_out(
             now, msgspec.structs.replace(plan, revision=self.revision, parts=parts)
@@ -333,7 +328,7 @@ class ByzantineConvener(Convener):
         owners than may lie, under this plan or one before it.
         """
         view, me = self.view, self.view.me.peer
-        blamed, everybody = view.blamed, len(view.config)
+        blamed, everybody = self.blamed, len(view.config)
         known = blamed.givers.shunned(view.round, everybody)
         known |= blamed.doubted.shunned(view.round, everybody)
         lately = now - view.timing.detect_s / 2
@@ -356,13 +351,13 @@ class ByzantineConvener(Convener):
         for c in plan.contributors:
             if voices := {peer for peer in owners if c.cid in waiting.get(peer, set())}:
                 self._accused.setdefault(c.cid, set()).update(voices)
-                self.view.blamed.doubted.strike(c.member.peer, self.view.round)
+                self.blamed.doubted.strike(c.member.peer, self.view.round)
 
     def _remember_givers(self, plan: Plan, late: set[Cid]) -> None:
         """These are left out; whose members live, and are not this one, kept them back."""
         for c in plan.contributors:
             if c.cid in late and c.member != self.view.me and not self.view.silent(c.member):
-                self.view.blamed.givers.strike(c.member.peer, self.view.round)
+                self.blamed.givers.strike(c.member.peer, self.view.round)
                 self.slow.add(c.member.peer)
 
     def _replace(self, now: float, owners: set[PeerId]) -> None:
@@ -370,7 +365,7 @@ class ByzantineConvener(Convener):
         view = self.view
         self.slow |= owners
         for peer in owners:
-            view.blamed.owners.strike(peer, view.round)
+            self.blamed.owners.strike(peer, view.round)
         offers = [c for c in view.offers() if c.cid not in self.lost]
         if self.revision - self.before > len(view.config) + 2 or not view.enough(offers):
             return view.next_ballot(now)

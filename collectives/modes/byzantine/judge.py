@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .. import messages as m
-from ..digest import meaning
-from ..group import Config, Contributor, Entry, Member, Plan, Vote, least_members
-from ..identifiers import PeerId
-from ..partition import is_fair
-from ..witnesses import stated_by
+from ... import messages as m
+from ...digest import meaning
+from ...group import Config, Contributor, Entry, Member, Plan, Vote, least_members
+from ...identifiers import PeerId
+from ...partition import is_fair
+from ...witnesses import stated_by
 from .signed import (
     Kind,
     account_payload,
@@ -33,7 +33,7 @@ from .signed import (
 )
 
 if TYPE_CHECKING:
-    from .machine import RoundMachine
+    from ...round.machine import RoundMachine
 
 LATE = 4.0  # times detect_s: an entry that changes nothing comes no sooner in its round
 WINDOW = 16  # entries in which the comings of a peer count

@@ -7,10 +7,10 @@ from typing import Literal
 import msgspec
 from blake3 import blake3
 
-from .. import messages as m
-from ..group import Member
-from ..identifiers import PeerId
-from .certificate import vote_payload
+from ... import messages as m
+from ...group import Member
+from ...identifiers import PeerId
+from ...round.certificate import vote_payload
 
 Kind = Literal["propose", "echo", "vote"]
 

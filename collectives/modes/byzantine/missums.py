@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .. import messages as m
-from ..digest import meaning
-from ..group import Cid, Plan
-from ..identifiers import PeerId
+from ... import messages as m
+from ...digest import meaning
+from ...group import Cid, Plan
+from ...identifiers import PeerId
+from ...round.state import Voice
+from .signed import receipts_digest
 
 
 class SumStatement(NamedTuple):
@@ -25,6 +27,12 @@ class SumStatement(NamedTuple):
     meaning: bytes
     parts: m.PartDigests
     account: m.Account
+
+    @property
+    def voice(self) -> Voice:
+        """What of it is kept as a proof."""
+        digest = receipts_digest(self.account.receipts)
+        return self.peer, self.parts, self.account.inputs, digest, self.account.signature
 
 
 class SumDispute(NamedTuple):
@@ -82,6 +90,12 @@ class Refuted(NamedTuple):
     wrong: SumStatement
     part: int
     others: tuple[SumStatement, ...]
+
+    @property
+    def proof(self) -> tuple[bytes, int, tuple[Voice, ...]]:
+        """The meaning, the part, and what was stated of it, the wrong sum first."""
+        voices = tuple(each.voice for each in (self.wrong, *self.others))
+        return self.wrong.meaning, self.part, voices
 
 
 def refuted(known: Iterable[SumStatement], lying: int) -> Refuted | None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .. import messages as m
-from ..digest import meaning, meaning_preimage, part_meaning
-from ..errors import RemoteProtocolError
-from ..group import Cid, Contributor, Entry, Member, Plan, Vote
-from ..identifiers import PeerId
-from .acceptor import Acceptor
+from ... import messages as m
+from ...digest import meaning, meaning_preimage, part_meaning
+from ...errors import RemoteProtocolError
+from ...group import Cid, Contributor, Entry, Member, Plan, Vote
+from ...identifiers import PeerId
+from ...round.acceptor import Acceptor
 from .judge import Judge
 from .missums import SumDispute, SumStatement, disputed_parts, refuted
 from .receipts import Receipts
@@ -30,8 +30,8 @@ from .signed import (
 )
 
 if TYPE_CHECKING:
-    from .byzantine_convener import ByzantineConvener
-    from .machine import RoundMachine
+    from ...round.machine import RoundMachine
+    from .convener import ByzantineConvener
 
 LENGTHS = 4.0  # a ballot has so many times what it should take, and that again in each later one
 REPEAT_S = 0.5  # how often what changes seldom is said again
@@ -315,7 +315,10 @@ class ByzantineAcceptor(Acceptor):
             if member.peer == wrong.peer:
                 self._faults[member] = FAULTS
                 if self.view.convict(member):
-                    self.view.actions.unfounded(wrong, meaning_preimage(plan), index)
+                    preimage = meaning_preimage(plan)
+                    self.view.actions.unfounded(
+                        wrong.peer, wrong.parts, wrong.account, preimage, index
+                    )
 
     def _state(self) -> None:
         if self._statement is not None:
@@ -360,7 +363,7 @@ class ByzantineAcceptor(Acceptor):
         if found is not None and found.wrong.peer in members:
             self._doubtful = [each for each in self._doubtful if each.peer != found.wrong.peer]
             if self.view.convict(members[found.wrong.peer]):
-                self.view.actions.refuted(found)
+                self.view.actions.refuted(*found.proof)
 
     def stated(self, plan: Plan, digests: Sequence[bytes]) -> dict[PeerId, bytes]:
         """Of those who state a plan's parts, who has signed these digests of them, and how."""

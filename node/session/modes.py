@@ -1,0 +1,47 @@
+"""What stands at the doors of a run's sessions. A run asks for modes in its settings; whoever makes
+its sessions hands them in (`node.modes.choosing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...collectives.errors import LocalProtocolError
+from ...collectives.round.dissemination import DisseminationMaker, everybody
+from ...collectives.round.faults import FaultModel, FaultModelMaker
+from ...collectives.swarm import RunSettings
+
+if TYPE_CHECKING:
+    from .operations import Operations
+    from .pre_round import PreRound
+    from .session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """``faults``: which faults of members the log bears. ``dissemination``: how the news of a round
+    travels, unless each member must hear every vote. ``pre_round``: makes what members do together
+    before the log is given anything; None: nothing.
+    """
+
+    faults: FaultModelMaker = FaultModel
+    dissemination: DisseminationMaker = everybody
+    pre_round: Callable[[Session, Operations], PreRound] | None = None
+
+    def check(self, settings: RunSettings) -> None:
+        """Raise LocalProtocolError where a run asks for a mode that is not here."""
+        if settings.lying != self.faults().lying:
+            raise LocalProtocolError(
+                f"the run bears {settings.lying} members that lie, and was given a fault model "
+                f"of {self.faults().lying}"
+            )
+        if (settings.secure or settings.btard) is not None and self.pre_round is None:
+            raise LocalProtocolError(
+                "a secure run, or one with BTARD, takes an identity, and is in one piece"
+            )
+
+
+PLAIN = Modes()
+"""Members crash, tell everybody, and do nothing before the log is given their contributions."""
