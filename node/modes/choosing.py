@@ -14,11 +14,13 @@ from ...collectives.modes.relays import relayed
 from ...collectives.round.faults import FaultModel, FaultModelMaker
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
+from ...security.rules.reducers import find_reducer
 from ..btard.rounds import BtardRounds
 from ..secure.rounds import SecureRounds
 from ..session.modes import Modes
-from ..session.operations import Operations
 from ..session.pre_round import PreRound
+from .distances import Distances
+from .operations.operations import Operations, operations_of
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -34,6 +36,9 @@ def modes_of(
         faults=_faults_of(settings),
         dissemination=relayed,
         pre_round=_pre_round_of(settings, identity, secrets),
+        operations=lambda session: Operations(session, session.serving),
+        measures=Distances,
+        reducers=find_reducer,
     )
 
 
@@ -43,14 +48,14 @@ def _faults_of(settings: RunSettings) -> FaultModelMaker:
 
 def _pre_round_of(
     settings: RunSettings, identity: Identity | None, secrets: Random | None
-) -> Callable[[Session, Operations], PreRound] | None:
+) -> Callable[[Session], PreRound] | None:
     secure, btard = settings.secure, settings.btard
     if identity is None:
         return None
     if btard is not None:
-        return lambda session, _: BtardRounds(session, btard, identity, secrets)
+        return lambda session: BtardRounds(session, btard, identity, secrets)
     if secure is not None:
-        return lambda session, operations: SecureRounds(
-            session, operations, secure, identity, secrets
+        return lambda session: SecureRounds(
+            session, operations_of(session), secure, identity, secrets
         )
     return None

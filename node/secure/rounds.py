@@ -35,16 +35,24 @@ from ...security.masking import Binding, DealerError, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
 from ...security.masking.messages import Keys
+from ..modes.operations.naming import MASKED_SUM, config_key
+from ..modes.operations.operations import Operations
 from ..session import events as ev
 from ..session.contribution_queue import Given
 from ..session.copies import Copies
-from ..session.naming import MASKED_SUM, config_key
-from ..session.operations import Operations
 from ..session.pre_round import PreRound
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, MaskingStep
-from .vectors import RingLayout, Summed, in_bucket, least_buckets, length_of, threshold_of
+from .vectors import (
+    RingLayout,
+    Summed,
+    fewest_sites,
+    in_bucket,
+    least_buckets,
+    length_of,
+    threshold_of,
+)
 from .wire import PREFIX, AttemptMessage, AuthoredMessage, Fixed, Pass, Want, decode, encode
 
 if TYPE_CHECKING:
@@ -88,6 +96,7 @@ class SecureRounds(PreRound):
     ) -> None:
         """``rng`` makes secrets and rounds; None (no simulation): `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
+        self.sites = fewest_sites(terms) if session.settings.privacy is not None else 0
         self._operations = operations
         self.rng = rng or random.SystemRandom()
         self.masking: Masking | None = None

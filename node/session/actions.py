@@ -108,7 +108,7 @@ class LogActions:
             if pre_round is not None and pre_round.on_result(machine.open.plan, event.digests):
                 return
             self.weights[event.digests] = event.weights
-            self.session.distances.weighed(event.digests, event.spread)
+            self.session.measures.weighed(event.digests, event.spread)
             self.timeline(machine.round).reduced(now, event.since)
             self.store(now, machine.open.plan, event.digests, event.data)
 

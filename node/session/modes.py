@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...collectives.errors import LocalProtocolError
+from ...collectives.reduce import REDUCERS
 from ...collectives.round.dissemination import DisseminationMaker, everybody
 from ...collectives.round.faults import FaultModel, FaultModelMaker
 from ...collectives.swarm import RunSettings
+from .measures import Measures
+from .other_logs import OtherLogs
+from .shapes import FindReducer
 
 if TYPE_CHECKING:
-    from .operations import Operations
     from .pre_round import PreRound
     from .session import Session
 
@@ -23,12 +26,17 @@ if TYPE_CHECKING:
 class Modes:
     """``faults``: which faults of members the log bears. ``dissemination``: how the news of a round
     travels, unless each member must hear every vote. ``pre_round``: makes what members do together
-    before the log is given anything; None: nothing.
+    before the log is given anything; None: nothing. ``operations``: the logs beside the run's.
+    ``measures``: what the rule of this name learns over rounds. ``reducers``: finds those that the
+    run and its operations may name.
     """
 
     faults: FaultModelMaker = FaultModel
     dissemination: DisseminationMaker = everybody
-    pre_round: Callable[[Session, Operations], PreRound] | None = None
+    pre_round: Callable[[Session], PreRound] | None = None
+    operations: Callable[[Session], OtherLogs] = lambda _: OtherLogs()
+    measures: Callable[[str], Measures] = lambda _: Measures()
+    reducers: FindReducer = REDUCERS.get
 
     def check(self, settings: RunSettings) -> None:
         """Raise LocalProtocolError where a run asks for a mode that is not here."""

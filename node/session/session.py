@@ -55,21 +55,20 @@ from .admission import Admission
 from .beginning import check_model, make_genesis, replay
 from .budgets import PeerUsage
 from .contribution_queue import ContributionQueue
-from .distances import Distances
 from .durations import spare_of
 from .histories import Histories
 from .installing import Installing
 from .modes import PLAIN, Modes
-from .naming import is_operation, shape_of, witnesses_of
-from .operations import Operations
+from .other_logs import is_operation
 from .peer_selection import PeerSelection
 from .ports import SessionPorts
-from .pre_round import PreRound, fewest_sites
+from .pre_round import PreRound
 from .prior_contributions import PriorContributions
 from .recertifying import Recertifying
 from .replica import ModelReplica
 from .retaining import Retaining
 from .serving import Serving
+from .shapes import shape_of, witnesses_of
 from .tallies import newest_readings, shares_of, tallies
 from .transfer import Transfer
 from .waiting import Waits
@@ -170,12 +169,12 @@ class Session:
         self.actions = LogActions(self)
         self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
         self.serving = Serving(self)
-        self.operations = Operations(self, self.serving)
+        self.operations = modes.operations(self)
         self.prior = PriorContributions(self)
         self.retaining = Retaining(self)
         self.admission = Admission(self, self.retaining, probation, per_hour)
         self.others = PeerSelection(self, self.admission)
-        self.distances = Distances(settings.reducer)
+        self.measures = modes.measures(settings.reducer)
         self._unrecorded: Entry | None = None  # applied, but the disk was full
         self._checkpointing, self._checkpoint_again_at = False, -1e9
         self._first_applied: int | None = None  # the entry that the state here was of at first
@@ -196,7 +195,7 @@ class Session:
         self.waits = Waits(self, self.others, self.recertifying, now)
         modes.check(settings)
         make = modes.pre_round
-        self.pre_round: PreRound | None = make(self, self.operations) if make else None
+        self.pre_round: PreRound | None = make(self) if make else None
 
     # ---- views
     @property
@@ -411,8 +410,9 @@ class Session:
         restarted = journal.restarted  # a copy from before the first entry is one, too
         if not journal.entries:
             journal.append(genesis)
+        find = self._modes.reducers
         shape = shape_of(
-            entry.numel, entry.chunk_elements, entry.codec, entry.reducer, settings.plan
+            entry.numel, entry.chunk_elements, entry.codec, entry.reducer, settings.plan, find
         )
         self.machine = RoundMachine(
             run=self.run,
@@ -429,8 +429,8 @@ class Session:
                 # masked vectors meet before the log is given anything: they wait there
                 whole=settings.work is not None and self.pre_round is None,
                 spare=spare_of(settings),
-                sites=fewest_sites(settings),
-                witnesses=witnesses_of(settings, shape) if self.pre_round is None else 0,
+                sites=self.pre_round.sites if self.pre_round is not None else 0,
+                witnesses=witnesses_of(settings, shape, find) if self.pre_round is None else 0,
             ),
             timing=self.timing,
             actions=self.actions,
@@ -547,15 +547,16 @@ class Session:
             self.ports.exchange.freeze(self.log, machine.round, cid, vector)
             self.admission.offered(cid, vector)
             self.retaining.offered(cid, vector)
-            machine.contribute(now, cid, samples, self.distances.with_radius(reading))
+            machine.contribute(now, cid, samples, self.measures.with_radius(reading))
         return None
 
-    def _refuse(self, now: float, cid: bytes) -> None:
+    def _refuse(self, now: float, event: x.NonFinite) -> None:
         """The data plane found NaN, infinity, or what its codec cannot hold, in a contribution: it
         is in no round. Why is told once known.
         """
         machine, replica = self.machine, self.replica
         flat: Tensor | None = None
+        cid = event.cid
         if machine and machine.contribution and machine.contribution[0] == cid:
             machine.withdraw()
             _, _, flat, _ = self.queue.take()
@@ -567,7 +568,7 @@ class Session:
         else:
             why = "it holds NaN or infinity, or a value too large for its codec"
             self.ports.emit(ev.ContributionRefused(cid, why, unfit=True))
-        self.operations.refuse(now, cid)
+        self.operations.on_exchange(now, event)
         self.ports.exchange.release(cid)
 
     def tell(self, event: ev.OperationDone | ev.OperationRefused) -> None:
@@ -715,7 +716,7 @@ class Session:
         machine = self.machine
         match event:
             case x.ResultComplete():
-                if not self.operations.on_result(now, event):
+                if not self.operations.on_exchange(now, event):
                     self.actions.on_result(now, event)
             case x.PartReduced():
                 if machine is not None and machine.lying:
@@ -724,7 +725,7 @@ class Session:
                 if machine is not None and machine.lying:
                     machine.on_given(now, event.plan_id, event.part, event.root)
             case x.ReductionReport():
-                if not self.operations.on_report(now, event) and machine:
+                if not self.operations.on_exchange(now, event) and machine:
                     machine.on_report(
                         now,
                         event.plan_id,
@@ -746,7 +747,7 @@ class Session:
             case x.PeerFault():
                 self.ports.emit(ev.PeerMisbehaved(event.peer, event.reason))
             case x.NonFinite():
-                self._refuse(now, event.cid)
+                self._refuse(now, event)
             case _:
                 pass
         self._drain(now)
@@ -1018,7 +1019,7 @@ class Session:
         self.prior.decided(entry)
         self.admission.decided(now, certified)
         self.retaining.decided(entry)
-        self.distances.decided(entry)
+        self.measures.decided(entry)
         self.recertifying.decided(certified)
 
     def _worth(self, entry: Entry) -> Worth | None:

@@ -19,28 +19,29 @@ deadline passes takes its contribution back where no plan names it yet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...collectives import exchange as x
-from ...collectives import messages as m
-from ...collectives.codecs.codec import Grid
-from ...collectives.codecs.encoded import EncodedVector
-from ...collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError
-from ...collectives.group import Config, Entry, Plan
-from ...collectives.identifiers import PeerId
-from ...collectives.series import OWN_NAME, number_of
-from ...collectives.swarm import Call
-from . import events as ev
-from .budgets import MADE
+from ....collectives import exchange as x
+from ....collectives import messages as m
+from ....collectives.codecs.codec import Grid
+from ....collectives.codecs.encoded import EncodedVector
+from ....collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError
+from ....collectives.group import Config, Entry, Plan
+from ....collectives.identifiers import PeerId
+from ....collectives.series import OWN_NAME, number_of
+from ....collectives.swarm import Call
+from ...session import events as ev
+from ...session.budgets import MADE
+from ...session.other_logs import OtherLogs
+from ...session.record import MAX_SPENT
+from ...session.serving import Serving
 from .naming import MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
-from .record import MAX_SPENT
-from .serving import Serving
 
 if TYPE_CHECKING:
-    from .session import Session
+    from ...session.session import Session
 
 MAX_REFUSED = 64
 SHARE = 3, 4  # of all operations at once: as many may be known here by one peer's messages alone
@@ -55,7 +56,7 @@ KEPT_BYTES = 256 << 20
 RECENT_CONFIGS = 4
 
 
-class Operations:
+class Operations(OtherLogs):
     """The operations of one run that this member takes part in, as caller or only as acceptor.
     Bounded in number, memory and life.
     """
@@ -250,12 +251,15 @@ class Operations:
                 del self._refused[next(iter(self._refused))]
             self.session.tell(ev.OperationRefused(op_id, says, differs))
 
-    def refuse(self, now: float, cid: bytes) -> None:
+    def _refuse(self, now: float, cid: bytes) -> bool:
         """The own contribution cannot be sent (NaN, infinity)."""
+        found = False
         for operation in self.by_key.values():
             if operation.machine.contribution and operation.machine.contribution[0] == cid:
                 operation.machine.drop_plan()  # it names a contribution that never comes
                 operation.withdraw(now)
+                found = True
+        return found
 
     # ---- inputs
     def on_message(self, now: float, peer: PeerId, envelope: m.Envelope) -> None:
@@ -490,8 +494,21 @@ class Operations:
             and not machine.takes_part
         )
 
-    def on_result(self, now: float, event: x.ResultComplete) -> bool:
-        """Result bytes of a plan; False when it is none of ours."""
+    def on_exchange(self, now: float, event: Any) -> bool:
+        """Results, what is waited for, and contributions that cannot be sent; False when it is none
+        of ours.
+        """
+        match event:
+            case x.ResultComplete():
+                return self._on_result(now, event)
+            case x.ReductionReport():
+                return self._on_report(now, event)
+            case x.NonFinite():
+                return self._refuse(now, event.cid)
+            case _:
+                return False
+
+    def _on_result(self, now: float, event: x.ResultComplete) -> bool:
         operation = self._planned(event.plan_id)
         if operation is not None:
             operation.complete_at = now
@@ -517,8 +534,7 @@ class Operations:
             operation.results[digests] = data
             operation.machine.on_result(now, bound, digests)
 
-    def on_report(self, now: float, event: x.ReductionReport) -> bool:
-        """What the data plane waits for; False when it is none of ours."""
+    def _on_report(self, now: float, event: x.ReductionReport) -> bool:
         operation = self._planned(event.plan_id)
         if operation is not None:
             operation.machine.on_report(
@@ -631,3 +647,11 @@ class Operations:
         del self.by_key[operation.key]
         self.undone.pop(operation.key, None)
         operation.end()
+
+
+def operations_of(session: Session) -> Operations:
+    """Those of a session. Raises LocalProtocolError where it takes part in none."""
+    found = session.operations
+    if not isinstance(found, Operations):
+        raise LocalProtocolError("this member takes part in no free-standing operations")
+    return found

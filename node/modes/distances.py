@@ -15,9 +15,10 @@ from ...collectives.group import Entry, Reading
 from ...optim.outer.readings import LARGEST
 from ...security.rules.centre import Radius
 from ...security.rules.reducers import ByGram, find_reducer
+from ..session.measures import Measures
 
 
-class Distances:
+class Distances(Measures):
     """Of one log at one member; nothing in runs whose rule does not ask for it."""
 
     def __init__(self, reducer: str) -> None:

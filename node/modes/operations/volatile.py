@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from ...collectives.group import Entry, Vote
-from ...collectives.round import MemoryJournal, Timing
+from ....collectives.group import Entry, Vote
+from ....collectives.round import MemoryJournal, Timing
 
 
 def patient(timing: Timing) -> Timing:

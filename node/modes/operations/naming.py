@@ -10,51 +10,22 @@ from typing import NamedTuple
 import msgspec
 from blake3 import blake3
 
-from ...collectives.codec_names import DEFAULT_CHUNK_ELEMENTS, chunk_elements, unknown_codec
-from ...collectives.errors import ConfigError, VersionMismatchError
-from ...collectives.foreign import quoted
-from ...collectives.group import MAX_STAR, Config, Member, TopologyKind
-from ...collectives.groups import group_fault, group_of
-from ...collectives.reduce import REDUCERS, codec_fault, least_of, operation_codec, words_each
-from ...collectives.round import Shape
-from ...collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, TAG, Call, RunSettings
-from ...security.rules.reducers import find_reducer
+from ....collectives.codec_names import DEFAULT_CHUNK_ELEMENTS, chunk_elements, unknown_codec
+from ....collectives.errors import ConfigError
+from ....collectives.foreign import quoted
+from ....collectives.group import MAX_STAR, Config, Member, TopologyKind
+from ....collectives.groups import group_fault, group_of
+from ....collectives.reduce import REDUCERS, codec_fault, operation_codec, words_each
+from ....collectives.round import Shape
+from ....collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, TAG, Call
+from ....security.rules.reducers import find_reducer
+from ...session.other_logs import PREFIX, is_operation
+from ...session.shapes import shape_of
 
 _TAG = re.compile(TAG)
 MAX_NUMEL = MOST_OPERATION_ELEMENTS
-PREFIX = "op"  # how the name of an operation's log begins
 
 MASKED_SUM = "wrap32"  # the reducer of secure rounds' sums
-
-
-def shape_of(numel: int, chunk: int, codec: str, name: str, topology: TopologyKind) -> Shape:
-    """The vector and how it is reduced, by the name of a reducer: on trees only where it has
-    partial sums. Raises VersionMismatchError.
-    """
-    reducer = find_reducer(name)
-    if reducer is None:
-        raise VersionMismatchError(
-            f"the reducer {name!r} is not known to this atoll",
-            why="A newer release has it.",
-            hint="pip install -U atoll",
-        )
-    return Shape(
-        numel,
-        chunk,
-        codec,
-        name,
-        topology if reducer.form == "streaming" else "butterfly",
-        least_of(reducer),
-    )
-
-
-def witnesses_of(settings: RunSettings, shape: Shape) -> int:
-    """How many members of a run state the sum of each part beside its owner: as many as may lie,
-    where a part's result follows from what is contributed to it, and no partial sums travel.
-    """
-    reducer = find_reducer(shape.reducer)
-    by_parts = reducer is not None and reducer.form in ("streaming", "rows")
-    return settings.lying if by_parts and shape.topology == "butterfly" else 0
 
 
 def operation_key(run: str, op_id: str) -> str:
@@ -102,7 +73,7 @@ class Spec(NamedTuple):
         """
         if self.reducer != "gather":
             chunk = chunk_elements(self.codec, self.numel)
-            return shape_of(self.numel, chunk, self.codec, self.reducer, topology)
+            return shape_of(self.numel, chunk, self.codec, self.reducer, topology, find_reducer)
         chunk = DEFAULT_CHUNK_ELEMENTS[self.codec]
         chunks = -(-self.numel // chunk)
         chunk = -(-self.numel // chunks)
@@ -135,11 +106,6 @@ def spec_of(call: Call, numel: int) -> Spec:
             f"operation {call.op_id!r}: {fault}", key="codec" if "codec" in fault else "op"
         )
     return spec
-
-
-def is_operation(log: str) -> bool:
-    """Whether a log is one of an operation."""
-    return log.partition("/")[0] == PREFIX
 
 
 def parse(log: str) -> tuple[Spec, str, str] | None:

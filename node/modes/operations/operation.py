@@ -11,24 +11,24 @@ import msgspec
 from blake3 import blake3
 from torch import Tensor
 
-from ...collectives import messages as m
-from ...collectives.codecs.codec import Grid
-from ...collectives.codecs.encoded import EncodedVector
-from ...collectives.errors import StorageError
-from ...collectives.group import Certified, Config, Entry, Plan
-from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
-from ...collectives.round import RoundMachine, Shape
-from ...security.rule_names import parse_reducer
-from . import events as ev
+from ....collectives import messages as m
+from ....collectives.codecs.codec import Grid
+from ....collectives.codecs.encoded import EncodedVector
+from ....collectives.errors import StorageError
+from ....collectives.group import Certified, Config, Entry, Plan
+from ....collectives.identifiers import HASH_BYTES, PeerId, RunId
+from ....collectives.round import RoundMachine, Shape
+from ....security.rule_names import parse_reducer
+from ...session import events as ev
+from ...session.tallies import shares_of
+from ...session.timeline import Timeline
 from .beside import BesideRun
 from .naming import Spec, config_key, describe, parse
-from .tallies import shares_of
-from .timeline import Timeline
 from .volatile import VolatileJournal, patient
 
 if TYPE_CHECKING:
+    from ...session.session import Session
     from .operations import Operations
-    from .session import Session
 
 NO_STATE = bytes(HASH_BYTES)
 EARLY_BYTES = 1 << 20

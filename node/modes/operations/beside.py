@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from ...collectives import messages as m
-from ...collectives.group import Entry, Member, Plan
-from ...collectives.identifiers import PeerId
-from ...collectives.pace import Pace
-from ...collectives.round.state import Voice
+from ....collectives import messages as m
+from ....collectives.group import Entry, Member, Plan
+from ....collectives.identifiers import PeerId
+from ....collectives.pace import Pace
+from ....collectives.round.state import Voice
 
 if TYPE_CHECKING:
-    from .session import Session
+    from ...session.session import Session
 
 
 class BesideRun:
