@@ -41,14 +41,12 @@ fragments       a run cut into fragments: a session for each, one membership; `w
                 one piece or in several
 """
 
-from .memory_storage import MemoryStorage
 from .ports import DataPlane, SessionPorts, Storage
 from .replica import ModelReplica, PlainSlots
 from .session import Session
 
 __all__ = [
     "DataPlane",
-    "MemoryStorage",
     "PlainSlots",
     "ModelReplica",
     "Session",

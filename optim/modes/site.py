@@ -52,8 +52,8 @@ from ..federated.site import (
 from ..model.flat import FlatTensor, FlatVector, RangeSource
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import adopt
-from .replica import OfferedContribution, Replica
-from .replica import WaitedOutcome as Look
+from ..rounds.replica import OfferedContribution, Replica
+from ..rounds.replica import WaitedOutcome as Look
 
 logger = logging.getLogger("atoll")
 

@@ -18,9 +18,9 @@ from ...collectives.swarm import AnchorView, RunSettings, Swarm
 from ..federated.arrivals import faded
 from ..model.flat import FlatVector
 from ..model.reconcile import adopt
+from ..rounds.replica import OfferedContribution
+from ..rounds.replica import WaitedOutcome as Look
 from .arriving import ArrivingReplica
-from .replica import OfferedContribution
-from .replica import WaitedOutcome as Look
 
 
 class GroupedReplica(ArrivingReplica):

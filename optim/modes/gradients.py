@@ -18,7 +18,7 @@ from ...collectives.swarm import AnchorView, RunSettings
 from ..model.flat import FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import adopt
-from .replica import OfferedContribution, Replica, ReplicaSwarm
+from ..rounds.replica import OfferedContribution, Replica, ReplicaSwarm
 
 PAST = "their gradients are of an anchor that is past"
 

@@ -21,8 +21,8 @@ from ..federated.arrivals import buffered_factor, faded, fixed_weight
 from ..model.flat import FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 from ..outer.step import statistics_ranges
-from .replica import MOVED, OfferedContribution, Replica
-from .replica import WaitedOutcome as Look
+from ..rounds.replica import MOVED, OfferedContribution, Replica
+from ..rounds.replica import WaitedOutcome as Look
 
 OVER = "the run was complete before they were counted"
 
