@@ -1,6 +1,7 @@
 """Modes of a log: what some runs ask for, behind doors of `atoll.collectives.round`. The kernel
 works without this folder.
 
+arrivals   ArrivalPolicy: rounds that do not wait for everybody
 byzantine  FaultModel: some members may do anything
 relays     Dissemination: in a large configuration the news of a round goes over a grid of members
 """

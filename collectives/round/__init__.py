@@ -10,9 +10,7 @@ state         volatile state of the open round, shape of the vector, the actions
 returning     what a process may have forgotten that was started again, and who can tell
 recovery      what such a process asks before it votes, and as which life it goes on
 patience      how long a reduction may take, from measured rates
-gathering     when a round that does not wait for everybody has what it waits for
-dynamic_steps DyLU: how many inner steps each member makes, by what the log says
-grouping      FedCompass: groups whose contributions are a round, by what the log says
+arrival_policy   the door at which a mode changes whom a round waits for
 turns         until when a round waits for the work of all who take part
 thin          which members' links are so thin that they are in every n-th round
 sampling      who takes part in a round of a run that asks some of its members only

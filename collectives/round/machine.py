@@ -72,13 +72,11 @@ from ..identifiers import PeerId
 from ..partition import check_plan
 from ..trees import senders_of
 from . import patience
+from .arrival_policy import ArrivalPolicyMaker, RoundArrivals, wait_for_all
 from .certificate import check_log, vote_payload
 from .dissemination import DisseminationMaker, everybody
-from .dynamic_steps import OwnSteps
 from .entering import MOST_GUESTS, OPEN, Doors, crowded
 from .faults import FaultModel, FaultModelMaker
-from .gathering import is_ripe, window_s
-from .grouping import Grouping
 from .journal import Journal
 from .recovery import Recovery
 from .routes import Disputes, broken_by
@@ -121,6 +119,7 @@ class RoundMachine:
         now: float,
         site: str = "",
         faults: FaultModelMaker = FaultModel,
+        arrivals: ArrivalPolicyMaker = wait_for_all,
         dissemination: DisseminationMaker = everybody,
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
@@ -130,12 +129,11 @@ class RoundMachine:
         idle: bool = False,
     ) -> None:
         """``site``: the label by which members near each other recognise that. ``faults``: which
-        faults of members the log bears. ``dissemination``: how the news of a
-        round travels. ``unix_offset_s``: wall clock
-        minus ``now``; it only numbers claims, so that those of a process that was started again
-        have greater numbers. ``doors``: what lets peers enter. ``words``: what members
-        have said of their privacy, as far as it is known here. ``root``, ``stateless``, ``idle``:
-        as the attributes, from the start.
+        faults of members the log bears. ``arrivals``: whom a round waits for. ``dissemination``:
+        how the news of a round travels. ``unix_offset_s``: wall clock minus ``now``; it only
+        numbers claims, so that those of a process that was started again have greater numbers.
+        ``doors``: what lets peers enter. ``words``: what members have said of their privacy, as far
+        as it is known here. ``root``, ``stateless``, ``idle``: as the attributes, from the start.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing
@@ -143,6 +141,7 @@ class RoundMachine:
         self.site, self.doors = site, doors
         self.faults = faults()
         self.lying = self.faults.lying
+        self.arrivals = arrivals(journal.entries)
         self.unix_offset_s = unix_offset_s
         self._words = words
         self._make_dissemination = dissemination
@@ -199,10 +198,6 @@ class RoundMachine:
         self.sites = SiteLedger(
             journal.entries, run=run, fewest=shape.sites, sample=shape.sample, name=doors.name
         )
-        groups = shape.arrivals.groups if shape.arrivals is not None else None
-        self.grouping = Grouping(groups, journal.entries) if groups is not None else None
-        dynamic = shape.arrivals.dynamic if shape.arrivals is not None else None
-        self.own_steps = OwnSteps(dynamic, journal.entries) if dynamic is not None else None
         self._open(now)
         # others are told of an idle member in the course of the round, not by its opening
         self.root, self.stateless, self.idle = root, stateless, idle
@@ -600,10 +595,7 @@ class RoundMachine:
         self._late_votes.clear()
         self.base = self.journal.entries[-1].entry.hash()
         self.draw = self._drawn(before)
-        if self.grouping is not None:
-            self.grouping.follow(now)
-        if self.own_steps is not None:
-            self.own_steps.follow()
+        self.arrivals.follow(now)
         self.ballot = max(0, self.journal.promised)
         self.dissemination = self._make_dissemination(
             self.me.peer,
@@ -711,10 +703,7 @@ class RoundMachine:
     def steps(self) -> int:
         """How many inner steps this member's script makes now, where each member has its number; 0
         where none has, or where it is late for its group."""
-        peer = self.me.peer
-        if self.grouping is not None:
-            return self.grouping.steps(peer)
-        return 0 if self.own_steps is None else self.own_steps.steps(peer)
+        return self.arrivals.steps(self.me.peer)
 
     @property
     def takes_part(self) -> bool:
@@ -813,7 +802,7 @@ class RoundMachine:
         there is one.
         """
         shape = self.shape
-        plain = shape.arrivals is None and shape.sample is None and not shape.whole
+        plain = not self.arrivals.waits_for_some and shape.sample is None and not shape.whole
         return shape.least == 1 and plain
 
     def _pass_contribution_on(self) -> None:
@@ -850,7 +839,9 @@ class RoundMachine:
         least, shape = self.timing.least_turn, self.shape
         if not (least and self._exchanges) or len(self.config) < MOST_RUSH_AMONG:
             return True
-        if self.contribution is not None or shape.arrivals is not None or shape.sample is not None:
+        if self.contribution is not None or shape.sample is not None:
+            return True
+        if self.arrivals.waits_for_some:
             return True
         if shape.whole:  # a turn is what the manifest says
             return True
@@ -894,7 +885,7 @@ class RoundMachine:
         return [
             offer
             for offer in self.offered()
-            if self.grouping is None or offer.member.peer in self.open.due
+            if not self.arrivals.in_groups or offer.member.peer in self.open.due
         ]
 
     def offered(self) -> list[Contributor]:
@@ -923,7 +914,7 @@ class RoundMachine:
         """
         if self.contribution is None or self.open.plan is not None:
             return False
-        if self.shape.arrivals is not None or self.shape.whole:
+        if self.arrivals.waits_for_some or self.shape.whole:
             return self.gathering
         if self.shape.least == 1 and not self.acceptor.founding:
             return False
@@ -942,7 +933,7 @@ class RoundMachine:
         the work of all who take part, as far as this member knows; never where whoever is first
         closes it.
         """
-        patient = self.shape.arrivals is not None or self.shape.whole
+        patient = self.arrivals.waits_for_some or self.shape.whole
         return patient and self.open.ripe_at is None
 
     def look(self, now: float) -> None:
@@ -951,39 +942,34 @@ class RoundMachine:
         self.draw.look(now - self.open.born)
         if self.shape.whole:
             return self._look_at_work(now)
-        arrivals, opened = self.shape.arrivals, self.open
-        if arrivals is None or (opened.ripe_at is not None and self.grouping is None):
+        arrivals, opened = self.arrivals, self.open
+        if not arrivals.waits_for_some or (opened.ripe_at is not None and not arrivals.in_groups):
             return
         # the convener's plan is made of what it was told, also by itself
         convenes = self.convener_of(self.ballot) == self.me
         mine = {self.me} if self.contribution is not None and not convenes else set[Member]()
         there = mine | {offer.member for offer in self.offered() if not self.silent(offer.member)}
-        if self.grouping is not None:
-            return self._look_at_groups(self.grouping, there, now)
-        if not there:
-            return
-        if opened.first_ready_at is None:
-            opened.first_ready_at = now
-        awaited = len(self._awaited(mine))
-        if not is_ripe(
-            arrivals,
-            now,
-            born=opened.born,
-            first_at=opened.first_ready_at,
-            there=len(there),
-            awaited=awaited,
-        ):
-            opened.enough_at = None  # somebody of them may have died
-            return
-        opened.enough_at = now if opened.enough_at is None else opened.enough_at
-        if arrivals.window is None or not awaited:
-            opened.ripe_at = now
-            return
+        if not arrivals.in_groups:
+            if not there:
+                return
+            if opened.first_ready_at is None:
+                opened.first_ready_at = now
         said = [offer.reading.lag for offer in self.offered() if offer.member in there]
         if mine and self.contribution is not None:
             said.append(self.contribution[2].lag)
-        if now - opened.enough_at >= window_s(arrivals.window, said):
-            opened.ripe_at = now
+        found = arrivals.look(
+            now,
+            RoundArrivals(
+                opened.born,
+                opened.first_ready_at,
+                opened.enough_at,
+                opened.ripe_at,
+                {member.peer for member in there},
+                [member.peer for member in self._awaited(there if arrivals.in_groups else mine)],
+                said,
+            ),
+        )
+        opened.ripe_at, opened.enough_at, opened.due = found.ripe_at, found.enough_at, found.due
 
     def _look_at_work(self, now: float) -> None:
         """All who take part are done, or had their time. Somebody who comes in the meantime, or is
@@ -1018,17 +1004,6 @@ class RoundMachine:
         """For how long a member is not heard; 0: it is."""
         return now - self._away.get(who, now)
 
-    def _look_at_groups(self, grouping: Grouping, there: Set[Member], now: float) -> None:
-        """Groups that are ready make the round. When somebody of such a group dies, the round waits
-        for another group.
-        """
-        opened, awaited = self.open, [member.peer for member in self._awaited(there)]
-        opened.due = grouping.ready({member.peer for member in there}, awaited, now)
-        if opened.due:
-            opened.ripe_at = now if opened.ripe_at is None else opened.ripe_at
-        else:
-            opened.ripe_at = None
-
     def _awaited(self, mine: Set[Member]) -> list[Member]:
         """Living members that have not announced what they contribute."""
         return [
@@ -1039,7 +1014,7 @@ class RoundMachine:
 
     def elapsed_s(self, now: float) -> float | None:
         """Seconds since the last entry, for the proposed one; None if the log needs no time."""
-        return None if self.grouping is None else self.grouping.elapsed_s(now)
+        return self.arrivals.elapsed_s(now)
 
     # ---- the draw
 
@@ -1391,7 +1366,7 @@ class RoundMachine:
             self.shape.sample is None
             or {c.member for c in entry.contributors} <= set(self.draw.members)
         )
-        same = same and (entry.elapsed_s is None or self.grouping is not None)
+        same = same and (entry.elapsed_s is None or self.arrivals.in_groups)
         same = same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
         same = same and entry_fault(entry, self.config, self.shape.topology) is None
         return same and self._admits(entry)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import messages as m
-from ..arrivals import ArrivalSettings
 from ..bounds import most_members
 from ..codecs.mixtures import has_partial_sums
 from ..digest import meaning
@@ -38,12 +37,12 @@ class Shape:
     and nobody is to blame. It is one where the codec has no partial sums. ``least``: how many
     contributors the reducer needs. ``kin``: all contributions to an entry are copies of one vector,
     which their cids begin with. ``single``: one member, the coordinator, adds up everything.
-    ``sample``: how many of the members take part in a round; None: all that can. ``arrivals``: for
-    whom a round waits; None: for all that can, once one has come. ``whole``: it waits until all who
-    take part have done their work (`turns`). ``spare``: the part of the time that a member with a
-    thin link may cost the others (`thin`); 0: all are waited for. ``sites``: how many sites a sum
-    needs, in a run with noise, whose members have names (`sites`); 0 in all others. ``witnesses``:
-    so many members state what comes of each part beside its owner (`witnesses`).
+    ``sample``: how many of the members take part in a round; None: all that can. ``whole``: it
+    waits until all who take part have done their work (`turns`). ``spare``: the part of the time
+    that a member with a thin link may cost the others (`thin`); 0: all are waited for. ``sites``:
+    how many sites a sum needs, in a run with noise, whose members have names (`sites`); 0 in all
+    others. ``witnesses``: so many members state what comes of each part beside its owner
+    (`witnesses`).
     """
 
     numel: int
@@ -55,7 +54,6 @@ class Shape:
     kin: bool = False
     single: bool = False
     sample: SampleSettings | None = None
-    arrivals: ArrivalSettings | None = None
     whole: bool = False
     spare: float = 0.0
     sites: int = 0

@@ -9,8 +9,10 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from ...collectives.modes.arrivals.policy import PartialArrivals
 from ...collectives.modes.byzantine.model import Byzantine
 from ...collectives.modes.relays import relayed
+from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
 from ...collectives.round.faults import FaultModel, FaultModelMaker
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
@@ -34,6 +36,7 @@ def modes_of(
     """
     return Modes(
         faults=_faults_of(settings),
+        arrivals=_arrivals_of(settings),
         dissemination=relayed,
         pre_round=_pre_round_of(settings, identity, secrets),
         operations=lambda session: Operations(session, session.serving),
@@ -44,6 +47,12 @@ def modes_of(
 
 def _faults_of(settings: RunSettings) -> FaultModelMaker:
     return partial(Byzantine, settings.lying) if settings.lying else FaultModel
+
+
+def _arrivals_of(settings: RunSettings) -> ArrivalPolicyMaker:
+    return (
+        wait_for_all if settings.arrivals is None else partial(PartialArrivals, settings.arrivals)
+    )
 
 
 def _pre_round_of(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...collectives.errors import LocalProtocolError
 from ...collectives.reduce import REDUCERS
+from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
 from ...collectives.round.dissemination import DisseminationMaker, everybody
 from ...collectives.round.faults import FaultModel, FaultModelMaker
 from ...collectives.swarm import RunSettings
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """``faults``: which faults of members the log bears. ``dissemination``: how the news of a round
-    travels, unless each member must hear every vote. ``pre_round``: makes what members do together
-    before the log is given anything; None: nothing. ``operations``: the logs beside the run's.
-    ``measures``: what the rule of this name learns over rounds. ``reducers``: finds those that the
-    run and its operations may name.
+    """``faults``: which faults of members the log bears. ``arrivals``: whom a round waits for.
+    ``dissemination``: how the news of a round travels, unless each member must hear every vote.
+    ``pre_round``: makes what members do together before the log is given anything; None: nothing.
+    ``operations``: the logs beside the run's. ``measures``: what the rule of this name learns over
+    rounds. ``reducers``: finds those that the run and its operations may name.
     """
 
     faults: FaultModelMaker = FaultModel
+    arrivals: ArrivalPolicyMaker = wait_for_all
     dissemination: DisseminationMaker = everybody
     pre_round: Callable[[Session], PreRound] | None = None
     operations: Callable[[Session], OtherLogs] = lambda _: OtherLogs()
@@ -45,6 +47,8 @@ class Modes:
                 f"the run bears {settings.lying} members that lie, and was given a fault model "
                 f"of {self.faults().lying}"
             )
+        if (settings.arrivals is None) != (self.arrivals is wait_for_all):
+            raise LocalProtocolError("the run's arrivals are not those that it was given")
         if (settings.secure or settings.btard) is not None and self.pre_round is None:
             raise LocalProtocolError(
                 "a secure run, or one with BTARD, takes an identity, and is in one piece"

@@ -425,7 +425,6 @@ class Session:
                 kin=self.pre_round is not None,
                 single=settings.coordinator,
                 sample=settings.sample,
-                arrivals=settings.arrivals,
                 # masked vectors meet before the log is given anything: they wait there
                 whole=settings.work is not None and self.pre_round is None,
                 spare=spare_of(settings),
@@ -438,6 +437,7 @@ class Session:
             now=now,
             site=self.site,
             faults=self._modes.faults,
+            arrivals=self._modes.arrivals,
             dissemination=self._dissemination,
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,

@@ -1,4 +1,5 @@
-"""Adapters: which of two factors trains, and how far a mean of factors is from the mean of products.
+"""Adapters: which of two factors trains, and how far a mean of factors is from the mean of
+products.
 
 An adapter adds B·A to a frozen matrix. Members average A and B, and mean(B)·mean(A) is not
 mean(B·A) where members differ in both. They do not where all have the same A (FFA-LoRA, arXiv

@@ -4,6 +4,7 @@ Nothing else on the script's side names a mode.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ from ...collectives.swarm import RunSettings, Swarm
 from ..federated.site import sums_beside
 from ..model.flat import FlatVector
 from ..rounds.replica import Replica
-from ..rounds.strand import MakeReplica
+from ..rounds.schedule import StepCounter
+from ..rounds.strand import MakeReplica, Strand, make_strands
 from .arriving import ArrivingReplica
 from .gradients import GradientReplica
 from .grouped import GroupedReplica
@@ -41,6 +43,21 @@ def _site(
     settings: RunSettings,
 ) -> Replica:
     return SiteReplica(flat, cast("Swarm", swarm), clock, dropped, settings, examples)
+
+
+def strands_of(
+    swarm: Swarm,
+    flat: FlatVector,
+    counter: StepCounter,
+    clock: Callable[[], float],
+    dropped: Callable[[int, str], None],
+    examples: int = 0,
+) -> list[Strand]:
+    """The strands of a run at this script: as `make_strands`, of the replicas that it asks for."""
+    settings = swarm.settings
+    own = examples if settings.site is not None or settings.sample is not None else 0
+    make = replicas_of(settings, own)
+    return make_strands(swarm, flat, counter, clock, dropped, make, own)
 
 
 def flat_vector(model: nn.Module, settings: RunSettings, **how: Any) -> FlatVector:

@@ -1,5 +1,5 @@
 """A replica of a FedCompass run (arXiv 2309.14675): as many inner steps as let its group arrive
-together, which the log says (`round.grouping`).
+together, which the log says (`collectives.modes.arrivals`).
 
 Whose group was counted without it is late. It does not wait: it offers what it has, takes the
 newest anchor and trains on, and what it makes until the offer is counted goes on from the anchor

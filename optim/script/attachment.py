@@ -40,11 +40,11 @@ from ..data.ledger import SHORT, SampleLedger, attached, attached_to
 from ..model.accuracy import ENCODING_ERROR
 from ..model.flat import showing
 from ..modes.adapters import AdapterTurns
-from ..modes.choosing import flat_vector, replicas_of
+from ..modes.choosing import flat_vector, strands_of
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import WaitedOutcome
 from ..rounds.schedule import Since, StepCounter, WaitBudget
-from ..rounds.strand import Bases, Strand, enter, make_strands
+from ..rounds.strand import Bases, Strand, enter
 from .buffer_watch import BufferWatch
 from .checks import (
     check_arguments,
@@ -317,15 +317,7 @@ class Attachment:
         self._buffers = BufferWatch(model, swarm, alone=self._ranks is not None)
         if self._ranks is not None:
             self._flat = self._ranks.place(model, self._flat)
-        self._strands = make_strands(
-            swarm,
-            self._flat,
-            self._counter,
-            clock,
-            self._drop,
-            replicas_of(swarm.settings, examples),
-            examples if swarm.settings.site is not None or swarm.settings.sample is not None else 0,
-        )
+        self._strands = strands_of(swarm, self._flat, self._counter, clock, self._drop, examples)
         self._lookout = Lookout(swarm)
         self._evaluations = Evaluations(model, evaluate, swarm, clock)
         self._times = StepTimes(clock, lambda: next((t.device for t in self._flat.tensors), None))

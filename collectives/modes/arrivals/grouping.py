@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Set
 
-from ..arrivals import Groups
-from ..compass import Compass, Decision
-from ..group import Entry
-from ..identifiers import PeerId
-from .log import Log
+from ...arrivals import Groups
+from ...group import Entry
+from ...identifiers import PeerId
+from ...round.log import Log
+from .compass import Compass, Decision
 
 FASTEST_S, SLOWEST_S = 1e-6, 1e6  # an inner step; what a member says beyond is taken for that
 LONGEST_S = 1e9  # between two entries

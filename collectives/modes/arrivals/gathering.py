@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ..arrivals import ArrivalSettings, GraceWindow
+from ...arrivals import ArrivalSettings, GraceWindow
 
 LONGEST_WINDOW_S = 60.0  # whatever a member says that a step takes it
 

@@ -3,7 +3,7 @@ as let a group of them arrive together.
 
 A state machine: it is told who arrived and what time it is, and says what is to be merged and who
 makes how many steps. Contributions are opaque to it. In a simulation arrivals drive it
-(`optim.federated.simulation`), in a run the entries of the log (`round.grouping`). Two ways in
+(`optim.federated.simulation`), in a run the entries of the log (`grouping`). Two ways in
 which the public implementation loses updates are closed: a timer that races the last arrival cannot
 merge a group twice, since both are one event here; and of a member that is late twice between two
 merges both contributions count, where a buffer by member keeps one.
@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from .errors import ConfigError
-from .identifiers import PeerId
+from ...errors import ConfigError
+from ...identifiers import PeerId
 
 Work = TypeVar("Work")
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..arrivals import DynamicSteps
-from ..identifiers import PeerId
+from ...arrivals import DynamicSteps
+from ...identifiers import PeerId
+from ...round.log import Log
 from .grouping import FASTEST_S, SLOWEST_S
-from .log import Log
 
 FASTER = 2.0
 
