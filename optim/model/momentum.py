@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...security.rules import WorkerMomentum
+from ...security.rules.momentum import WorkerMomentum
 
 
 class ContributionMomentum:
