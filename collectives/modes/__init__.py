@@ -1,7 +1,8 @@
 """Modes of a log: what some runs ask for, behind doors of `atoll.collectives.round`. The kernel
 works without this folder.
 
-arrivals   ArrivalPolicy: rounds that do not wait for everybody
-byzantine  FaultModel: some members may do anything
-relays     Dissemination: in a large configuration the news of a round goes over a grid of members
+arrivals     ArrivalPolicy: rounds that do not wait for everybody
+byzantine    FaultModel: some members may do anything
+site_ledger  SiteNames: one key a name, and what a lost disk may have spent
+relays       Dissemination: in a large configuration the news of a round goes over a grid of members
 """

@@ -2,7 +2,7 @@
 
 timing        every duration, with its reason
 entering      by what peers enter, and whom limited invites have let in
-sites         names of a run with noise: one key each, and what a lost disk may have spent
+site_names    the door at which a mode gives members names, to count their privacy
 log           the decided entries: the newest in memory, every other read where it is kept
 journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries

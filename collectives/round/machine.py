@@ -82,7 +82,7 @@ from .recovery import Recovery
 from .routes import Disputes, broken_by
 from .sampling import Draw, drawn
 from .sealing import Sealing, gone
-from .sites import SiteLedger, spent_payload
+from .site_names import SiteNamesMaker, no_names, spent_payload
 from .state import VOTES_KEPT, OpenRound, RoundActions, Shape
 from .thin import FEWEST, ThinLinks
 from .timing import Timing
@@ -124,6 +124,7 @@ class RoundMachine:
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
         words: Callable[[], Sequence[SpentWord]] = tuple,
+        sites: SiteNamesMaker = no_names,
         root: bytes | None = None,
         stateless: bool = False,
         idle: bool = False,
@@ -133,7 +134,7 @@ class RoundMachine:
         how the news of a round travels. ``unix_offset_s``: wall clock minus ``now``; it only
         numbers claims, so that those of a process that was started again have greater numbers.
         ``doors``: what lets peers enter. ``words``: what members have said of their privacy, as far
-        as it is known here. ``root``, ``stateless``, ``idle``: as the attributes, from the start.
+        as it is known here. ``sites``: under which names that is counted. ``root``, ``stateless``, ``idle``: as the attributes, from the start.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing
@@ -195,9 +196,7 @@ class RoundMachine:
         self._asked_at: dict[PeerId, float] = {}
         self._asked_around_at = now
 
-        self.sites = SiteLedger(
-            journal.entries, run=run, fewest=shape.sites, sample=shape.sample, name=doors.name
-        )
+        self.sites = sites(journal.entries, doors.name)
         self._open(now)
         # others are told of an idle member in the course of the round, not by its opening
         self.root, self.stateless, self.idle = root, stateless, idle
@@ -1965,7 +1964,7 @@ class RoundMachine:
     @property
     def ends_by_words(self) -> bool:
         """Whether an entry would end the run by what sites have said of themselves."""
-        return self.sites.ends(self.spent_words()) if self.shape.sites else False
+        return self.sites.ends(self.spent_words())
 
     def _said(self, word: SpentWord) -> bool:
         payload = spent_payload(self.run, word.peer)

@@ -39,10 +39,8 @@ class Shape:
     which their cids begin with. ``single``: one member, the coordinator, adds up everything.
     ``sample``: how many of the members take part in a round; None: all that can. ``whole``: it
     waits until all who take part have done their work (`turns`). ``spare``: the part of the time
-    that a member with a thin link may cost the others (`thin`); 0: all are waited for. ``sites``:
-    how many sites a sum needs, in a run with noise, whose members have names (`sites`); 0 in all
-    others. ``witnesses``: so many members state what comes of each part beside its owner
-    (`witnesses`).
+    that a member with a thin link may cost the others (`thin`); 0: all are waited for.
+    ``witnesses``: so many members state what comes of each part beside its owner (`witnesses`).
     """
 
     numel: int
@@ -56,7 +54,6 @@ class Shape:
     sample: SampleSettings | None = None
     whole: bool = False
     spare: float = 0.0
-    sites: int = 0
     witnesses: int = 0
 
     @property

@@ -7,15 +7,18 @@ cids that begin alike (`round.KIN_BYTES`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
+
+from ...collectives.round.site_names import SiteNames
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...collectives.exchange import BlobProgress
-    from ...collectives.group import Entry, Plan, SpentWord
+    from ...collectives.group import Admitted, Entry, Plan, SpentWord
     from ...collectives.identifiers import PeerId
+    from ...collectives.round.log import Log
     from ...collectives.swarm import Spent
     from . import events as ev
 
@@ -25,8 +28,12 @@ class PreRound(Protocol):
 
     prefix: bytes
     """What its control messages begin with: one byte."""
-    sites: int = 0
-    """How many sites the smallest sum of a run with noise needs; 0 in other runs."""
+
+    def names(self, entries: Log, name: Callable[[Admitted], str]) -> SiteNames:
+        """The names of sites in a log, as `site_names.SiteNamesMaker`; none where no privacy is
+        counted.
+        """
+        return SiteNames()
 
     @property
     def active(self) -> bool:

@@ -44,6 +44,7 @@ from ...collectives.round import (
     samples_in,
 )
 from ...collectives.round.log import RECENT
+from ...collectives.round.site_names import no_names
 from ...collectives.swarm import MOST_REPLAYED, RunSettings, Tally
 from ...optim.outer.readings import median_lag
 from ...optim.outer.worth import Worth, worth_of
@@ -428,7 +429,6 @@ class Session:
                 # masked vectors meet before the log is given anything: they wait there
                 whole=settings.work is not None and self.pre_round is None,
                 spare=spare_of(settings),
-                sites=self.pre_round.sites if self.pre_round is not None else 0,
                 witnesses=witnesses_of(settings, shape, find) if self.pre_round is None else 0,
             ),
             timing=self.timing,
@@ -442,6 +442,7 @@ class Session:
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
             words=self.pre_round.spent_words if self.pre_round is not None else tuple,
+            sites=self.pre_round.names if self.pre_round is not None else no_names,
             root=root,
             stateless=self.replica is None,
             idle=self.script is None or not self.admission.trains,

@@ -22,24 +22,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from ..group import Admitted, Config, Entry, Member, SpentWord
 from ..identifiers import PeerId
+from ..round.sampling import drawn
+from ..round.site_names import SiteNames
 from ..swarm import SampleSettings
-from .sampling import drawn
 
 if TYPE_CHECKING:
-    from .log import Log
+    from ..round.log import Log
 
 MOST_KEYS = 64
 """Of one name, one after another: then nobody enters under it any more."""
 MOST_NAMES = 4096
-
-
-def spent_payload(run: str, peer: PeerId) -> bytes:
-    """The bytes under a site's signature that it may spend no more of its privacy in a run."""
-    return msgspec.msgpack.encode(("atoll/spent/1", run, peer))
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class SiteLife:
     spent: bool = False
 
 
-class SiteLedger:
+class SiteLedger(SiteNames):
     """Of one log. ``name(admitted)``: what a certificate says, "" for nothing. ``fewest``: how many
     sites a sum needs; 0: this run counts nothing, and everything here is empty.
     """
