@@ -19,7 +19,7 @@ routes        the trees of a plan, who holds one up, who disputes a sum
 acceptor      the acceptor's side: promise, accept, vote
 faults        the door at which a mode changes which faults of members a round bears
 convener      the convener's side: collect, plan, revise, propose
-sealing       without a quorum for ever: the organiser seals the round and signs its entry
+seals         the door at which a mode ends a round that a quorum will never end
 machine       RoundMachine: the whole life of a round at one member. Start to read here
 """
 
@@ -38,8 +38,7 @@ from .journal import Journal, MemoryJournal, SealRecord
 from .log import MOST_SAMPLES, RECENT, SPAN, Log, rounds_in, samples_in
 from .machine import RoundMachine
 from .returning import LastSaid
-from .sampling import drawn
-from .sealing import Sealing, gone
+from .seals import gone
 from .state import KIN_BYTES, OpenRound, RoundActions, Shape
 from .timing import Timing
 
@@ -62,13 +61,11 @@ __all__ = [
     "RoundActions",
     "RoundMachine",
     "SealRecord",
-    "Sealing",
     "Shape",
     "InviteTally",
     "Timing",
     "check_log",
     "check_genesis",
-    "drawn",
     "everybody",
     "genesis_payload",
     "gone",

@@ -81,7 +81,7 @@ from .journal import Journal
 from .recovery import Recovery
 from .routes import Disputes, broken_by
 from .sampling import Draw, drawn
-from .sealing import Sealing, gone
+from .seals import Seal, SealMaker, gone
 from .site_names import SiteNamesMaker, no_names, spent_payload
 from .state import VOTES_KEPT, OpenRound, RoundActions, Shape
 from .thin import FEWEST, ThinLinks
@@ -120,6 +120,7 @@ class RoundMachine:
         site: str = "",
         faults: FaultModelMaker = FaultModel,
         arrivals: ArrivalPolicyMaker = wait_for_all,
+        seal: SealMaker = Seal,
         dissemination: DisseminationMaker = everybody,
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
@@ -130,7 +131,7 @@ class RoundMachine:
         idle: bool = False,
     ) -> None:
         """``site``: the label by which members near each other recognise that. ``faults``: which
-        faults of members the log bears. ``arrivals``: whom a round waits for. ``dissemination``:
+        faults of members the log bears. ``arrivals``: whom a round waits for. ``seal``: how one ends without a quorum. ``dissemination``:
         how the news of a round travels. ``unix_offset_s``: wall clock minus ``now``; it only
         numbers claims, so that those of a process that was started again have greater numbers.
         ``doors``: what lets peers enter. ``words``: what members have said of their privacy, as far
@@ -145,7 +146,7 @@ class RoundMachine:
         self.arrivals = arrivals(journal.entries)
         self.unix_offset_s = unix_offset_s
         self._words = words
-        self._make_dissemination = dissemination
+        self._make_dissemination, self._make_seal = dissemination, seal
 
         # ---- what other members are known for
         self.caught = set[PeerId]()  # peers that are proved to be Byzantine
@@ -602,7 +603,7 @@ class RoundMachine:
             lambda: [member.peer for member in self._convener_order()],
         )
         self.acceptor, self.convening = self.faults.make_roles(self)
-        self.sealing = Sealing(self)
+        self.sealing = self._make_seal(self)
         self.joiners = {
             who: seen
             for who, seen in self.joiners.items()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...collectives.modes.arrivals.policy import PartialArrivals
 from ...collectives.modes.byzantine.model import Byzantine
 from ...collectives.modes.relays import relayed
+from ...collectives.modes.sealing import Sealing
 from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
 from ...collectives.round.faults import FaultModel, FaultModelMaker
 from ...collectives.swarm import RunSettings
@@ -23,6 +24,7 @@ from ..session.modes import Modes
 from ..session.pre_round import PreRound
 from .distances import Distances
 from .operations.operations import Operations, operations_of
+from .recertifying import Recertifying
 
 if TYPE_CHECKING:
     from ..session.session import Session
@@ -37,6 +39,8 @@ def modes_of(
     return Modes(
         faults=_faults_of(settings),
         arrivals=_arrivals_of(settings),
+        seal=Sealing,
+        recertifying=Recertifying,
         dissemination=relayed,
         pre_round=_pre_round_of(settings, identity, secrets),
         operations=lambda session: Operations(session, session.serving),

@@ -25,7 +25,7 @@ pre_round       the seam to what members do together before anything is given to
 copies          results that members make themselves, where all contributions are copies of one
                 vector
 contribution_queue   contributions of the script, in order, until they are taken
-recertifying    the organiser's word that members are lost for ever: checked, and how far it is
+recertification  the door at which a mode lets a run go on without a quorum
 prior_contributions  what became of contributions of an earlier life
 installing      a fetched state replaces the own one
 waiting         what a member waits for, and when it says so

@@ -13,9 +13,11 @@ from ...collectives.reduce import REDUCERS
 from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
 from ...collectives.round.dissemination import DisseminationMaker, everybody
 from ...collectives.round.faults import FaultModel, FaultModelMaker
+from ...collectives.round.seals import Seal, SealMaker
 from ...collectives.swarm import RunSettings
 from .measures import Measures
 from .other_logs import OtherLogs
+from .recertification import Recertification
 from .shapes import FindReducer
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Modes:
     """``faults``: which faults of members the log bears. ``arrivals``: whom a round waits for.
+    ``seal``, ``recertifying``: how a round ends, and a run goes on, without a quorum.
     ``dissemination``: how the news of a round travels, unless each member must hear every vote.
     ``pre_round``: makes what members do together before the log is given anything; None: nothing.
     ``operations``: the logs beside the run's. ``measures``: what the rule of this name learns over
@@ -34,8 +37,10 @@ class Modes:
 
     faults: FaultModelMaker = FaultModel
     arrivals: ArrivalPolicyMaker = wait_for_all
+    seal: SealMaker = Seal
     dissemination: DisseminationMaker = everybody
     pre_round: Callable[[Session], PreRound] | None = None
+    recertifying: Callable[[Session], Recertification] = lambda _: Recertification()
     operations: Callable[[Session], OtherLogs] = lambda _: OtherLogs()
     measures: Callable[[str], Measures] = lambda _: Measures()
     reducers: FindReducer = REDUCERS.get

@@ -65,7 +65,6 @@ from .peer_selection import PeerSelection
 from .ports import SessionPorts
 from .pre_round import PreRound
 from .prior_contributions import PriorContributions
-from .recertifying import Recertifying
 from .replica import ModelReplica
 from .retaining import Retaining
 from .serving import Serving
@@ -192,7 +191,7 @@ class Session:
         self._now = now
         self.installing = Installing(self)
         self.histories = Histories(self)
-        self.recertifying = Recertifying(self, self.others)
+        self.recertifying = modes.recertifying(self)
         self.waits = Waits(self, self.others, self.recertifying, now)
         modes.check(settings)
         make = modes.pre_round
@@ -438,6 +437,7 @@ class Session:
             site=self.site,
             faults=self._modes.faults,
             arrivals=self._modes.arrivals,
+            seal=self._modes.seal,
             dissemination=self._dissemination,
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
@@ -773,6 +773,8 @@ class Session:
             self.operations.tick(now)
             if self.machine:
                 self.machine.tick(now)
+                if self.machine.take_renewed():
+                    self.ports.emit(ev.Renewed(self.machine.me.incarnation))
                 self.recertifying.tick(now)
             if self.pre_round is not None:
                 self.pre_round.tick(now)

@@ -1,34 +1,25 @@
 """Recertify: who may be removed on the organiser's word, and how far the seal is
-(`collectives.round.sealing`).
+(`collectives.modes.sealing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...collectives.errors import RecertifyError
 from ...collectives.group import Certified, Member
 from ...collectives.identifiers import PeerId
-from . import events as ev
-from .peer_selection import PeerSelection
+from ...collectives.modes.sealing import Sealing
+from ..session import events as ev
+from ..session.recertification import Recertification, SealView
 
 if TYPE_CHECKING:
-    from .session import Session
+    from ...collectives.round.machine import RoundMachine
+    from ..session.session import Session
 
 # another process under the same key is heard of sooner: until then an earlier life may still live
 ALONE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class SealView:
-    """The open round is sealed here. ``removed``: whose votes never come; ``awaited``: at the
-    organiser, whose answers are not here yet.
-    """
-
-    removed: tuple[PeerId, ...]
-    awaited: tuple[PeerId, ...]
 
 
 def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]) -> None:
@@ -68,13 +59,13 @@ def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]
                 "then atoll new --from DIR --name NAME"
             ),
         )
-    lives = [session.recertifying.lives(peers) for session in sessions]
+    lives = [_of(session).lives(peers) for session in sessions]
     if not peers or (
         first.me in peers and not any(who.peer == first.me for found in lives for who in found)
     ):
         raise RecertifyError("name the members that are lost for ever, not this node itself")
     lost = [
-        [who for who in found if not session.recertifying.there(now, who)]
+        [who for who in found if not _of(session).there(now, who)]
         for session, found in zip(sessions, lives, strict=True)
     ]
     for peer in peers:
@@ -87,29 +78,27 @@ def recertify(sessions: Sequence[Session], now: float, peers: Collection[PeerId]
                 f"{peer} is alive",
                 why="it answers at this moment: a member that may vote must not be removed",
             )
-    enough = [
-        session.recertifying.enough(removed)
-        for session, removed in zip(sessions, lost, strict=True)
-    ]
+    enough = [_of(session).enough(removed) for session, removed in zip(sessions, lost, strict=True)]
     if all(enough):
         raise RecertifyError("there is nothing to recertify", why=enough[0])
     for session, removed in zip(sessions, lost, strict=True):
         if removed:
-            session.recertifying.ask(now, removed)
+            _of(session).ask(now, removed)
 
 
-class Recertifying:
-    """Of one log."""
+class Recertifying(Recertification):
+    """By the organiser's word."""
 
-    def __init__(self, session: Session, others: PeerSelection) -> None:
-        self.session, self._others = session, others
+    def __init__(self, session: Session) -> None:
+        self.session = session
 
     def view(self) -> SealView | None:
         """The seal of the open round, or one requested and to come; None if there is none."""
         machine = self.session.machine
         if machine is None:
             return None
-        sealing, removed = machine.sealing, machine.sealing.record.removed
+        sealing = _sealing_of(machine)
+        removed = sealing.record.removed
         coming = sealing.leading and not machine.quorum(
             [member for member in machine.config if member not in removed]
         )
@@ -141,7 +130,7 @@ class Recertifying:
         return (
             who.peer != session.me
             and session.membership.live(now, who.peer)
-            and bool(self._others.there(now, who.peer))
+            and bool(self.session.others.there(now, who.peer))
         )
 
     def enough(self, removed: Collection[Member]) -> str:
@@ -159,15 +148,13 @@ class Recertifying:
         )
 
     def tick(self, now: float) -> None:
-        """Tell that this member goes on as a new one. The organiser's gives up by itself the lives
-        that are over, where the others are too few without them and nobody is silent: whoever voted
-        as one of them lives on as another member, and says itself that it never votes as that one
-        again. So after old copies of homes, or disks that lost more than they had confirmed.
+        """The organiser's node gives up by itself the lives that are over, where the others are too
+        few without them and nobody is silent: whoever voted as one of them lives on as another
+        member, and says itself that it never votes as that one again. So after old copies of homes,
+        or disks that lost more than they had confirmed.
         """
         session, machine = self.session, self.session.machine
         assert machine is not None
-        if machine.take_renewed():
-            session.ports.emit(ev.Renewed(machine.me.incarnation))
         if (
             session.me != session.organiser
             or session.settings.lying
@@ -195,7 +182,7 @@ class Recertifying:
         """The organiser's word, for this log."""
         machine = self.session.machine
         assert machine is not None
-        machine.sealing.ask(removed)
+        _sealing_of(machine).ask(removed)
         self.session.settle(now)
 
     def decided(self, certified: Certified) -> None:
@@ -211,3 +198,16 @@ class Recertifying:
             )
             if session.removed:
                 session.ports.emit(ev.Removed(certified.entry.round))
+
+
+def _of(session: Session) -> Recertifying:
+    found = session.recertifying
+    if not isinstance(found, Recertifying):
+        raise RecertifyError("this node was not given what recertifies a run")
+    return found
+
+
+def _sealing_of(machine: RoundMachine) -> Sealing:
+    found = machine.sealing
+    assert isinstance(found, Sealing)  # whoever makes a session hands in both or none
+    return found

@@ -22,20 +22,21 @@ from .. import messages as m
 from ..errors import RemoteProtocolError
 from ..group import Certified, Config, Entry, Member, Vote
 from ..identifiers import PeerId
-from .certificate import recertified_payload, seal_payload, sealed_payload
-from .journal import SealRecord
+from ..round.certificate import recertified_payload, seal_payload, sealed_payload
+from ..round.journal import SealRecord
+from ..round.seals import Seal, gone
 
 if TYPE_CHECKING:
-    from .machine import RoundMachine
+    from ..round.machine import RoundMachine
 
 
-class Sealing:
+class Sealing(Seal):
     """The seal of the open round at one member; at the organiser also what it collects. Volatile
     but for the journal's record.
     """
 
     def __init__(self, view: RoundMachine) -> None:
-        self.view = view
+        super().__init__(view)
         self.answers: dict[PeerId, m.Sealed] = {}
 
     # ---- views
@@ -62,10 +63,7 @@ class Sealing:
         """Whether nothing that this member says counts any more."""
         record = self.view.journal.sealed
         ahead = record is not None and record.round >= self.view.round
-        removed = self.view.removed
-        return bool(removed and gone(who, removed)) or (
-            record is not None and ahead and gone(who, record.removed)
-        )
+        return super().shuns(who) or (record is not None and ahead and gone(who, record.removed))
 
     def awaited(self) -> set[PeerId]:
         """Whose answers the organiser still waits for."""
@@ -259,10 +257,3 @@ class Sealing:
 
     def _payload(self, round_: int, base: bytes, body: m.Sealed) -> bytes:
         return sealed_payload(self.view.run, self.view.log, round_, base, body)
-
-
-def gone(who: Member, removed: Collection[Member]) -> bool:
-    """Whether this life of a peer was removed, or a later one."""
-    return any(
-        member.peer == who.peer and member.incarnation >= who.incarnation for member in removed
-    )
