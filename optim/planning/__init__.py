@@ -10,6 +10,7 @@ whole        what a run costs from its first round on, short ones among them
 balance      how many samples each of unequal machines takes of a step
 """
 
+from ..rounds.again import Lag, RoundSteps, again
 from .balance import Machine, balance
 from .conditions import Conditions, PeerConditions
 from .estimate import Choice, Estimate, estimate
@@ -29,11 +30,14 @@ __all__ = [
     "Choice",
     "Conditions",
     "Estimate",
+    "Lag",
     "Machine",
+    "RoundSteps",
     "PeerConditions",
     "Price",
     "RunCost",
     "TrainingPlan",
+    "again",
     "balance",
     "costs_of",
     "estimate",

@@ -22,10 +22,9 @@ from atoll.optim.federated.simulation.attacks import (
     optimised_ipm,
 )
 from atoll.security.rule_names import BY_COORDINATE, BY_GRAM
-from atoll.security.rules.aggregate import aggregate
+from atoll.security.rules import WorkerMomentum, aggregate
 from atoll.security.rules.centre import Radius
 from atoll.security.rules.gram import combine, gram
-from atoll.security.rules.momentum import WorkerMomentum
 from atoll.security.rules.numbers import uniform
 
 STEPS, BATCH, LR, BETA, HIDDEN, PIXELS = 300, 16, 0.5, 0.9, 32, 64

@@ -37,9 +37,9 @@ from atoll.optim.federated.simulation.attacks import (
     optimised_ipm,
 )
 from atoll.optim.outer.presets import PRESETS
+from atoll.security.rules import WorkerMomentum
 from atoll.security.rules.centre import Radius, clip_once
 from atoll.security.rules.gram import combine, squares
-from atoll.security.rules.momentum import WorkerMomentum
 from atoll.security.rules.reducers import find_reducer
 
 INNER_STEPS, BATCH, LR, HIDDEN, PIXELS = 10, 16, 0.03, 32, 64

@@ -22,3 +22,10 @@ leaning     who keeps pointing one way over many rounds: figures, for people
 aggregate   rules and steps by name; a whole aggregation in one process
 reducers    all of this as reducers of a round
 """
+
+from __future__ import annotations
+
+from .aggregate import RULES, STEPS, Aggregate, aggregate
+from .momentum import WorkerMomentum
+
+__all__ = ["RULES", "STEPS", "Aggregate", "WorkerMomentum", "aggregate"]

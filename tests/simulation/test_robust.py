@@ -21,7 +21,7 @@ from atoll.collectives.exchange.header import MEASURE
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.security.rules.aggregate import aggregate
+from atoll.security.rules import aggregate
 from atoll.security.rules.triangle import diagonal
 
 NUMEL = 700

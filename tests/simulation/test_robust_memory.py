@@ -16,7 +16,7 @@ from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim import GradientAveraging, SoloSwarm, attach
-from atoll.security.rules.aggregate import aggregate
+from atoll.security.rules import aggregate
 from atoll.security.rules.centre import common_radius
 
 STEP = OuterSettings(kind="sgd", lr=1.0, momentum=0.0)

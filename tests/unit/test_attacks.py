@@ -23,7 +23,7 @@ from atoll.optim.federated.simulation.attacks import (
     random_direction,
     sign_flip,
 )
-from atoll.security.rules.aggregate import aggregate
+from atoll.security.rules import aggregate
 
 N, F, D = 16, 4, 300
 

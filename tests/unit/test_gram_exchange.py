@@ -17,8 +17,8 @@ from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.group import Plan
 from atoll.collectives.identifiers import PeerId
 from atoll.security.rule_names import BY_GRAM
+from atoll.security.rules import aggregate
 from atoll.security.rules.aggregate import BY_GRAM as WEIGHTS
-from atoll.security.rules.aggregate import aggregate
 from atoll.security.rules.before import arc, nnm
 from atoll.security.rules.centre import centred_clip, spread
 from atoll.security.rules.gram import gram, mixed_gram

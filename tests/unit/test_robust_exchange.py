@@ -17,7 +17,7 @@ from atoll.collectives.reduce import REDUCERS, least_of
 from atoll.collectives.round.state import Shape
 from atoll.collectives.swarm import MAX_REDUCER
 from atoll.security.rule_names import BY_COORDINATE, MAX_F, parse_reducer
-from atoll.security.rules.aggregate import aggregate
+from atoll.security.rules import aggregate
 from atoll.security.rules.reducers import find_reducer
 
 

@@ -26,12 +26,12 @@ from atoll.collectives.api import RULES as collective_rules
 from atoll.collectives.errors import ConfigError, NotEnoughPeersError
 from atoll.security.rule_names import BY_COORDINATE as PLAN_BY_COORDINATE
 from atoll.security.rule_names import BY_GRAM as PLAN_BY_GRAM
-from atoll.security.rules.aggregate import BY_COORDINATE, BY_GRAM, RULES, STEPS, aggregate
+from atoll.security.rules import RULES, STEPS, WorkerMomentum, aggregate
+from atoll.security.rules.aggregate import BY_COORDINATE, BY_GRAM
 from atoll.security.rules.before import arc, bucketing, clip_in_place, clipping, nnm
 from atoll.security.rules.centre import Radius, centred_clip, clip_once, geometric_median
 from atoll.security.rules.coordinate import _sorted_mean
 from atoll.security.rules.gram import combine, distances, gram, mix, mixed_gram, squares
-from atoll.security.rules.momentum import WorkerMomentum
 from atoll.security.rules.native import Kernel, load
 from atoll.security.rules.networks import network
 from atoll.security.rules.numbers import eigen, product, top_direction

@@ -13,7 +13,7 @@ import pytest
 import torch
 from house import ROOT
 
-from atoll.security.rules.aggregate import aggregate
+from atoll.security.rules import aggregate
 from atoll.security.rules.before import arc, clipping, nnm
 from atoll.security.rules.centre import clip_once
 from atoll.security.rules.gram import combine, gram, mix, squares

@@ -15,7 +15,7 @@ import torch
 from atoll.optim import OuterStep
 from atoll.optim.federated.simulation.attacks import drift, honest_radius, reverse
 from atoll.optim.outer.presets import PRESETS
-from atoll.security.rules.momentum import WorkerMomentum
+from atoll.security.rules import WorkerMomentum
 from atoll.security.rules.reducers import find_reducer
 
 N, F, D, ROUNDS, LAST = 7, 2, 40, 200, 10
