@@ -140,7 +140,7 @@ class Recertifying(Recertification):
         machine = self.session.machine
         assert machine is not None
         rest = [member for member in machine.config if member not in removed]
-        if machine.sealing.leading or not machine.quorum(rest):
+        if _sealing_of(machine).leading or not machine.quorum(rest):
             return ""
         return (
             f"the other {len(rest)} of {len(machine.config)} members are enough to decide: they go "
@@ -161,7 +161,7 @@ class Recertifying(Recertification):
             or machine.stateless
             or now - session.began_at < ALONE_S
             or machine.open.decided is not None
-            or machine.sealing.leading
+            or _sealing_of(machine).leading
         ):
             return
         gone = [who for who in machine.config if who != machine.me and not self.there(now, who)]
