@@ -180,7 +180,7 @@ class Admitted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpentWord(msgspec.Struct, frozen=True, array_like=True):
-    """A site's signature that it may spend no more of its privacy in the run (`modes.site_ledger`)."""
+    """A site's signature that it may spend no more of its privacy in the run."""
 
     peer: Peer
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]

@@ -24,13 +24,13 @@ from ..group import Certified, Config, Entry, Member, Vote
 from ..identifiers import PeerId
 from ..round.certificate import recertified_payload, seal_payload, sealed_payload
 from ..round.journal import SealRecord
-from ..round.seals import Seal, gone
+from ..round.seals import RoundSeal, gone
 
 if TYPE_CHECKING:
     from ..round.machine import RoundMachine
 
 
-class Sealing(Seal):
+class Sealing(RoundSeal):
     """The seal of the open round at one member; at the organiser also what it collects. Volatile
     but for the journal's record.
     """

@@ -81,7 +81,7 @@ from .journal import Journal
 from .recovery import Recovery
 from .routes import Disputes, broken_by
 from .sampling import Draw, drawn
-from .seals import Seal, SealMaker, gone
+from .seals import RoundSeal, SealMaker, gone
 from .site_names import SiteNamesMaker, no_names, spent_payload
 from .state import VOTES_KEPT, OpenRound, RoundActions, Shape
 from .thin import FEWEST, ThinLinks
@@ -120,7 +120,7 @@ class RoundMachine:
         site: str = "",
         faults: FaultModelMaker = FaultModel,
         arrivals: ArrivalPolicyMaker = wait_for_all,
-        seal: SealMaker = Seal,
+        seal: SealMaker = RoundSeal,
         dissemination: DisseminationMaker = everybody,
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
@@ -131,11 +131,13 @@ class RoundMachine:
         idle: bool = False,
     ) -> None:
         """``site``: the label by which members near each other recognise that. ``faults``: which
-        faults of members the log bears. ``arrivals``: whom a round waits for. ``seal``: how one ends without a quorum. ``dissemination``:
-        how the news of a round travels. ``unix_offset_s``: wall clock minus ``now``; it only
-        numbers claims, so that those of a process that was started again have greater numbers.
-        ``doors``: what lets peers enter. ``words``: what members have said of their privacy, as far
-        as it is known here. ``sites``: under which names that is counted. ``root``, ``stateless``, ``idle``: as the attributes, from the start.
+        faults of members the log bears. ``arrivals``: whom a round waits for. ``seal``: how one
+        ends without a quorum. ``dissemination``: how the news of a round travels.
+        ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that those of a
+        process that was started again have greater numbers. ``doors``: what lets peers enter.
+        ``words``: what members have said of their privacy, as far as it is known here. ``sites``:
+        under which names that is counted. ``root``, ``stateless``, ``idle``: as the attributes,
+        from the start.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing

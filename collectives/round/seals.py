@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .machine import RoundMachine
 
 
-class Seal:
+class RoundSeal:
     """None: a round ends by votes alone. One object serves one open round."""
 
     def __init__(self, view: RoundMachine) -> None:
@@ -41,7 +41,7 @@ class Seal:
         """What it has accepted in the sealed round. Raises RemoteProtocolError."""
 
 
-SealMaker = Callable[["RoundMachine"], Seal]
+SealMaker = Callable[["RoundMachine"], RoundSeal]
 """What a log is given: makes the seal of each round as it opens."""
 
 

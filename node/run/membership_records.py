@@ -50,7 +50,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     key. Where each of two names the other, both have lived since both began: ``doubled``.
     ``certificate``: by which it came; nobody believes one who is no member without.
     ``first_batch``: which data its script read first in a round (`same_order`). ``spent``: its
-    signature that it may spend no more of its privacy in this run (`modes.site_ledger`). Of the last two
+    signature that it may spend no more of its privacy in this run. Of the last two
     those are left out of the bytes, from the end, that say nothing.
     """
 

@@ -13,7 +13,7 @@ from ...collectives.reduce import REDUCERS
 from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
 from ...collectives.round.dissemination import DisseminationMaker, everybody
 from ...collectives.round.faults import FaultModel, FaultModelMaker
-from ...collectives.round.seals import Seal, SealMaker
+from ...collectives.round.seals import RoundSeal, SealMaker
 from ...collectives.swarm import RunSettings
 from .measures import Measures
 from .other_logs import OtherLogs
@@ -37,7 +37,7 @@ class Modes:
 
     faults: FaultModelMaker = FaultModel
     arrivals: ArrivalPolicyMaker = wait_for_all
-    seal: SealMaker = Seal
+    seal: SealMaker = RoundSeal
     dissemination: DisseminationMaker = everybody
     pre_round: Callable[[Session], PreRound] | None = None
     recertifying: Callable[[Session], Recertification] = lambda _: Recertification()

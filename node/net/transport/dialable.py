@@ -1,5 +1,5 @@
-"""Which texts are addresses that another peer could dial. `addresses` has the rest: our own, and what
-hosts they name. Addresses come from strangers, so that everything here is strict and bounded.
+"""Which texts are addresses that another peer could dial. `addresses` has the rest: our own, and
+what hosts they name. Addresses come from strangers: everything here is strict and bounded.
 """
 
 from __future__ import annotations
