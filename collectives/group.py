@@ -287,7 +287,7 @@ class Certified(msgspec.Struct, frozen=True, array_like=True):
     signature).
 
     ``removed``: members that never vote again, on the organiser's word: its signature over them
-    stands for the votes (`round.sealing`).
+    stands for the votes (`modes.sealing`).
     """
 
     entry: Entry
