@@ -22,8 +22,8 @@ class Fading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Groups(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Members get as many inner steps as let a group of them arrive together (FedCompass,
-    `compass.Compass`): ``least`` to ``most`` a turn, ``first`` in a member's first. A group is
-    waited for ``slack`` times as long as it should take."""
+    `modes.arrivals.compass`): ``least`` to ``most`` a turn, ``first`` in a member's first. A group
+    is waited for ``slack`` times as long as it should take."""
 
     least: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
     most: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
@@ -42,7 +42,7 @@ class GraceWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class DynamicSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Each member makes as many inner steps a turn as its speed allows, ``least`` to ``most``
-    (DyLU, `round.dynamic_steps`).
+    (DyLU, `modes.arrivals.dynamic_steps`).
     """
 
     most: Annotated[int, msgspec.Meta(ge=1, le=1 << 32)]
@@ -50,7 +50,7 @@ class DynamicSteps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ArrivalSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A round waits for some contributions, not for all members (`round.gathering`): for ``count``
+    """A round waits for some contributions, not for all members (`modes.arrivals`): for ``count``
     of them (FedBuff), or until ``period_s`` seconds are over, and as many periods more as nobody
     comes (FedFix), or for a group of ``groups`` (FedCompass). One of the three is given.
     ``fading``: what a stale one counts, of FedAsync, where contributions are mixed in, and of

@@ -180,7 +180,7 @@ class Admitted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpentWord(msgspec.Struct, frozen=True, array_like=True):
-    """A site's signature that it may spend no more of its privacy in the run (`round.sites`)."""
+    """A site's signature that it may spend no more of its privacy in the run."""
 
     peer: Peer
     signature: Annotated[bytes, msgspec.Meta(max_length=64)]
@@ -226,7 +226,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, dict=True):
     before this entry is applied (of the initial state, for the genesis and entry 1). Without
     contributors the entry only changes the configuration. ``elapsed_s``: seconds since the entry
     before, by the clock of whoever proposes it; said only where members come in groups
-    (`round.grouping`). ``admitted``: by what peers come in that the configuration before does not
+    (`modes.arrivals`). ``admitted``: by what peers come in that the configuration before does not
     name; ``tally``: the hash of whom limited invites have let in after it, empty for nobody
     (`round.entering`). ``spent``: what members have said of themselves that no entry before has, in
     a run with noise.
@@ -287,7 +287,7 @@ class Certified(msgspec.Struct, frozen=True, array_like=True):
     signature).
 
     ``removed``: members that never vote again, on the organiser's word: its signature over them
-    stands for the votes (`round.sealing`).
+    stands for the votes (`modes.sealing`).
     """
 
     entry: Entry

@@ -303,7 +303,7 @@ class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AdapterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How adapters are trained (`optim.model.adapters`). ``mode``: which of the two factors of a
+    """How adapters are trained (`optim.modes.adapters`). ``mode``: which of the two factors of a
     LoRA train in a round. ``base``: what members compare of parameters that are frozen.
     """
 

@@ -13,6 +13,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     session/           a run's log at one member: rounds, state, transfer; sans I/O
     btard/             rounds whose contributions follow from public seeds; beside a session
     secure/            rounds whose contributions are masked; likewise
+    modes/             what some runs ask of a session; which of it a run does
     storage/           what a run keeps on disk
     control/           the control socket: messages, shared memory, the server
     client/            the script's blocking side of it: `join`, RunSwarm, NodeClient

@@ -13,6 +13,7 @@ outer step (`outer/`), reconciliation (`model/reconcile`).
     model/   the model as one float32 vector: what it contributes, what it becomes after a commit
     data/    whose turn each sample is
     rounds/  when a round ends; live parameters between two anchors
+    modes/   what some runs ask of a script: replicas of federated runs, arrivals, adapters
     ranks/   a peer of several processes: DDP and FSDP2 ranks, each with its slices
     script/  attach(), and the same as one torch.optim.Optimizer
     integrations/   attach() inside the training loops of transformers and Lightning

@@ -51,6 +51,7 @@ from atoll.collectives.round.certificate import (
 from atoll.node.btard import wire as btard_wire
 from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
 from atoll.node.manifest.signed import DOMAIN as MANIFEST
+from atoll.node.modes.operations.naming import parse
 from atoll.node.net import announcements, greeting, lane_talk, look, rendezvous
 from atoll.node.net.dht import records as values
 from atoll.node.net.dht import wire as kad
@@ -73,7 +74,6 @@ from atoll.node.run.membership import Membership
 from atoll.node.run.proof import twice
 from atoll.node.secure import wire as secure
 from atoll.node.service.announced import read_invite
-from atoll.node.session.naming import parse
 from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.node.storage.frames import framed, read_frames
 from atoll.security import btard

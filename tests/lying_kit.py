@@ -8,7 +8,7 @@ from kits.rounds.swarm import Options, SimSwarm
 from atoll.collectives import messages as m
 from atoll.collectives.group import NO_READING, Contributor, Entry, Member, Part, Plan, Vote
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round import claim_payload, pledge_payload, slot_payload
+from atoll.collectives.modes.byzantine.signed import claim_payload, pledge_payload, slot_payload
 from atoll.node.session import Session
 from atoll.node.session.events import Equivocated, PeerMisbehaved
 from atoll.node.simulation.process import sign_as

@@ -55,7 +55,7 @@ from atoll.node.control.shared_memory import AnchorSlots, PooledBuffer, SharedBu
 from atoll.node.home.lifecycle import NodeFile, NodeLock
 from atoll.node.home.paths import Paths, find_paths
 from atoll.node.home.private_node import ParentLink
-from atoll.node.session.naming import spec_of
+from atoll.node.modes.operations.naming import spec_of
 
 if TYPE_CHECKING:
     from torch import Tensor

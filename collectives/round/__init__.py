@@ -2,33 +2,24 @@
 
 timing        every duration, with its reason
 entering      by what peers enter, and whom limited invites have let in
-sites         names of a run with noise: one key each, and what a lost disk may have spent
+site_names    the door at which a mode gives members names, to count their privacy
 log           the decided entries: the newest in memory, every other read where it is kept
 journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
-signed        what is signed where members may lie
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
 returning     what a process may have forgotten that was started again, and who can tell
 recovery      what such a process asks before it votes, and as which life it goes on
 patience      how long a reduction may take, from measured rates
-gathering     when a round that does not wait for everybody has what it waits for
-dynamic_steps DyLU: how many inner steps each member makes, by what the log says
-grouping      FedCompass: groups whose contributions are a round, by what the log says
+arrival_policy   the door at which a mode changes whom a round waits for
 turns         until when a round waits for the work of all who take part
 thin          which members' links are so thin that they are in every n-th round
 sampling      who takes part in a round of a run that asks some of its members only
 dissemination the door at which a mode changes how the news of a round travels
 routes        the trees of a plan, who holds one up, who disputes a sum
-blame         which owners of parts held up reductions, over rounds
-acceptor      the seam at which a fault model changes how an acceptor takes part
+acceptor      the acceptor's side: promise, accept, vote
+faults        the door at which a mode changes which faults of members a round bears
 convener      the convener's side: collect, plan, revise, propose
-sealing       without a quorum for ever: the organiser seals the round and signs its entry
-missums       sums that are stated differently: who is in dispute, and who is proved to be wrong
-receipts      what members have signed of what they contribute, where parts have witnesses
-judge         where some members may be Byzantine: whether a proposal is justified by what
-              others have signed
-byzantine_acceptor    there the acceptor's side: claims, turns, pledges, echoes, votes
-byzantine_convener    there the convener's side: shows why its proposal is the one it may make
+seals         the door at which a mode ends a round that a quorum will never end
 machine       RoundMachine: the whole life of a round at one member. Start to read here
 """
 
@@ -46,20 +37,8 @@ from .entering import OPEN, Doors, InviteTally
 from .journal import Journal, MemoryJournal, SealRecord
 from .log import MOST_SAMPLES, RECENT, SPAN, Log, rounds_in, samples_in
 from .machine import RoundMachine
-from .missums import Refuted, SumStatement
 from .returning import LastSaid
-from .sampling import drawn
-from .sealing import Sealing, gone
-from .signed import (
-    Kind,
-    account_payload,
-    claim_payload,
-    given_payload,
-    pledge_payload,
-    receipts_digest,
-    reduced_payload,
-    slot_payload,
-)
+from .seals import gone
 from .state import KIN_BYTES, OpenRound, RoundActions, Shape
 from .timing import Timing
 
@@ -71,7 +50,6 @@ __all__ = [
     "Doors",
     "LastSaid",
     "Journal",
-    "Kind",
     "Log",
     "MOST_SAMPLES",
     "MemoryJournal",
@@ -80,31 +58,20 @@ __all__ = [
     "SPAN",
     "OpenRound",
     "Phase",
-    "Refuted",
     "RoundActions",
     "RoundMachine",
     "SealRecord",
-    "Sealing",
     "Shape",
-    "SumStatement",
     "InviteTally",
     "Timing",
-    "account_payload",
     "check_log",
-    "claim_payload",
     "check_genesis",
-    "drawn",
     "everybody",
     "genesis_payload",
     "gone",
-    "given_payload",
-    "pledge_payload",
-    "receipts_digest",
-    "reduced_payload",
     "rounds_in",
     "samples_in",
     "seal_payload",
     "sealed_payload",
-    "slot_payload",
     "vote_payload",
 ]

@@ -1,7 +1,7 @@
 """The acceptor's side of one open round where members crash, and nothing worse.
 
 The protocol itself (promise, accept, vote) is in `machine.RoundMachine`. This class is the seam at
-which another fault model changes it: `byzantine_acceptor.ByzantineAcceptor` overrides every method.
+which another fault model changes it: `modes.byzantine.acceptor` overrides every method.
 """
 
 from __future__ import annotations

@@ -72,22 +72,17 @@ from ..identifiers import PeerId
 from ..partition import check_plan
 from ..trees import senders_of
 from . import patience
-from .acceptor import Acceptor
-from .blame import Blame
-from .byzantine_convener import byzantine_roles
+from .arrival_policy import ArrivalPolicyMaker, RoundArrivals, wait_for_all
 from .certificate import check_log, vote_payload
-from .convener import Convener
 from .dissemination import DisseminationMaker, everybody
-from .dynamic_steps import OwnSteps
 from .entering import MOST_GUESTS, OPEN, Doors, crowded
-from .gathering import is_ripe, window_s
-from .grouping import Grouping
+from .faults import FaultModel, FaultModelMaker
 from .journal import Journal
 from .recovery import Recovery
 from .routes import Disputes, broken_by
 from .sampling import Draw, drawn
-from .sealing import Sealing, gone
-from .sites import SiteLedger, spent_payload
+from .seals import RoundSeal, SealMaker, gone
+from .site_names import SiteNamesMaker, no_names, spent_payload
 from .state import VOTES_KEPT, OpenRound, RoundActions, Shape
 from .thin import FEWEST, ThinLinks
 from .timing import Timing
@@ -123,34 +118,40 @@ class RoundMachine:
         rng: Random,
         now: float,
         site: str = "",
-        lying: int = 0,
+        faults: FaultModelMaker = FaultModel,
+        arrivals: ArrivalPolicyMaker = wait_for_all,
+        seal: SealMaker = RoundSeal,
         dissemination: DisseminationMaker = everybody,
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
         words: Callable[[], Sequence[SpentWord]] = tuple,
+        sites: SiteNamesMaker = no_names,
         root: bytes | None = None,
         stateless: bool = False,
         idle: bool = False,
     ) -> None:
-        """``site``: the label by which members near each other recognise that. ``lying``: how many
-        members of a configuration may be Byzantine. ``dissemination``: how the news of a
-        round travels. ``unix_offset_s``: wall clock
-        minus ``now``; it only numbers claims, so that those of a process that was started again
-        have greater numbers. ``doors``: what lets peers enter. ``words``: what members
-        have said of their privacy, as far as it is known here. ``root``, ``stateless``, ``idle``:
-        as the attributes, from the start.
+        """``site``: the label by which members near each other recognise that. ``faults``: which
+        faults of members the log bears. ``arrivals``: whom a round waits for. ``seal``: how one
+        ends without a quorum. ``dissemination``: how the news of a round travels.
+        ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that those of a
+        process that was started again have greater numbers. ``doors``: what lets peers enter.
+        ``words``: what members have said of their privacy, as far as it is known here. ``sites``:
+        under which names that is counted. ``root``, ``stateless``, ``idle``: as the attributes,
+        from the start.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing
         self.actions, self.rng = actions, rng
-        self.site, self.lying, self.doors = site, lying, doors
+        self.site, self.doors = site, doors
+        self.faults = faults()
+        self.lying = self.faults.lying
+        self.arrivals = arrivals(journal.entries)
         self.unix_offset_s = unix_offset_s
         self._words = words
-        self._make_dissemination = dissemination
+        self._make_dissemination, self._make_seal = dissemination, seal
 
         # ---- what other members are known for
         self.caught = set[PeerId]()  # peers that are proved to be Byzantine
-        self.blamed = Blame()  # who held up reductions, where members may lie
         self.disputes = Disputes()  # peers that disagreed on a partial sum
         # Who asks to enter: at which round, when.
         self.joiners: dict[Member, tuple[int, float]] = {}
@@ -198,13 +199,7 @@ class RoundMachine:
         self._asked_at: dict[PeerId, float] = {}
         self._asked_around_at = now
 
-        self.sites = SiteLedger(
-            journal.entries, run=run, fewest=shape.sites, sample=shape.sample, name=doors.name
-        )
-        groups = shape.arrivals.groups if shape.arrivals is not None else None
-        self.grouping = Grouping(groups, journal.entries) if groups is not None else None
-        dynamic = shape.arrivals.dynamic if shape.arrivals is not None else None
-        self.own_steps = OwnSteps(dynamic, journal.entries) if dynamic is not None else None
+        self.sites = sites(journal.entries, doors.name)
         self._open(now)
         # others are told of an idle member in the course of the round, not by its opening
         self.root, self.stateless, self.idle = root, stateless, idle
@@ -602,22 +597,15 @@ class RoundMachine:
         self._late_votes.clear()
         self.base = self.journal.entries[-1].entry.hash()
         self.draw = self._drawn(before)
-        if self.grouping is not None:
-            self.grouping.follow(now)
-        if self.own_steps is not None:
-            self.own_steps.follow()
+        self.arrivals.follow(now)
         self.ballot = max(0, self.journal.promised)
         self.dissemination = self._make_dissemination(
             self.me.peer,
             len(self.config),
             lambda: [member.peer for member in self._convener_order()],
         )
-        if self.lying:
-            self.acceptor, self.convening = byzantine_roles(self)
-        else:
-            self.acceptor = Acceptor(self)
-            self.convening = Convener(self, self.acceptor)
-        self.sealing = Sealing(self)
+        self.acceptor, self.convening = self.faults.make_roles(self)
+        self.sealing = self._make_seal(self)
         self.joiners = {
             who: seen
             for who, seen in self.joiners.items()
@@ -717,10 +705,7 @@ class RoundMachine:
     def steps(self) -> int:
         """How many inner steps this member's script makes now, where each member has its number; 0
         where none has, or where it is late for its group."""
-        peer = self.me.peer
-        if self.grouping is not None:
-            return self.grouping.steps(peer)
-        return 0 if self.own_steps is None else self.own_steps.steps(peer)
+        return self.arrivals.steps(self.me.peer)
 
     @property
     def takes_part(self) -> bool:
@@ -819,7 +804,7 @@ class RoundMachine:
         there is one.
         """
         shape = self.shape
-        plain = shape.arrivals is None and shape.sample is None and not shape.whole
+        plain = not self.arrivals.waits_for_some and shape.sample is None and not shape.whole
         return shape.least == 1 and plain
 
     def _pass_contribution_on(self) -> None:
@@ -856,7 +841,9 @@ class RoundMachine:
         least, shape = self.timing.least_turn, self.shape
         if not (least and self._exchanges) or len(self.config) < MOST_RUSH_AMONG:
             return True
-        if self.contribution is not None or shape.arrivals is not None or shape.sample is not None:
+        if self.contribution is not None or shape.sample is not None:
+            return True
+        if self.arrivals.waits_for_some:
             return True
         if shape.whole:  # a turn is what the manifest says
             return True
@@ -900,7 +887,7 @@ class RoundMachine:
         return [
             offer
             for offer in self.offered()
-            if self.grouping is None or offer.member.peer in self.open.due
+            if not self.arrivals.in_groups or offer.member.peer in self.open.due
         ]
 
     def offered(self) -> list[Contributor]:
@@ -929,7 +916,7 @@ class RoundMachine:
         """
         if self.contribution is None or self.open.plan is not None:
             return False
-        if self.shape.arrivals is not None or self.shape.whole:
+        if self.arrivals.waits_for_some or self.shape.whole:
             return self.gathering
         if self.shape.least == 1 and not self.acceptor.founding:
             return False
@@ -948,7 +935,7 @@ class RoundMachine:
         the work of all who take part, as far as this member knows; never where whoever is first
         closes it.
         """
-        patient = self.shape.arrivals is not None or self.shape.whole
+        patient = self.arrivals.waits_for_some or self.shape.whole
         return patient and self.open.ripe_at is None
 
     def look(self, now: float) -> None:
@@ -957,39 +944,34 @@ class RoundMachine:
         self.draw.look(now - self.open.born)
         if self.shape.whole:
             return self._look_at_work(now)
-        arrivals, opened = self.shape.arrivals, self.open
-        if arrivals is None or (opened.ripe_at is not None and self.grouping is None):
+        arrivals, opened = self.arrivals, self.open
+        if not arrivals.waits_for_some or (opened.ripe_at is not None and not arrivals.in_groups):
             return
         # the convener's plan is made of what it was told, also by itself
         convenes = self.convener_of(self.ballot) == self.me
         mine = {self.me} if self.contribution is not None and not convenes else set[Member]()
         there = mine | {offer.member for offer in self.offered() if not self.silent(offer.member)}
-        if self.grouping is not None:
-            return self._look_at_groups(self.grouping, there, now)
-        if not there:
-            return
-        if opened.first_ready_at is None:
-            opened.first_ready_at = now
-        awaited = len(self._awaited(mine))
-        if not is_ripe(
-            arrivals,
-            now,
-            born=opened.born,
-            first_at=opened.first_ready_at,
-            there=len(there),
-            awaited=awaited,
-        ):
-            opened.enough_at = None  # somebody of them may have died
-            return
-        opened.enough_at = now if opened.enough_at is None else opened.enough_at
-        if arrivals.window is None or not awaited:
-            opened.ripe_at = now
-            return
+        if not arrivals.in_groups:
+            if not there:
+                return
+            if opened.first_ready_at is None:
+                opened.first_ready_at = now
         said = [offer.reading.lag for offer in self.offered() if offer.member in there]
         if mine and self.contribution is not None:
             said.append(self.contribution[2].lag)
-        if now - opened.enough_at >= window_s(arrivals.window, said):
-            opened.ripe_at = now
+        found = arrivals.look(
+            now,
+            RoundArrivals(
+                opened.born,
+                opened.first_ready_at,
+                opened.enough_at,
+                opened.ripe_at,
+                {member.peer for member in there},
+                [member.peer for member in self._awaited(there if arrivals.in_groups else mine)],
+                said,
+            ),
+        )
+        opened.ripe_at, opened.enough_at, opened.due = found.ripe_at, found.enough_at, found.due
 
     def _look_at_work(self, now: float) -> None:
         """All who take part are done, or had their time. Somebody who comes in the meantime, or is
@@ -1024,17 +1006,6 @@ class RoundMachine:
         """For how long a member is not heard; 0: it is."""
         return now - self._away.get(who, now)
 
-    def _look_at_groups(self, grouping: Grouping, there: Set[Member], now: float) -> None:
-        """Groups that are ready make the round. When somebody of such a group dies, the round waits
-        for another group.
-        """
-        opened, awaited = self.open, [member.peer for member in self._awaited(there)]
-        opened.due = grouping.ready({member.peer for member in there}, awaited, now)
-        if opened.due:
-            opened.ripe_at = now if opened.ripe_at is None else opened.ripe_at
-        else:
-            opened.ripe_at = None
-
     def _awaited(self, mine: Set[Member]) -> list[Member]:
         """Living members that have not announced what they contribute."""
         return [
@@ -1045,7 +1016,7 @@ class RoundMachine:
 
     def elapsed_s(self, now: float) -> float | None:
         """Seconds since the last entry, for the proposed one; None if the log needs no time."""
-        return None if self.grouping is None else self.grouping.elapsed_s(now)
+        return self.arrivals.elapsed_s(now)
 
     # ---- the draw
 
@@ -1103,24 +1074,12 @@ class RoundMachine:
             return
         self.progress(now)
         opened = self.open
-        if self.lying and current and current.ballot == plan.ballot:
-            self._learn_from_revision(current, plan)
+        if current and current.ballot == plan.ballot:
+            self.faults.note_revision(self.round, current, plan, self.silent)
         opened.plan, opened.plan_sender, opened.lacking = plan, who.peer, None
         opened.planned_at = now
         opened.senders, opened.cut = senders_of(plan, self.me.peer), set()
         self.actions.execute(plan, [member.peer for member in self.config])
-
-    def _learn_from_revision(self, before: Plan, after: Plan) -> None:
-        """What the convener of a ballot found out, each member need not find out anew at a second
-        an entry: whose contribution it leaves out though it lives, and that a tree does not come
-        on. Its word is enough: who is doubted falsely loses nothing while its link is as it says.
-        """
-        kept = {c.cid for c in after.contributors}
-        for c in before.contributors:
-            if c.cid not in kept and not self.silent(c.member):
-                self.blamed.doubted.strike(c.member.peer, self.round)
-        if before.topology.kind != "butterfly" and after.topology.kind == "butterfly":
-            self.blamed.fell(self.round)
 
     def _plan_fits(self, plan: Plan) -> bool:
         same = (plan.log, plan.round, plan.base) == (
@@ -1309,9 +1268,8 @@ class RoundMachine:
         patience_s = self.silent_s(patience.PULLS_ALL_BUT) if self.lying else self.stuck_s()
         if now - max(opened.bulk_at, opened.planned_at) <= patience_s:
             return True
-        if self.lying and plan.topology.kind == "butterfly":
-            for owner in opened.lacking_owners - {self.me.peer}:
-                self.blamed.owners.strike(owner, self.round)
+        if plan.topology.kind == "butterfly":
+            self.faults.note_late_owners(self.round, opened.lacking_owners - {self.me.peer})
         return False
 
     def heard_leave(self, who: Member, leaves: bool) -> None:
@@ -1322,7 +1280,7 @@ class RoundMachine:
             self.leavers.discard(who)
 
     # ---- 5. acceptors promise and vote -----------------------------------------------------------
-    # Where members may lie, `lying.ByzantineAcceptor` takes the messages; it uses the same votes.
+    # Another fault model's acceptor takes the messages itself; it uses the same votes.
 
     def on_acceptor_message(self, now: float, who: Member, body: m.Body) -> None:
         """Prepare, Promise, Accept or Accepted, as acceptors that only crash take them. Raises
@@ -1410,7 +1368,7 @@ class RoundMachine:
             self.shape.sample is None
             or {c.member for c in entry.contributors} <= set(self.draw.members)
         )
-        same = same and (entry.elapsed_s is None or self.grouping is not None)
+        same = same and (entry.elapsed_s is None or self.arrivals.in_groups)
         same = same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
         same = same and entry_fault(entry, self.config, self.shape.topology) is None
         return same and self._admits(entry)
@@ -2009,7 +1967,7 @@ class RoundMachine:
     @property
     def ends_by_words(self) -> bool:
         """Whether an entry would end the run by what sites have said of themselves."""
-        return self.sites.ends(self.spent_words()) if self.shape.sites else False
+        return self.sites.ends(self.spent_words())
 
     def _said(self, word: SpentWord) -> bool:
         payload = spent_payload(self.run, word.peer)

@@ -41,7 +41,7 @@ class Recovery:
     def __init__(self, view: RoundMachine, now: float) -> None:
         self.view = view
         entries = view.journal.entries[-RECENT:]
-        self.heard_of = LastSaid(entries, at_once=view.shape.arrivals is None)
+        self.heard_of = LastSaid(entries, at_once=not view.arrivals.waits_for_some)
         # The incarnation to go on under: acts of this member are known that its journal does not.
         self.forgotten = 0
         self.check: CopyCheck | None = None
@@ -157,7 +157,7 @@ class Recovery:
             newest = max((view.me.incarnation, *later))
             gave = (
                 entry.round > view.round  # nobody contributes to a round that is not open to it
-                and view.shape.arrivals is None
+                and not view.arrivals.waits_for_some
                 and any(contributor.member == view.me for contributor in entry.contributors)
             )
             acted = not certified.removed and (gave or max(voted, default=-1) > known)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from .. import messages as m
-from ..arrivals import ArrivalSettings
 from ..bounds import most_members
 from ..codecs.mixtures import has_partial_sums
 from ..digest import meaning
@@ -18,11 +17,15 @@ from ..group import Certified, Config, Contributor, Entry, Member, Plan, Topolog
 from ..identifiers import PeerId
 from ..pace import Pace
 from ..swarm import SampleSettings
-from .missums import Refuted, SumStatement
 
 VOTES_KEPT = 8  # of a member in a round
 PROPOSALS_KEPT = 8  # of a member in a round
 KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of one vector
+
+Voice = tuple[PeerId, m.PartDigests, m.Inputs, bytes, bytes]
+"""What a member has stated of parts: their digests, the inputs, the digest of its receipts, and its
+signature under these.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,10 @@ class Shape:
     and nobody is to blame. It is one where the codec has no partial sums. ``least``: how many
     contributors the reducer needs. ``kin``: all contributions to an entry are copies of one vector,
     which their cids begin with. ``single``: one member, the coordinator, adds up everything.
-    ``sample``: how many of the members take part in a round; None: all that can. ``arrivals``: for
-    whom a round waits; None: for all that can, once one has come. ``whole``: it waits until all who
-    take part have done their work (`turns`). ``spare``: the part of the time that a member with a
-    thin link may cost the others (`thin`); 0: all are waited for. ``sites``: how many sites a sum
-    needs, in a run with noise, whose members have names (`sites`); 0 in all others. ``witnesses``:
-    so many members state what comes of each part beside its owner (`witnesses`).
+    ``sample``: how many of the members take part in a round; None: all that can. ``whole``: it
+    waits until all who take part have done their work (`turns`). ``spare``: the part of the time
+    that a member with a thin link may cost the others (`thin`); 0: all are waited for.
+    ``witnesses``: so many members state what comes of each part beside its owner (`witnesses`).
     """
 
     numel: int
@@ -51,10 +52,8 @@ class Shape:
     kin: bool = False
     single: bool = False
     sample: SampleSettings | None = None
-    arrivals: ArrivalSettings | None = None
     whole: bool = False
     spare: float = 0.0
-    sites: int = 0
     witnesses: int = 0
 
     @property
@@ -212,11 +211,18 @@ class RoundActions(Protocol):
         whose contribution they were sent."""
         ...
 
-    def refuted(self, found: Refuted) -> None:
-        """A member has stated a sum that is proved to be wrong."""
+    def refuted(self, meaning: bytes, part: int, voices: Sequence[Voice]) -> None:
+        """The first of these has stated a sum of a part that the others prove to be wrong."""
         ...
 
-    def unfounded(self, wrong: SumStatement, preimage: bytes, index: int) -> None:
+    def unfounded(
+        self,
+        peer: PeerId,
+        parts: m.PartDigests,
+        account: m.Account,
+        preimage: bytes,
+        index: int,
+    ) -> None:
         """A member has stated the sum of a part (``index``) of inputs of which one is not what its
         contributor has signed; ``preimage``: of what it states (`digest.meaning_preimage`)."""
         ...

@@ -417,8 +417,7 @@ def _fewest(manifest: Manifest) -> Callable[[int], int]:
     secure = manifest.settings().secure
     if secure is None:
         return lambda _: 1
-    from ..secure.vectors import threshold_of
-    from ..session.pre_round import LEAST_SITES
+    from ..secure.vectors import LEAST_SITES, threshold_of
 
     return lambda members: max(LEAST_SITES, threshold_of(secure, members))
 

@@ -30,11 +30,11 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from ...collectives.errors import ConfigError
-from ...collectives.forced import make_folder, new_file, sync_folder
-from .refusals import storage_error
+from .private_files import make_private as make_private
+from .private_files import open_private as open_private
+from .private_files import write_atomic as write_atomic
 
 MAX_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux, the final zero included
 
@@ -193,14 +193,6 @@ def only_mine() -> None:
     os.umask(0o077)
 
 
-def open_private(path: Path) -> BinaryIO:
-    """A file to append to that only its owner can read, new or not. Raises OSError."""
-    file = open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
-    if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
-        os.fchmod(file.fileno(), 0o600)
-    return file
-
-
 def _close(path: Path) -> bool:
     """Whether others had rights to this file or folder of ours; now they have none."""
     try:
@@ -213,44 +205,3 @@ def _close(path: Path) -> bool:
     except OSError:  # gone, or on a medium that cannot be written
         return False
     return True
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder that only its owner can enter, or take the others' rights from one we own.
-
-    Raises ConfigError when the folder belongs to somebody else, StorageError when it cannot be
-    made.
-    """
-    try:
-        make_folder(folder)
-        found = folder.stat()
-        if found.st_uid != os.getuid():
-            raise ConfigError(
-                f"{folder} belongs to user {found.st_uid}, not to you",
-                why="Keys and sockets in a folder of somebody else are not yours.",
-                hint="Choose another folder: ATOLL_HOME=~/atoll-home",
-            )
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            folder.chmod(0o700)
-    except OSError as error:
-        raise storage_error(f"cannot make {folder}", error) from None
-
-
-def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
-    """Replace a file so that a crash leaves the old or the new one. Raises StorageError (disk full,
-    no permission).
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with new_file(temporary, mode) as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise storage_error(f"cannot write {path}", error) from None
-        raise

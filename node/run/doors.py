@@ -55,7 +55,7 @@ class RunDoors:
 
     ``refuses(peer, invite)``: why the organiser lets in this peer, or anybody by this invite, no
     more; "" for no reason. ``now_s``: seconds since 1970, UTC. ``policy``, ``allow``: of the
-    manifest. ``named``: each needs a name (`round.sites`).
+    manifest. ``named``: each needs a name (`modes.site_ledger`).
     """
 
     def __init__(

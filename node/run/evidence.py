@@ -230,7 +230,9 @@ def _check_sum(
     assert other is not None
     if other[1] != stated[1] or other[0] == stated[0]:
         raise RemoteProtocolError("evidence of sums that may both be so", peer=sender)
-    from ...collectives.round.signed import account_payload  # loads what commands do not need
+    from ...collectives.modes.byzantine.signed import (
+        account_payload,  # loads what commands do not need
+    )
 
     for voice in (wrong, *found.others):
         payload = account_payload(
@@ -252,7 +254,11 @@ def _stated(voice: Voice, index: int) -> tuple[bytes, tuple[bytes, ...]] | None:
 def _check_founded(
     found: Unfounded, run: RunId, verify: Verify, sender: PeerId
 ) -> tuple[PeerId, str]:
-    from ...collectives.round.signed import account_payload, given_payload, receipts_digest
+    from ...collectives.modes.byzantine.signed import (
+        account_payload,
+        given_payload,
+        receipts_digest,
+    )
 
     log, round_, base, contributors, ranges, *_ = _meant.decode(found.preimage)
     peer, account, of = found.peer, found.account, meaning_of(found.preimage)

@@ -9,14 +9,39 @@ rules as a table: docs/protocol/admission.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Literal
+from typing import Literal, Protocol
 
 from ...collectives.errors import BadSignatureError, NotAdmittedError
 from ...collectives.identifiers import PeerId, RunId
-from .banning import Bans
 from .capability import Certificate, check_certificate, recognise
 
 Policy = Literal["invite", "open", "allow"]
+
+
+class KeptOut(Protocol):
+    """Whom the organiser, or this machine, keeps out: `banning.Bans`."""
+
+    @property
+    def of_run(self) -> Collection[PeerId]:
+        """Whom the organiser has banned."""
+        ...
+
+    @property
+    def revoked(self) -> Collection[bytes]:
+        """Invites by which nobody is let in any more."""
+        ...
+
+    def why(self, peer: PeerId) -> str | None:
+        """Why a peer is kept out; None: it is not."""
+        ...
+
+    def refuse(self, peer: PeerId) -> None:
+        """Raise NotAdmittedError where a peer is kept out."""
+        ...
+
+    def check_invite(self, nonce: bytes) -> None:
+        """Raise NotAdmittedError where an invite was revoked."""
+        ...
 
 
 class Gate:
@@ -28,7 +53,7 @@ class Gate:
         self,
         run_id: RunId,
         organiser: PeerId,
-        bans: Bans,
+        bans: KeptOut,
         members: Callable[[], Collection[PeerId]],
     ) -> None:
         self.run_id, self.organiser, self._bans, self._members = run_id, organiser, bans, members

@@ -19,7 +19,7 @@ from ...collectives.errors import BadSignatureError, RemoteProtocolError
 from ...collectives.foreign import PLAIN, quoted
 from ...collectives.group import MAX_CERTIFICATE, MAX_MEMBERS, Count, Hash, Peer
 from ...collectives.identifiers import PeerId, RunId
-from ..net.transport.addresses import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
+from ..net.transport.dialable import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
 from .partners import MOST_BYTES, NAME_BYTES
 
 MAX_RECORD_BYTES = 4096
@@ -50,7 +50,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     key. Where each of two names the other, both have lived since both began: ``doubled``.
     ``certificate``: by which it came; nobody believes one who is no member without.
     ``first_batch``: which data its script read first in a round (`same_order`). ``spent``: its
-    signature that it may spend no more of its privacy in this run (`round.sites`). Of the last two
+    signature that it may spend no more of its privacy in this run. Of the last two
     those are left out of the bytes, from the end, that say nothing.
     """
 

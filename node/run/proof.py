@@ -4,7 +4,8 @@ and says what each kind proves.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterable
+from typing import Annotated
 
 import msgspec
 
@@ -12,9 +13,6 @@ from ...collectives.foreign import PLAIN
 from ...collectives.group import MAX_PEER_ID, MAX_STAR, Entry
 from ...collectives.identifiers import PeerId
 from ...collectives.messages import Account, Inputs, PartDigests
-
-if TYPE_CHECKING:
-    from ...collectives.round import Refuted, SumStatement
 
 MAX_PAYLOAD, MAX_EVIDENCE = 2048, 1 << 17
 
@@ -51,7 +49,7 @@ class Relabelled(msgspec.Struct, frozen=True, array_like=True, tag="relabelled")
 
 class Voice(msgspec.Struct, frozen=True, array_like=True):
     """What a member has stated of parts: their digests, and of its account the inputs, the digest
-    of its receipts (`round.receipts_digest`), and its signature."""
+    of its receipts (`byzantine.signed.receipts_digest`), and its signature."""
 
     peer: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
     parts: PartDigests
@@ -104,27 +102,23 @@ def relabelled(
     return data if len(data) <= MAX_EVIDENCE else b""
 
 
-def missummed(found: Refuted) -> bytes:
-    """Of what members have stated, as it is kept and handed on; b"" where that is longer than
-    evidence may be.
+def missummed(
+    meaning: bytes, part: int, voices: Iterable[tuple[PeerId, PartDigests, Inputs, bytes, bytes]]
+) -> bytes:
+    """Of what members have stated of a part, first the one who is wrong, as it is kept and handed
+    on; b"" where that is longer than evidence may be.
     """
-    wrong, *others = map(_voice, (found.wrong, *found.others))
-    data = msgspec.msgpack.encode(Missummed(found.wrong.meaning, found.part, wrong, tuple(others)))
+    wrong, *others = (Voice(*each) for each in voices)
+    data = msgspec.msgpack.encode(Missummed(meaning, part, wrong, tuple(others)))
     return data if len(data) <= MAX_EVIDENCE else b""
 
 
-def _voice(said: SumStatement) -> Voice:
-    from ...collectives.round import receipts_digest  # loads what commands do not need
-
-    account = said.account
-    digest = receipts_digest(account.receipts)
-    return Voice(said.peer, said.parts, account.inputs, digest, account.signature)
-
-
-def unfounded(wrong: SumStatement, preimage: bytes, index: int) -> bytes:
+def unfounded(
+    peer: PeerId, parts: PartDigests, account: Account, preimage: bytes, index: int
+) -> bytes:
     """Of what a member has stated, as it is kept and handed on; b"" where that is longer than
     evidence may be.
     """
-    found = Unfounded(wrong.peer, wrong.parts, wrong.account, index, preimage)
+    found = Unfounded(peer, parts, account, index, preimage)
     data = msgspec.msgpack.encode(found)
     return data if len(data) <= MAX_EVIDENCE else b""

@@ -15,6 +15,5 @@ budget    what has been spent of a member's privacy
 masking   one attempt at it: who has said what, what is missing
 rounds    a session's part: attempts, the operation, what must be remembered, what the script is
           told
-choosing  which of masks and BTARD a run's session is given, if any
 simulated what comes out of them, for simulations without sessions
 """

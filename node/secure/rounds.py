@@ -9,7 +9,7 @@ it: their members are told, go back to the anchor and train anew.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -25,26 +25,36 @@ from ...collectives.errors import (
     SecurityError,
     StorageError,
 )
-from ...collectives.group import CID_BYTES, Entry, Plan, Reading, SpentWord
+from ...collectives.group import CID_BYTES, Admitted, Entry, Plan, Reading, SpentWord
 from ...collectives.identifiers import PeerId
+from ...collectives.modes.site_ledger import SiteLedger
 from ...collectives.round import KIN_BYTES
-from ...collectives.round.sites import spent_payload
+from ...collectives.round.log import Log
+from ...collectives.round.site_names import SiteNames, spent_payload
 from ...collectives.round.turns import AWAY_S
 from ...collectives.swarm import MAX_OP_ID, Call, SecureSettings, Spent
 from ...security.masking import Binding, DealerError, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
 from ...security.masking.messages import Keys
+from ..modes.operations.naming import MASKED_SUM, config_key
+from ..modes.operations.operations import Operations
 from ..session import events as ev
 from ..session.contribution_queue import Given
 from ..session.copies import Copies
-from ..session.naming import MASKED_SUM, config_key
-from ..session.operations import Operations
 from ..session.pre_round import PreRound
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, MaskingStep
-from .vectors import RingLayout, Summed, in_bucket, least_buckets, length_of, threshold_of
+from .vectors import (
+    RingLayout,
+    Summed,
+    fewest_sites,
+    in_bucket,
+    least_buckets,
+    length_of,
+    threshold_of,
+)
 from .wire import PREFIX, AttemptMessage, AuthoredMessage, Fixed, Pass, Want, decode, encode
 
 if TYPE_CHECKING:
@@ -88,6 +98,7 @@ class SecureRounds(PreRound):
     ) -> None:
         """``rng`` makes secrets and rounds; None (no simulation): `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
+        self._ledger: SiteLedger | None = None  # of a run with noise, once there is a log
         self._operations = operations
         self.rng = rng or random.SystemRandom()
         self.masking: Masking | None = None
@@ -176,6 +187,20 @@ class SecureRounds(PreRound):
         found = [(peer, records.record(peer)) for peer in sorted(peers)]
         return [SpentWord(peer, of.spent) for peer, of in found if of is not None and of.spent]
 
+    def names(self, entries: Log, name: Callable[[Admitted], str]) -> SiteNames:
+        """What a site spends is bound to its name."""
+        settings = self.session.settings
+        if settings.privacy is None:
+            return SiteNames()
+        self._ledger = SiteLedger(
+            entries,
+            run=self.session.run,
+            fewest=fewest_sites(self.terms),
+            sample=settings.sample,
+            name=name,
+        )
+        return self._ledger
+
     def _judge_budgets(self, now: float) -> None:
         """Note whether the run is over here, and tell others where this member's budget is. A
         vector that was handed over is waited for.
@@ -184,9 +209,9 @@ class SecureRounds(PreRound):
         what they have signed ends the run for all.
         """
         budget, session, machine = self.budget, self.session, self.session.machine
-        if budget is None or machine is None or self._over:
+        sites, me = self._ledger, session.me
+        if budget is None or machine is None or sites is None or self._over:
             return
-        sites, me = machine.sites, session.me
         if sites.retired(me):
             self._over = (
                 f"another key has the name of this site, {sites.name_of(me)}, now: the organiser's "
@@ -212,7 +237,7 @@ class SecureRounds(PreRound):
     def _may_give(self) -> bool:
         """Whether a vector may be handed over for the open entry. With noise that is one an entry,
         over all attempts: so the log bounds what a site has given, also where its disk is lost
-        (`round.sites`). An entry without contributors opens the next."""
+        (`site_ledger`). An entry without contributors opens the next."""
         budget, machine = self.budget, self.session.machine
         return budget is None or machine is None or budget.last != machine.round
 

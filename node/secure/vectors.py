@@ -55,6 +55,14 @@ def threshold_of(terms: SecureSettings, members: int) -> int:
     return max(terms.threshold * least_buckets(terms), 2 * members // 3 + 1)
 
 
+LEAST_SITES = 3  # of a masked sum, whatever the manifest says
+
+
+def fewest_sites(terms: SecureSettings) -> int:
+    """How many sites the smallest sum of a run with noise needs."""
+    return max(LEAST_SITES, terms.threshold * least_buckets(terms))
+
+
 def least_buckets(terms: SecureSettings) -> int:
     """How many sums a round needs: those that a rule compares, or one."""
     reducer = find_reducer(terms.rule)

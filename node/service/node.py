@@ -28,13 +28,13 @@ from ..home.memory_use import resident_bytes
 from ..home.paths import Paths, write_atomic
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..manifest.presets import averaging_text
+from ..modes.recertifying import recertify
 from ..net.network import PeerNetwork
 from ..net.transport.addresses import at_home
 from ..run.clocks import wrong_clock
 from ..run.invite import parse_invite
 from ..run.standing import Standing, forget_standing, load_standing, save_standing, standing_by
 from ..session.fragments import Whole
-from ..session.recertifying import recertify
 from .context import NodeContext
 from .links import Links
 from .run import RunService

@@ -17,6 +17,7 @@ from ...collectives.swarm import Call, Outcome
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import PooledBuffer
+from ..modes.operations.operations import operations_of
 from ..session import events as ev
 from ..session.documents import weights_of
 from .buffers import BufferPool
@@ -82,7 +83,7 @@ class Reductions:
         if call.op_id in self._open:
             raise LocalProtocolError(f"{call.name} is open already", hint=OWN_NAME)
         session = self.run.driven.sessions[0]
-        operation = session.operations.prepare(trio.current_time(), call, numel)
+        operation = operations_of(session).prepare(trio.current_time(), call, numel)
         self.run.node.lanes.soon(
             trio.current_time(), frozenset(operation.peers) - {self.run.node.identity.peer}
         )
@@ -111,7 +112,7 @@ class Reductions:
         reduction.cid, reduction.started_at, reduction.running = os.urandom(16), now, True
         reduction.traffic = self.run.traffic()
         try:
-            session.operations.start(
+            operations_of(session).start(
                 now, reduction.call, reduction.numel, reduction.source, reduction.cid
             )
         except BaseException:
@@ -137,7 +138,7 @@ class Reductions:
 
         def abandon() -> None:
             if session is not None:
-                says.append(session.operations.abandon(now, op_id))
+                says.append(operations_of(session).abandon(now, op_id))
                 session.settle(now)
 
         if reduction.running:

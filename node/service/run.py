@@ -25,11 +25,11 @@ from ...collectives.errors import (
 )
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.modes.relays import relayed
 from ...optim.outer import effective_outer
 from ..control.shared_memory import AnchorSlots
 from ..home.paths import make_private
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
+from ..modes.choosing import modes_of
 from ..net.look import Look
 from ..net.transport.addresses import split_peer
 from ..run.capability import invite_of
@@ -41,7 +41,6 @@ from ..run.membership import Membership
 from ..run.same_order import SameOrder
 from ..run.status import RunStatus
 from ..run.verdicts import VerdictChange
-from ..secure.choosing import pre_round_of
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import PeerUsage
@@ -381,7 +380,6 @@ class RunService:
         self.ports = RunPorts(self, storages)
         return whole_of(
             storages if settings.fragments > 1 else (),
-            pre_round_of(settings, identity),
             run=self.run_id,
             me=identity.peer,
             organiser=self.organiser,
@@ -398,7 +396,7 @@ class RunService:
             per_hour=manifest.join.per_hour,
             budgets=self.budgets,
             doors=self.doors,
-            dissemination=relayed,
+            modes=modes_of(settings, identity),
         )
 
     def _open_files(self, manifest: Manifest, number: int) -> RunFiles:

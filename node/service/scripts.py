@@ -20,6 +20,7 @@ from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer, alive
 from ..manifest import Manifest
+from ..modes.operations.operations import operations_of
 from ..run.same_order import said_by, shows_order
 from ..secure.rounds import SecureRounds
 from ..session import events as ev
@@ -210,7 +211,7 @@ class AttachedScript:
 
     def next_number(self, name: str, least: int) -> int:
         """Of a series of operations."""
-        return self.run.driven.sessions[0].operations.next_number(name, least)
+        return operations_of(self.run.driven.sessions[0]).next_number(name, least)
 
     def report(
         self,

@@ -14,20 +14,18 @@ race            whether another member's state would be here sooner than the one
 serving         answering other members, from copies
 timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
-naming          names of free-standing operations: what all their callers must agree in
-volatile        the journal of operations' logs, which is not kept
-beside          what operations' logs ask of the session
-operation       one free-standing operation
-operations      all of them
 record          what members have signed of contributions
 retaining       what is kept and signed to recompute a round
+modes           what stands at the doors of a session
+other_logs      the door of logs beside the run's
+measures        the door of what a rule learns over rounds
+shapes          the shape of a log, by the names of codec and reducer
 pre_round       the seam to what members do together before anything is given to the log: secure
                 rounds, BTARD
 copies          results that members make themselves, where all contributions are copies of one
                 vector
 contribution_queue   contributions of the script, in order, until they are taken
-distances       how far contributions lay from results, where the rule goes by it
-recertifying    the organiser's word that members are lost for ever: checked, and how far it is
+recertification  the door at which a mode lets a run go on without a quorum
 prior_contributions  what became of contributions of an earlier life
 installing      a fetched state replaces the own one
 waiting         what a member waits for, and when it says so
@@ -43,14 +41,12 @@ fragments       a run cut into fragments: a session for each, one membership; `w
                 one piece or in several
 """
 
-from .memory_storage import MemoryStorage
 from .ports import DataPlane, SessionPorts, Storage
 from .replica import ModelReplica, PlainSlots
 from .session import Session
 
 __all__ = [
     "DataPlane",
-    "MemoryStorage",
     "PlainSlots",
     "ModelReplica",
     "Session",

@@ -13,7 +13,7 @@ from ...collectives.group import Certified, Entry, Member, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
-from ...collectives.round import Refuted, SumStatement
+from ...collectives.round.state import Voice
 from ..run.proof import missummed, relabelled, twice, unfounded
 from . import events as ev
 from .ports import DataPlane
@@ -108,7 +108,7 @@ class LogActions:
             if pre_round is not None and pre_round.on_result(machine.open.plan, event.digests):
                 return
             self.weights[event.digests] = event.weights
-            self.session.distances.weighed(event.digests, event.spread)
+            self.session.measures.weighed(event.digests, event.spread)
             self.timeline(machine.round).reduced(now, event.since)
             self.store(now, machine.open.plan, event.digests, event.data)
 
@@ -347,17 +347,24 @@ class LogActions:
         """Members state different sums of a part."""
         self.session.ports.emit(ev.SumsDiffer(tuple(peers)))
 
-    def refuted(self, found: Refuted) -> None:
-        """A member has stated a sum that others prove to be wrong."""
-        evidence = missummed(found)
+    def refuted(self, meaning: bytes, part: int, voices: Sequence[Voice]) -> None:
+        """The first has stated a sum that the others prove to be wrong."""
+        evidence = missummed(meaning, part, voices)
         if evidence:
-            self.session.ports.emit(ev.Equivocated(found.wrong.peer, evidence))
+            self.session.ports.emit(ev.Equivocated(voices[0][0], evidence))
 
-    def unfounded(self, wrong: SumStatement, preimage: bytes, index: int) -> None:
+    def unfounded(
+        self,
+        peer: PeerId,
+        parts: m.PartDigests,
+        account: m.Account,
+        preimage: bytes,
+        index: int,
+    ) -> None:
         """A member has stated a sum of inputs that were not contributed."""
-        evidence = unfounded(wrong, preimage, index)
+        evidence = unfounded(peer, parts, account, preimage, index)
         if evidence:
-            self.session.ports.emit(ev.Equivocated(wrong.peer, evidence))
+            self.session.ports.emit(ev.Equivocated(peer, evidence))
 
     def pace(self) -> Pace:
         return self.session.ports.pace()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...collectives.round import Timing
 from ...collectives.swarm import RunSettings
-from ...optim.planning.waiting import TWICE
+from ...optim.rounds.slow import TWICE
 
 LEAST_TURN = 9.0  # of ten parts of the time, one at most goes into exchanges that one hastens
 EVICT_S = 10.0

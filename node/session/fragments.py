@@ -24,22 +24,21 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
-from ...collectives.errors import ConfigError, StorageError
+from ...collectives.errors import ConfigError, LocalProtocolError, StorageError
 from ...collectives.exchange import Bounds
 from ...collectives.group import LogName
 from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.messages import Spans
-from ...collectives.round import OPEN, DisseminationMaker, Doors, Timing, everybody
+from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.swarm import RunSettings
 from ..run.doors import InnerDoors
 from . import events as ev
 from .actions import main_log
 from .beginning import check_model
 from .budgets import PeerUsage
-from .operations import Operations
+from .modes import PLAIN, Modes
 from .ports import DataPlane, SessionPorts, Storage
-from .pre_round import PreRound
 from .session import ROUND, Phase, Session
 
 if TYPE_CHECKING:
@@ -177,13 +176,15 @@ class Fragments:
         per_hour: int = 0,
         budgets: PeerUsage | None = None,
         doors: Doors = OPEN,
-        dissemination: DisseminationMaker = everybody,
+        modes: Modes = PLAIN,
     ) -> None:
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where
         there is none.
         """
         if not storages:
             raise ConfigError("a run of no fragments", key="fragments")
+        if modes.pre_round is not None:
+            raise LocalProtocolError("what members do before a round, they do in one piece")
         budgets = budgets or PeerUsage()
         self.ports = [
             FragmentPorts(ports, storage, number) for number, storage in enumerate(storages)
@@ -211,7 +212,7 @@ class Fragments:
                     per_hour=per_hour,
                     budgets=budgets,
                     doors=InnerDoors(doors, self._in_first) if number else doors,
-                    dissemination=dissemination,
+                    modes=modes,
                 )
             )
         for session in self.sessions:
@@ -358,12 +359,8 @@ Whole = Session | Fragments
 """A run at one member, in one piece or in several; driven alike."""
 
 
-def whole_of(
-    storages: Sequence[Storage],
-    pre_round: Callable[[Session, Operations], PreRound] | None,
-    **how: Any,
-) -> Whole:
+def whole_of(storages: Sequence[Storage], **how: Any) -> Whole:
     """A session; or where there are ``storages``, one a fragment, the fragments of a run. ``how``:
     what both are made of.
     """
-    return Fragments(storages=storages, **how) if storages else Session(pre_round=pre_round, **how)
+    return Fragments(storages=storages, **how) if storages else Session(**how)

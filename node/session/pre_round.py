@@ -7,33 +7,20 @@ cids that begin alike (`round.KIN_BYTES`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ...collectives.reduce import least_of
-from ...security.rules.reducers import find_reducer
+from ...collectives.round.site_names import SiteNames
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...collectives.exchange import BlobProgress
-    from ...collectives.group import Entry, Plan, SpentWord
+    from ...collectives.group import Admitted, Entry, Plan, SpentWord
     from ...collectives.identifiers import PeerId
-    from ...collectives.swarm import RunSettings, Spent
+    from ...collectives.round.log import Log
+    from ...collectives.swarm import Spent
     from . import events as ev
-
-
-LEAST_SITES = 3  # of a masked sum, whatever the manifest says
-
-
-def fewest_sites(settings: RunSettings) -> int:
-    """How many sites the smallest sum of a run with noise needs; 0 in other runs."""
-    secure = settings.secure
-    if secure is None or settings.privacy is None:
-        return 0
-    reducer = find_reducer(secure.rule)
-    buckets = least_of(reducer) if reducer is not None else 1
-    return max(LEAST_SITES, secure.threshold * buckets)
 
 
 class PreRound(Protocol):
@@ -41,6 +28,12 @@ class PreRound(Protocol):
 
     prefix: bytes
     """What its control messages begin with: one byte."""
+
+    def names(self, entries: Log, name: Callable[[Admitted], str]) -> SiteNames:
+        """The names of sites in a log, as `site_names.SiteNamesMaker`; none where no privacy is
+        counted.
+        """
+        return SiteNames()
 
     @property
     def active(self) -> bool:

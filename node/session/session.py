@@ -9,7 +9,7 @@ and threads, the simulator in virtual time; the code is the same. A member is in
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any, Literal, get_args
@@ -34,7 +34,6 @@ from ...collectives.layout import Layout
 from ...collectives.round import (
     MOST_SAMPLES,
     OPEN,
-    DisseminationMaker,
     Doors,
     RoundMachine,
     Timing,
@@ -45,6 +44,7 @@ from ...collectives.round import (
     samples_in,
 )
 from ...collectives.round.log import RECENT
+from ...collectives.round.site_names import no_names
 from ...collectives.swarm import MOST_REPLAYED, RunSettings, Tally
 from ...optim.outer.readings import median_lag
 from ...optim.outer.worth import Worth, worth_of
@@ -56,20 +56,19 @@ from .admission import Admission
 from .beginning import check_model, make_genesis, replay
 from .budgets import PeerUsage
 from .contribution_queue import ContributionQueue
-from .distances import Distances
 from .durations import spare_of
 from .histories import Histories
 from .installing import Installing
-from .naming import is_operation, shape_of, witnesses_of
-from .operations import Operations
+from .modes import PLAIN, Modes
+from .other_logs import is_operation
 from .peer_selection import PeerSelection
 from .ports import SessionPorts
-from .pre_round import PreRound, fewest_sites
+from .pre_round import PreRound
 from .prior_contributions import PriorContributions
-from .recertifying import Recertifying
 from .replica import ModelReplica
 from .retaining import Retaining
 from .serving import Serving
+from .shapes import shape_of, witnesses_of
 from .tallies import newest_readings, shares_of, tallies
 from .transfer import Transfer
 from .waiting import Waits
@@ -114,24 +113,21 @@ class Session:
         site: str = "",
         log: str = "",
         membership: Membership | None = None,
-        pre_round: Callable[[Session, Operations], PreRound] | None = None,
         probation: int = 0,
         per_hour: int = 0,
         budgets: PeerUsage | None = None,
         doors: Doors = OPEN,
-        dissemination: DisseminationMaker = everybody,
+        modes: Modes = PLAIN,
     ) -> None:
         """With ``seeding`` this member takes part also while no script is attached. ``site``: the
         label of the place where it is.
 
         ``log`` and ``membership``: of a fragment, whose run has others, with the same membership.
-        ``pre_round``: makes what members do together before the log is given
-        anything, in a run that asks for it (`node.secure.choosing`). ``probation``, ``per_hour``:
-        see `Admission`.
+        ``probation``, ``per_hour``: see `Admission`.
         ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the
-        configuration. ``dissemination``: how the news of a round travels, unless each member must
-        hear every vote. Long, since each part is made here and handed those that it uses. Raises
-        LocalProtocolError for a run that asks for a ``pre_round`` and has none.
+        configuration. ``modes``: what the run asks for. Long, since each part is made here and
+        handed those that it uses. Raises LocalProtocolError for a run that asks for a mode that is
+        not among them.
         """
         self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
             run,
@@ -144,8 +140,9 @@ class Session:
         self.log = log or main_log(run)
         self.doors = doors
         # Members that may lie, and masked rounds, go by others' votes: each must hear them all.
-        goes_by_votes = bool(settings.lying) or pre_round is not None
-        self._dissemination = everybody if goes_by_votes else dissemination
+        goes_by_votes = bool(settings.lying) or modes.pre_round is not None
+        self._dissemination = everybody if goes_by_votes else modes.dissemination
+        self._modes = modes
         self.timing = timing or Timing()
         self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
         self.chunk_elements = chunk_elements
@@ -172,12 +169,12 @@ class Session:
         self.actions = LogActions(self)
         self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
         self.serving = Serving(self)
-        self.operations = Operations(self, self.serving)
+        self.operations = modes.operations(self)
         self.prior = PriorContributions(self)
         self.retaining = Retaining(self)
         self.admission = Admission(self, self.retaining, probation, per_hour)
         self.others = PeerSelection(self, self.admission)
-        self.distances = Distances(settings.reducer)
+        self.measures = modes.measures(settings.reducer)
         self._unrecorded: Entry | None = None  # applied, but the disk was full
         self._checkpointing, self._checkpoint_again_at = False, -1e9
         self._first_applied: int | None = None  # the entry that the state here was of at first
@@ -194,13 +191,11 @@ class Session:
         self._now = now
         self.installing = Installing(self)
         self.histories = Histories(self)
-        self.recertifying = Recertifying(self, self.others)
+        self.recertifying = modes.recertifying(self)
         self.waits = Waits(self, self.others, self.recertifying, now)
-        if (settings.secure or settings.btard) is not None and (pre_round is None or log):
-            raise LocalProtocolError(
-                "a secure run, or one with BTARD, takes an identity, and is in one piece"
-            )
-        self.pre_round: PreRound | None = pre_round(self, self.operations) if pre_round else None
+        modes.check(settings)
+        make = modes.pre_round
+        self.pre_round: PreRound | None = make(self) if make else None
 
     # ---- views
     @property
@@ -415,8 +410,9 @@ class Session:
         restarted = journal.restarted  # a copy from before the first entry is one, too
         if not journal.entries:
             journal.append(genesis)
+        find = self._modes.reducers
         shape = shape_of(
-            entry.numel, entry.chunk_elements, entry.codec, entry.reducer, settings.plan
+            entry.numel, entry.chunk_elements, entry.codec, entry.reducer, settings.plan, find
         )
         self.machine = RoundMachine(
             run=self.run,
@@ -429,23 +425,24 @@ class Session:
                 kin=self.pre_round is not None,
                 single=settings.coordinator,
                 sample=settings.sample,
-                arrivals=settings.arrivals,
                 # masked vectors meet before the log is given anything: they wait there
                 whole=settings.work is not None and self.pre_round is None,
                 spare=spare_of(settings),
-                sites=fewest_sites(settings),
-                witnesses=witnesses_of(settings, shape) if self.pre_round is None else 0,
+                witnesses=witnesses_of(settings, shape, find) if self.pre_round is None else 0,
             ),
             timing=self.timing,
             actions=self.actions,
             rng=self.rng,
             now=now,
             site=self.site,
-            lying=settings.lying,
+            faults=self._modes.faults,
+            arrivals=self._modes.arrivals,
+            seal=self._modes.seal,
             dissemination=self._dissemination,
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
             words=self.pre_round.spent_words if self.pre_round is not None else tuple,
+            sites=self.pre_round.names if self.pre_round is not None else no_names,
             root=root,
             stateless=self.replica is None,
             idle=self.script is None or not self.admission.trains,
@@ -551,15 +548,16 @@ class Session:
             self.ports.exchange.freeze(self.log, machine.round, cid, vector)
             self.admission.offered(cid, vector)
             self.retaining.offered(cid, vector)
-            machine.contribute(now, cid, samples, self.distances.with_radius(reading))
+            machine.contribute(now, cid, samples, self.measures.with_radius(reading))
         return None
 
-    def _refuse(self, now: float, cid: bytes) -> None:
+    def _refuse(self, now: float, event: x.NonFinite) -> None:
         """The data plane found NaN, infinity, or what its codec cannot hold, in a contribution: it
         is in no round. Why is told once known.
         """
         machine, replica = self.machine, self.replica
         flat: Tensor | None = None
+        cid = event.cid
         if machine and machine.contribution and machine.contribution[0] == cid:
             machine.withdraw()
             _, _, flat, _ = self.queue.take()
@@ -571,7 +569,7 @@ class Session:
         else:
             why = "it holds NaN or infinity, or a value too large for its codec"
             self.ports.emit(ev.ContributionRefused(cid, why, unfit=True))
-        self.operations.refuse(now, cid)
+        self.operations.on_exchange(now, event)
         self.ports.exchange.release(cid)
 
     def tell(self, event: ev.OperationDone | ev.OperationRefused) -> None:
@@ -719,7 +717,7 @@ class Session:
         machine = self.machine
         match event:
             case x.ResultComplete():
-                if not self.operations.on_result(now, event):
+                if not self.operations.on_exchange(now, event):
                     self.actions.on_result(now, event)
             case x.PartReduced():
                 if machine is not None and machine.lying:
@@ -728,7 +726,7 @@ class Session:
                 if machine is not None and machine.lying:
                     machine.on_given(now, event.plan_id, event.part, event.root)
             case x.ReductionReport():
-                if not self.operations.on_report(now, event) and machine:
+                if not self.operations.on_exchange(now, event) and machine:
                     machine.on_report(
                         now,
                         event.plan_id,
@@ -750,7 +748,7 @@ class Session:
             case x.PeerFault():
                 self.ports.emit(ev.PeerMisbehaved(event.peer, event.reason))
             case x.NonFinite():
-                self._refuse(now, event.cid)
+                self._refuse(now, event)
             case _:
                 pass
         self._drain(now)
@@ -775,6 +773,8 @@ class Session:
             self.operations.tick(now)
             if self.machine:
                 self.machine.tick(now)
+                if self.machine.take_renewed():
+                    self.ports.emit(ev.Renewed(self.machine.me.incarnation))
                 self.recertifying.tick(now)
             if self.pre_round is not None:
                 self.pre_round.tick(now)
@@ -1022,7 +1022,7 @@ class Session:
         self.prior.decided(entry)
         self.admission.decided(now, certified)
         self.retaining.decided(entry)
-        self.distances.decided(entry)
+        self.measures.decided(entry)
         self.recertifying.decided(certified)
 
     def _worth(self, entry: Entry) -> Worth | None:

@@ -26,7 +26,7 @@ from ...collectives.group import Entry, Member, is_quorum
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.layout import Layout
 from ...collectives.round import Timing
-from .naming import is_operation
+from .other_logs import is_operation
 from .race import Race
 from .replica import state_chunk_bytes
 from .requests import ChunkRequests

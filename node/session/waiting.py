@@ -17,7 +17,7 @@ from ...collectives.round.turns import AWAY_S
 from . import events as ev
 from .events import Waiting, WaitState
 from .peer_selection import PeerSelection
-from .recertifying import Recertifying
+from .recertification import Recertification
 
 if TYPE_CHECKING:
     from .session import Session
@@ -36,7 +36,7 @@ class Waits:
     """Of one log."""
 
     def __init__(
-        self, session: Session, others: PeerSelection, recertifying: Recertifying, now: float
+        self, session: Session, others: PeerSelection, recertifying: Recertification, now: float
     ) -> None:
         self.session, self._others, self._recertifying = session, others, recertifying
         self._moved_at = now  # when the log came on last

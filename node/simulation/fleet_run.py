@@ -32,7 +32,7 @@ from ...collectives.swarm import RunSettings
 from ...optim import attach
 from ...optim.federated.simulation import Task
 from ...optim.federated.simulation.task import endless
-from ...optim.model.flat import FlatVector
+from ...optim.modes.choosing import flat_vector
 from ..session import documents
 from ..session import events as ev
 from ..session.durations import durations
@@ -192,7 +192,7 @@ class _Play:
     def __init__(self, run: FleetRun, heard: Callable[[PlayedRun], None]) -> None:
         self.run_, self.heard = run, heard
         model = run.task.model() if run.task is not None else Untrained()
-        numel = FlatVector(model, run.settings).numel
+        numel = flat_vector(model, run.settings).numel
         self.scale = max(1.0, run.parameters / numel)
         machines = [PlayedMachine(p.name, p.step_s, p.up, p.down) for p in run.fleet]
         self.played = PlayedRun(machines, self.scale, numel if run.task is not None else 0)

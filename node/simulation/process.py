@@ -17,14 +17,13 @@ from ...collectives.errors import StorageError
 from ...collectives.exchange import Exchange
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.modes.relays import relayed
 from ...collectives.pace import Lead, Pace
 from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
 from ...security.rules.reducers import find_reducer
-from ..secure.choosing import pre_round_of
+from ..modes.choosing import modes_of
 from ..session.barrier import Barrier
 from ..session.fragments import Whole, whole_of
 from ..session.ports import DataPlane, Storage
@@ -162,7 +161,6 @@ class NodeProcess:
         self.barrier = Barrier([storage, *others], self.persist)
         self.run: Whole = whole_of(
             [storage, *others] if others else (),
-            pre_round_of(place.settings, place.identities.get(peer), rng),
             run=place.run_id,
             me=peer,
             organiser=place.organiser,
@@ -176,7 +174,7 @@ class NodeProcess:
             probation=place.probation,
             per_hour=place.per_hour,
             doors=place.doors(peer),
-            dissemination=relayed,
+            modes=modes_of(place.settings, place.identities.get(peer), rng),
             site=place.sites.get(peer, ""),
         )
         self.session = self.run.sessions[0]

@@ -16,7 +16,7 @@ from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
 from ...collectives.swarm import MOST_REPLAYED, OuterSettings
 from ...optim.outer import OuterStep
-from ..home.paths import make_private
+from ..home.private_files import make_private
 from ..session.record import MAX_SPENT
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp

@@ -2,7 +2,7 @@
 combination, outer step, reconciliation.
 
 In a run with ``kind = "federated"`` the nodes make the servers' outer steps (`methods`), and
-scripts the members' turns (`rounds.site` drives `member`, `personal` and `site`); in `simulation`
+scripts the members' turns (`modes.site` drives `member`, `personal` and `site`); in `simulation`
 the same turns are made for all members, by `server`. A round of any method is: members get the
 anchor and the run's extra vectors, make inner steps with each gradient corrected, contribute anchor
 - parameters (and what else the method sends) with a weight; the mean goes through an `OuterStep`,

@@ -1,6 +1,6 @@
 """The model as one float32 vector. Files, lowest first:
 
-adapters    what is frozen under adapters, which factor trains, the bias of their mean
+frozen      what lies frozen under what is trained: one digest
 buffers     how each buffer takes part: averaged, compared, or a member's own
 traits      what changes the function beside tensors: an adapter's scale, a norm's epsilon
 flat        the vector: parameters and running statistics, in segments, from any device

@@ -8,7 +8,7 @@ a peer's own. A tensor used in several places (tied weights) is there once, unde
 Later changes of ``requires_grad`` do not change the vector. Where the run's settings
 give tensors codecs of their own, those of one codec are neighbours, parameters and statistics each
 for themselves. In a run whose method has them, sums that no model has come beside it
-(`optim.federated.site`).
+(`SumsBeside`).
 
 Values cross in segments through one small scratch, so no second copy of the model is made. Models
 of float16 and bfloat16 have a float32 vector: progress is measured against what the live tensors
@@ -45,9 +45,8 @@ from ...collectives.layout import (
     cut,
 )
 from ...collectives.swarm import RunSettings
-from ..federated.site import sums_beside
-from .adapters import base_digest
 from .buffers import ModelBuffer, check_patterns, model_buffers
+from .frozen import base_digest
 from .traits import traits_of
 
 SEGMENT_ELEMENTS = 1 << 20
@@ -60,6 +59,17 @@ WRAPPERS = (
     "_orig_mod.",
     "_checkpoint_wrapped_module.",
 )
+
+
+SumsBeside = Callable[[RunSettings, int], dict[str, Tensor]]
+"""What a run's flat vector has beside a model of so many parameters, by name, float32 and zero at
+first.
+"""
+
+
+def no_sums(settings: RunSettings, parameters: int) -> dict[str, Tensor]:
+    """Nothing."""
+    return {}
 
 
 class RangeSource(Protocol):
@@ -124,10 +134,11 @@ class FlatVector:
         *,
         included: Collection[str] = (),
         sharded: bool = False,
+        beside: SumsBeside = no_sums,
     ) -> None:
         """``included``: names of parameters that are in the vector though they are frozen now.
         ``sharded``: DTensors are taken, for `optim.ranks` to cut; such a vector itself can only be
-        described.
+        described. ``beside``: what the run's method has beside the model.
         """
         settings = settings or RunSettings()
         buffers = buffers_of(model, settings.buffers)
@@ -146,9 +157,7 @@ class FlatVector:
             specs.append(TensorSpec(name, tuple(tensor.shape), 0, role))
         if settings.privacy is not None:
             _check_statistics(specs)
-        self._sums = sums_beside(
-            settings, sum(spec.numel for spec in specs if spec.role == "parameter")
-        )
+        self._sums = beside(settings, sum(spec.numel for spec in specs if spec.role == "parameter"))
         specs += [
             TensorSpec(name, tuple(tensor.shape), 0, "mean" if name == STEPS else "sum")
             for name, tensor in self._sums.items()

@@ -12,7 +12,7 @@ Files, lowest first:
     state     where state vectors lie, and momenta in bf16
     step      OuterStep: a rule over a whole round, statistics averaged
 
-Only names of `step` and `readings` load torch; commands that read presets do without.
+Names from here load torch; commands that read presets do without.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .presets import outer_preset
     from .readings import reading_of
     from .step import BLOCK_ELEMENTS, OuterStep, effective_outer
 
-__all__ = ["BLOCK_ELEMENTS", "OuterStep", "effective_outer", "outer_preset", "reading_of"]
+__all__ = ["BLOCK_ELEMENTS", "OuterStep", "effective_outer", "reading_of"]
 
-_HOMES = {"outer_preset": "presets", "reading_of": "readings"}
+_HOMES = {"reading_of": "readings"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,9 @@ price        what settings cost in loss, from a table
 planner      which settings reach a loss soonest, and why in words
 whole        what a run costs from its first round on, short ones among them
 balance      how many samples each of unequal machines takes of a step
-again        how long the next round is, from what the log says of the last one
 """
 
-from .again import Lag, RoundSteps, again
+from ..rounds.again import Lag, RoundSteps, again
 from .balance import Machine, balance
 from .conditions import Conditions, PeerConditions
 from .estimate import Choice, Estimate, estimate

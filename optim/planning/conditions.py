@@ -11,14 +11,10 @@ from dataclasses import dataclass, field, replace
 
 from ...collectives.errors import ConfigError
 from ...collectives.group import MAX_MEMBERS
+from ..rounds.again import longest_round
 from .waiting import Machines, Rounds, thin_of
 
 MAX_PARAMETERS = 1 << 40
-LARGE = 100_000_000  # parameters
-MAX_STEPS, MAX_STEPS_SMALL = 500, 100
-"""The longest round, in inner steps, of models above and below LARGE. The published runs lose about
-3 % from H = 50 to 1000 (arXiv 2311.08105), and small models more: 2 % at 10, 3 % at 20, 4 to 5 % at
-50 (measured on 42k parameters)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +126,6 @@ class Conditions:
         links = {ends: rate for ends, rate in self.links.items() if set(ends) <= names}
         peers = tuple(peer for peer in self.peers if peer.name in names)
         return replace(self, peers=peers, links=links)
-
-
-def longest_round(parameters: int) -> int:
-    """The longest round of a model of this size, in inner steps, where nobody says another."""
-    return MAX_STEPS if parameters >= LARGE else MAX_STEPS_SMALL
 
 
 def _check(key: str, value: float, low: float, high: float) -> None:

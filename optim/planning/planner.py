@@ -17,16 +17,12 @@ from typing import Any
 from ...collectives.codec_names import DEFAULT_CODEC, FACTS, PLANNED
 from ...collectives.growth import RoundLengths
 from ...collectives.layout import MAX_FRAGMENTS
+from ..rounds.again import LEAST_STEPS, MARGIN
 from .conditions import Conditions, PeerConditions
 from .estimate import ASK_S, SCRIPT_S, Choice, Estimate, RoundCost, estimate, round_of
 from .price import DATA_EXPONENT, Price, plain_price, price
 from .whole import RunCost, full_rounds, lengths_of, run_cost
 
-# shorter rounds did not come closer to synchronous training (5 against 10, measured on 42k
-# parameters)
-LEAST_STEPS = 10
-# results are due this much later than estimated: links are never exactly as fast as they were
-MARGIN = 1.25
 LEAST_VALUES = 1_000_000  # of a fragment: below, round trips cost more than what is saved
 # A coarser codec must be this much sooner than the default: prices are off by 0.002 of the loss
 # (int4 and stat2 were measured between them), which is 2 % of the samples.

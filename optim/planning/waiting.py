@@ -9,25 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-TWICE = 2.0  # as long as the fastest member's steps: members alike come together by themselves
-LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
+from ..rounds.slow import LATE_SHARE, TWICE, costs_more
+
 # `collectives.round.thin` and `node.session.durations`
 THIN, FEWEST, SPARE = 4.0, 2, 0.005
 CARRIED = 2.0  # rounds' worth of samples in a contribution that is counted now and then
 # `collectives.round.Timing`, whose package loads torch: after the first contribution
 GRACE_MIN_S, GRACE_MOST_S, GRACE_SHARE, STEP_MOST_S = 1.0, 5.0, 0.25, 60.0
-
-
-def costs_more(step: float, others: float) -> bool:
-    """Whether waiting for a member costs more samples than it brings. ``step``: how long its step
-    is, in rounds; ``others``: the samples of all in a round over those of one of its steps.
-
-    It brings 1 / step steps a round, and all others wait for half of one on the mean.
-
-    >>> costs_more(1 / 10, others=80), costs_more(1 / 2, others=80)
-    (False, True)
-    """
-    return LATE_SHARE * step * others > 1 / step
 
 
 def grace_s(round_s: float, steps: int | None = None) -> float:

@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from ..planning.waiting import TWICE, costs_more
-
+TWICE = 2.0  # as long as the fastest member's steps: members alike come together by themselves
+LATE_SHARE = 0.5  # of a step by which the others come after the fastest, on the mean
 REMEMBERED = 5  # rounds
 READINGS = 2
 """So many rounds are measured before anybody is judged. The first one lasts as long as the last
@@ -22,6 +22,18 @@ UNKNOWN_S = 60.0
 PATIENCE = 4.0
 """What was offered to a round that others end is announced after so many times as long as rounds
 take, though nobody has ended it: the others may be gone."""
+
+
+def costs_more(step: float, others: float) -> bool:
+    """Whether waiting for a member costs more samples than it brings. ``step``: how long its step
+    is, in rounds; ``others``: the samples of all in a round over those of one of its steps.
+
+    It brings 1 / step steps a round, and all others wait for half of one on the mean.
+
+    >>> costs_more(1 / 10, others=80), costs_more(1 / 2, others=80)
+    (False, True)
+    """
+    return LATE_SHARE * step * others > 1 / step
 
 
 @dataclass(slots=True)

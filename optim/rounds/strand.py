@@ -13,19 +13,21 @@ from torch import Tensor
 
 from ...collectives.group import Evaluated
 from ...collectives.layout import Layout
-from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, Swarm
+from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, RunSettings, Swarm
 from ..model.flat import FlatVector
-from ..planning import Lag, RoundSteps, again
-from ..planning.waiting import TWICE
-from .arriving import ArrivingReplica
-from .gradients import GradientReplica
-from .grouped import GroupedReplica
-from .replica import Replica, WaitedOutcome
+from .again import Lag, RoundSteps, again
+from .replica import Replica, ReplicaSwarm, WaitedOutcome
 from .schedule import Counted, Schedule, Since, StepCounter, expected_share
-from .site import SiteReplica
-from .slow import PATIENCE, SlowMember
+from .slow import PATIENCE, TWICE, SlowMember
 
 HOLD_MOST_S = 3600.0
+MakeReplica = Callable[
+    [FlatVector, ReplicaSwarm, Callable[[], float], Callable[[int, str], None], RunSettings],
+    Replica,
+]
+"""Makes the replica of one fragment: vector, swarm, clock, what is told of dropped samples, and the
+run's settings.
+"""
 
 
 class FragmentLog:
@@ -287,38 +289,19 @@ def make_strands(
     counter: StepCounter,
     clock: Callable[[], float],
     dropped: Callable[[int, str], None],
+    make: MakeReplica = Replica,
     examples: int = 0,
 ) -> list[Strand]:
-    """One strand a fragment of the run, over the parts of ``flat``. ``examples``: this site's."""
+    """One strand a fragment of the run, over the parts of ``flat``. ``make``: makes the replica
+    that the run's settings ask for. ``examples``: this site's.
+    """
     settings = swarm.settings
-    kind = GradientReplica if settings.method == "gradient_averaging" else Replica
-    if settings.site is not None or settings.sample is not None:
-        replica = SiteReplica(flat, swarm, clock, dropped, settings, examples)
-        return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0, examples)]
-    if settings.arrivals is not None:
-        arriving = ArrivingReplica if settings.arrivals.groups is None else GroupedReplica
-        return [
-            Strand(
-                arriving(flat, swarm, clock, dropped, settings),
-                lambda: swarm.closing,
-                counter,
-                clock,
-                0.0,
-            )
-        ]
     if settings.fragments == 1:
-        return [
-            Strand(
-                kind(flat, swarm, clock, dropped, settings),
-                lambda: swarm.closing,
-                counter,
-                clock,
-                0.0,
-            )
-        ]
+        replica = make(flat, swarm, clock, dropped, settings)
+        return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0, examples)]
     cut, strands = cast("FragmentSwarm", swarm), list[Strand]()
     for fragment, part in enumerate(flat.cut(settings.fragments)):
-        replica = kind(part, FragmentLog(cut, fragment), clock, dropped, settings)
+        replica = make(part, FragmentLog(cut, fragment), clock, dropped, settings)
         ahead = (settings.fragments - fragment) % settings.fragments / settings.fragments
         strands.append(
             Strand(

@@ -38,12 +38,13 @@ from ...collectives.telemetry import emit
 from ..data.first_batch import FirstBatches
 from ..data.ledger import SHORT, SampleLedger, attached, attached_to
 from ..model.accuracy import ENCODING_ERROR
-from ..model.adapters import AdapterTurns
-from ..model.flat import FlatVector, showing
+from ..model.flat import showing
+from ..modes.adapters import AdapterTurns
+from ..modes.choosing import flat_vector, strands_of
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import WaitedOutcome
 from ..rounds.schedule import Since, StepCounter, WaitBudget
-from ..rounds.strand import Bases, Strand, enter, make_strands
+from ..rounds.strand import Bases, Strand, enter
 from .buffer_watch import BufferWatch
 from .checks import (
     check_arguments,
@@ -300,7 +301,7 @@ class Attachment:
         self._adapters = AdapterTurns(
             model, swarm.settings.adapters.mode, wrapped=self._ranks is not None
         )
-        self._flat = FlatVector(
+        self._flat = flat_vector(
             model, swarm.settings, included=included, sharded=self._ranks is not None
         )
         self._keeper = ModelKeeper(
@@ -316,7 +317,7 @@ class Attachment:
         self._buffers = BufferWatch(model, swarm, alone=self._ranks is not None)
         if self._ranks is not None:
             self._flat = self._ranks.place(model, self._flat)
-        self._strands = make_strands(swarm, self._flat, self._counter, clock, self._drop, examples)
+        self._strands = strands_of(swarm, self._flat, self._counter, clock, self._drop, examples)
         self._lookout = Lookout(swarm)
         self._evaluations = Evaluations(model, evaluate, swarm, clock)
         self._times = StepTimes(clock, lambda: next((t.device for t in self._flat.tensors), None))

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from ...collectives.errors import AtollError, ConfigError, ModelMismatchError
 from ...collectives.forced import make_folder
 from ...collectives.swarm import AnchorView, RunSettings
-from ..model.adapters import base_digest
 from ..model.card import FILES, FROZEN_FILE, START_FILE, ModelCard, frozen_id, write_card
 from ..model.flat import FlatVector
+from ..model.frozen import base_digest
 from ..model.tensor_file import bytes_of, write_tensors
 from .saving import Described, ModelSaver, some
 

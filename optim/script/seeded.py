@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from ...collectives.errors import ConfigError, NotAdmittedError, StateError
 from ...collectives.seeded import Seeded, SeededTask
 from ...collectives.swarm import AnchorView, Outcome, Swarm
-from ..model.flat import FlatTensor, FlatVector
+from ..model.flat import FlatTensor
 from ..model.pseudograd import write_pseudo_gradient
+from ..modes.choosing import flat_vector
 
 logger = logging.getLogger("atoll")
 LOOK_S = 1.0  # how often a wait looks whether the node is there
@@ -69,7 +70,7 @@ class SeededTraining:
                 why="Its nodes ask for nothing by seed.",
                 hint="attach(model, opt, swarm)",
             )
-        self.flat = FlatVector(model, swarm.settings)
+        self.flat = flat_vector(model, swarm.settings)
         self.round = 0
         self._swarm, self._seeded, self._work = swarm, swarm, work
         self._intervals = swarm.settings.btard.intervals

@@ -23,7 +23,7 @@ from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import DiLoCo
 from atoll.optim.federated.simulation.attacks import ATTACKS, flipped_labels
-from atoll.optim.model.flat import FlatVector
+from atoll.optim.modes.choosing import flat_vector
 from atoll.optim.outer import presets
 
 SYNC_EVERY, CODEC = 10, "int8"
@@ -113,7 +113,7 @@ class Run:
     def script(self, member: Any) -> dict[str, Any]:
         """What each member runs. The last ones attack."""
         model, inner, stream = self.task.worker(member.index)
-        flat = FlatVector(model, self.settings)
+        flat = flat_vector(model, self.settings)
         member.open(flat.layout, flat.write_to).release()
         while len(member.members()) < self.n:
             member.sleep(0.1)

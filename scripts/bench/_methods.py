@@ -27,7 +27,7 @@ from atoll.node.recipes.gpt import GPT
 from atoll.node.simulation.local_member import LocalMember, LocalPending
 from atoll.optim import DiLoCo, GradientAveraging, LocalSGD, attach
 from atoll.optim.lab.gossip import NoLoCo, TwoLevel, over_group, over_swarm
-from atoll.optim.model.flat import FlatVector
+from atoll.optim.modes.choosing import flat_vector
 from atoll.optim.outer import presets
 
 PRESETS = {preset.name: preset.outer for preset in presets.PRESETS}
@@ -397,7 +397,7 @@ def cell(name: str, seed: int, size: Size) -> dict[str, Any]:
     )
     if settings.method == "gradient_averaging":
         settings = msgspec.structs.replace(settings, target_samples=method.peers * size.batch)
-    layout = FlatVector(task.model, settings).layout
+    layout = flat_vector(task.model, settings).layout
     payload = 2 * (method.peers - 1) / method.peers * 4 * layout.numel
     swarm = LocalSwarm(
         method.peers,
@@ -511,7 +511,9 @@ def worker(
 ) -> dict[str, Any]:
     """One member's script."""
     model, inner, stream = task.worker(member.index)
-    member.open(FlatVector(model, settings).layout, FlatVector(model, settings).write_to).release()
+    member.open(
+        flat_vector(model, settings).layout, flat_vector(model, settings).write_to
+    ).release()
     while len(member.members()) < method.peers:
         member.sleep(0.1)
     swarm: Any = Lossy(member, method.peers, method.lost, task.seed) if method.lost else member

@@ -39,7 +39,7 @@ from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.records.export import export_run
 from atoll.node.storage.checkpoint import SavedCheckpoint, save
 from atoll.optim import attach
-from atoll.optim.model.adapters import product_bias
+from atoll.optim.modes.adapters import product_bias
 from atoll.security.identity import Identity
 
 PEERS, BATCH, CONTEXT, LR = 4, 4, 32, 1e-2

@@ -7,8 +7,8 @@ from blake3 import blake3
 
 from atoll.collectives.group import Config, Contributor, Entry, Part, Plan, convener
 from atoll.collectives.identifiers import PeerId
-from atoll.node.session.naming import Spec, operation_key
-from atoll.node.session.operation import NO_STATE
+from atoll.node.modes.operations.naming import Spec, operation_key
+from atoll.node.modes.operations.operation import NO_STATE
 
 LONGEST = 1 << 28
 

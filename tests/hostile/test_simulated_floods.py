@@ -26,7 +26,7 @@ from atoll.node.session.budgets import (
     SHUT_OUT,
     SPANS_BYTES,
 )
-from atoll.node.session.naming import PREFIX
+from atoll.node.session.other_logs import PREFIX
 from atoll.node.session.serving import SNAPSHOT_IDLE_S
 from atoll.node.session.session import KINDS
 from atoll.node.simulation.process import MAX_SERVED

@@ -18,10 +18,10 @@ from atoll.collectives.exchange.header import PART, RESULT, pack, slot_id
 from atoll.collectives.group import Plan
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import Call, LimitSettings
+from atoll.node.modes.operations.operations import ACCOUNTS, LIFETIME_S, UNCALLED_S
 from atoll.node.session import events as ev
 from atoll.node.session.actions import ROUND_PREFIX
 from atoll.node.session.budgets import REQUESTS
-from atoll.node.session.operations import ACCOUNTS, LIFETIME_S, UNCALLED_S
 
 A, B, ME = PeerId("a"), PeerId("b"), PeerId("me")
 GIB = 1 << 30

@@ -45,18 +45,20 @@ from atoll.collectives.exchange import Exchange
 from atoll.collectives.exchange.reduction import ChunkReducer
 from atoll.collectives.exchange.slot import PlanState
 from atoll.collectives.group import Contributor, Entry
-from atoll.collectives.round import RoundMachine, machine, slot_payload
-from atoll.collectives.round.byzantine_acceptor import ByzantineAcceptor
-from atoll.collectives.round.byzantine_convener import ByzantineConvener
-from atoll.collectives.round.judge import Judge
+from atoll.collectives.modes.byzantine.acceptor import ByzantineAcceptor
+from atoll.collectives.modes.byzantine.convener import ByzantineConvener
+from atoll.collectives.modes.byzantine.judge import Judge
+from atoll.collectives.modes.byzantine.signed import slot_payload
+from atoll.collectives.round import RoundMachine, machine
 from atoll.node.__main__ import main
 from atoll.node.manifest import reading
+from atoll.node.modes.operations import operations
 from atoll.node.net.measuring import Measuring
 from atoll.node.net.network import PeerNetwork
 from atoll.node.secure.rounds import SecureRounds
 from atoll.node.service import lanes, scripts
 from atoll.node.service import node as service
-from atoll.node.session import Session, operations
+from atoll.node.session import Session
 from atoll.node.session.actions import LogActions
 from atoll.node.session.replica import ModelReplica
 from atoll.security.btard.attempt import Attempt

@@ -20,7 +20,7 @@ from seeds import SELDOM
 from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round import drawn
+from atoll.collectives.round.sampling import drawn
 from atoll.collectives.swarm import SampleSettings
 from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths

@@ -18,7 +18,7 @@ from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import LimitSettings, Outcome, RunSettings, Share
 from atoll.node.local import LocalSwarm
-from atoll.node.session.naming import config_key, operation_key
+from atoll.node.modes.operations.naming import config_key, operation_key
 from atoll.node.simulation.local_member import LocalMember
 
 MAX_OPERATIONS = LimitSettings().operations

@@ -17,15 +17,14 @@ import pytest
 from atoll.collectives import messages as m
 from atoll.collectives.group import NO_READING, Contributor, Entry, Member
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round import (
-    RoundMachine,
+from atoll.collectives.modes.byzantine.signed import (
     claim_payload,
     given_payload,
     pledge_payload,
     reduced_payload,
     slot_payload,
-    vote_payload,
 )
+from atoll.collectives.round import RoundMachine, vote_payload
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.run import membership_records as wire

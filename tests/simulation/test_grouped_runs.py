@@ -13,9 +13,9 @@ from arriving_kit import Seen
 from torch import Tensor, nn
 
 from atoll.collectives.arrivals import ArrivalSettings, Fading, Groups
-from atoll.collectives.compass import Compass, Decision
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
+from atoll.collectives.modes.arrivals.compass import Compass, Decision
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember

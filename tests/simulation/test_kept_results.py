@@ -11,10 +11,10 @@ from atoll.collectives import messages as m
 from atoll.collectives.group import convener
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import Call
+from atoll.node.modes.operations.naming import operation_key
+from atoll.node.modes.operations.operation import Operation
 from atoll.node.session import events as ev
 from atoll.node.session.actions import ROUND_PREFIX
-from atoll.node.session.naming import operation_key
-from atoll.node.session.operation import Operation
 
 
 def called(table: Table, op_id: str) -> dict[PeerId, Operation]:

@@ -30,9 +30,10 @@ from atoll.collectives.group import (
     reach,
 )
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.collectives.round import Kind, check_log, reduced_payload, slot_payload, vote_payload
-from atoll.collectives.round.byzantine_acceptor import FAULTS, ByzantineAcceptor
-from atoll.collectives.round.judge import Judge
+from atoll.collectives.modes.byzantine.acceptor import FAULTS, ByzantineAcceptor
+from atoll.collectives.modes.byzantine.judge import Judge
+from atoll.collectives.modes.byzantine.signed import Kind, reduced_payload, slot_payload
+from atoll.collectives.round import check_log, vote_payload
 from atoll.node.run.evidence import RELABELLED, accused, check
 from atoll.node.run.proof import Relabelled, Twice, twice
 from atoll.node.service.ports import DOMAIN

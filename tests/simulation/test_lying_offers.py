@@ -9,7 +9,7 @@ from lying_kit import Scene
 from atoll.collectives import messages as m
 from atoll.collectives.group import Certified, Contributor, Member, Part
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round.byzantine_acceptor import OFFERS, ByzantineAcceptor
+from atoll.collectives.modes.byzantine.acceptor import OFFERS, ByzantineAcceptor
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from session_table import LIMIT_S, Peer, Table
 from atoll.collectives.errors import NotAdmittedError
 from atoll.collectives.group import Admitted, Certified, Entry, Member, SpentWord
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.modes.site_ledger import SiteLedger
 from atoll.collectives.round.journal import MemoryJournal
-from atoll.collectives.round.sites import SiteLedger
 from atoll.collectives.swarm import PrivacySettings, SampleSettings
 from atoll.node.run.banning import Bans
 from atoll.node.run.capability import Role

@@ -14,7 +14,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.pace import Pace
 from atoll.collectives.swarm import Outcome, RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.session.naming import Spec, operation_key
+from atoll.node.modes.operations.naming import Spec, operation_key
 
 NUMEL = 2_000_000
 RATE = 4e6  # bytes per second of a link

@@ -23,9 +23,9 @@ from atoll.collectives.errors import RecertifyError, RemoteProtocolError
 from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.simulation import ProcessDied
+from atoll.node.modes.recertifying import recertify
 from atoll.node.run.evidence import check
 from atoll.node.run.proof import twice
-from atoll.node.session.recertifying import recertify
 from atoll.node.session.session import Session
 from atoll.node.simulation.process import NodeProcess, sign_as
 

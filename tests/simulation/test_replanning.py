@@ -17,7 +17,7 @@ from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import Attachment, attach
 from atoll.optim.model.flat import FlatVector
-from atoll.optim.planning import again
+from atoll.optim.rounds.again import again
 
 ROUNDS = 8
 BASE = RunSettings(

@@ -26,7 +26,7 @@ from atoll.collectives.errors import (
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round import drawn
+from atoll.collectives.round.sampling import drawn
 from atoll.collectives.round.timing import Timing
 from atoll.collectives.swarm import (
     Outcome,

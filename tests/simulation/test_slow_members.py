@@ -10,8 +10,7 @@ from atoll.collectives.swarm import RunSettings
 from atoll.node.simulation.churn import Mishap
 from atoll.node.simulation.fleet import parse_fleet
 from atoll.node.simulation.fleet_run import FleetRun, PlayedRun
-from atoll.optim.planning.waiting import costs_more
-from atoll.optim.rounds.slow import SlowMember
+from atoll.optim.rounds.slow import SlowMember, costs_more
 
 ROUNDS = 40
 FAST = "3 x 250ms@100Mbit"

@@ -11,8 +11,9 @@ from atoll.collectives.layout import cut
 from atoll.collectives.swarm import AdapterSettings, OuterSettings, RunSettings
 from atoll.node.manifest import parse_manifest
 from atoll.optim import SoloSwarm, attach
-from atoll.optim.model.adapters import base_digest, product_bias
 from atoll.optim.model.flat import FlatVector
+from atoll.optim.model.frozen import base_digest
+from atoll.optim.modes.adapters import product_bias
 
 PLAIN = OuterSettings("sgd", 1.0, 0.0)
 

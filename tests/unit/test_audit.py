@@ -17,8 +17,8 @@ from atoll.collectives.digest import chunk_hash, merkle_root
 from atoll.collectives.errors import AtollError, SecurityError, StorageError
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import RunId
-from atoll.collectives.round import drawn
 from atoll.collectives.round.certificate import genesis_payload, recertified_payload, vote_payload
+from atoll.collectives.round.sampling import drawn
 from atoll.collectives.swarm import SampleSettings
 from atoll.node.cli import run
 from atoll.node.home.paths import Paths, find_paths

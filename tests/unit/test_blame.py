@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round.blame import MOST, REMEMBERED, ROUNDS, Blame, Strikes
+from atoll.collectives.modes.byzantine.blame import MOST, REMEMBERED, ROUNDS, Blame, Strikes
 
 A, B, C = (PeerId(name) for name in "abc")
 

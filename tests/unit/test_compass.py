@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from atoll.collectives.compass import Compass, Decision
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.modes.arrivals.compass import Compass, Decision
 
 SPEEDS = {
     PeerId(name): speed for name, speed in zip("abcde", (1.0, 1.5, 2.0, 4.0, 5.0), strict=True)

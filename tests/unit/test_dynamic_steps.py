@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from atoll.collectives.arrivals import ArrivalSettings, DynamicSteps, GraceWindow
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Reading
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.modes.arrivals.dynamic_steps import OwnSteps, dynamic_steps
+from atoll.collectives.modes.arrivals.gathering import LONGEST_WINDOW_S, is_ripe, window_s
 from atoll.collectives.round import Log
-from atoll.collectives.round.dynamic_steps import OwnSteps, dynamic_steps
-from atoll.collectives.round.gathering import LONGEST_WINDOW_S, is_ripe, window_s
 
 NAMES = [PeerId(name) for name in "abcde"]
 SECONDS = st.floats(1e-6, 1e6)

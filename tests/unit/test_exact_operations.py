@@ -16,7 +16,7 @@ from atoll.collectives.codecs.vanished import vanished_share
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.session.naming import spec_of
+from atoll.node.modes.operations.naming import spec_of
 from atoll.optim.solo import SoloSwarm
 
 MIXED = [0.62, 851.0, 1000.0, 2_048_000.0]

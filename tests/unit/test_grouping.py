@@ -11,8 +11,8 @@ import pytest
 from atoll.collectives.arrivals import Groups
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Reading
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.modes.arrivals.grouping import Grouping
 from atoll.collectives.round import Log
-from atoll.collectives.round.grouping import Grouping
 
 A, B, C = (Member(PeerId(name), 0) for name in "abc")
 NAMES = {PeerId(name) for name in "abc"}

@@ -35,7 +35,7 @@ LONG_FOR_A_REASON = {
     ("node/net/network.py", "__init__"): "it wires parts together",
     ("node/service/chronicle.py", "note"): "one case an event",
     ("node/service/process.py", "_main"): "one order of starts and ends",
-    ("node/session/operation.py", "__init__"): "it wires parts together",
+    ("node/modes/operations/operation.py", "__init__"): "it wires parts together",
     ("node/session/session.py", "__init__"): "it wires parts together",
     ("scripts/bench/bench_start.py", "main"): "a table of arguments",
     ("scripts/simulate_rounds.py", "described"): "a table of arguments",

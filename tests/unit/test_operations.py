@@ -19,10 +19,10 @@ from atoll.collectives.group import MAX_LOG_NAME, Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.partition import slots_for
 from atoll.collectives.swarm import MAX_TAG, OuterSettings
+from atoll.node.modes.operations.naming import MAX_NUMEL, Spec, config_key, operation_key, parse
+from atoll.node.modes.operations.volatile import VolatileJournal
 from atoll.node.service.buffers import BufferPool
-from atoll.node.session.naming import MAX_NUMEL, Spec, config_key, operation_key, parse
 from atoll.node.session.replica import PlainSlots
-from atoll.node.session.volatile import VolatileJournal
 from atoll.node.storage import RunFiles
 
 A, B = PeerId("a"), PeerId("b")

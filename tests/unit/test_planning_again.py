@@ -14,8 +14,8 @@ from atoll.collectives.group import Reading
 from atoll.collectives.swarm import RunSettings
 from atoll.node.manifest import parse_manifest
 from atoll.optim.outer.readings import median_lag
-from atoll.optim.planning import Lag, RoundSteps, again
 from atoll.optim.planning.planner import LEAST_STEPS
+from atoll.optim.rounds.again import Lag, RoundSteps, again
 
 BASE = RunSettings(sync_every=50, share=0.9)
 

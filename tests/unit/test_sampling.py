@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round import drawn
+from atoll.collectives.round.sampling import drawn
 from atoll.collectives.swarm import SampleSettings
 from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest

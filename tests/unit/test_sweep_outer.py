@@ -21,7 +21,7 @@ from torch import Tensor
 
 from atoll.collectives.codecs.codec import get_codec
 from atoll.collectives.swarm import OuterSettings
-from atoll.optim.outer import outer_preset
+from atoll.optim.outer.presets import outer_preset
 from atoll.optim.outer.rules import RULES
 from atoll.optim.outer.step import warmed
 

@@ -16,14 +16,14 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.exchange import PartGiven, PartReduced
 from atoll.collectives.group import Part, Topology
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.collectives.round import (
+from atoll.collectives.modes.byzantine.missums import (
     Refuted,
     SumStatement,
-    account_payload,
-    given_payload,
-    receipts_digest,
+    dispute,
+    disputed_parts,
+    refuted,
 )
-from atoll.collectives.round.missums import dispute, disputed_parts, refuted
+from atoll.collectives.modes.byzantine.signed import account_payload, given_payload, receipts_digest
 from atoll.collectives.witnesses import stated_by
 from atoll.node.run.evidence import MISSUMMED, UNFOUNDED, WHAT, accused, check
 from atoll.node.run.proof import missummed, twice, unfounded
@@ -242,7 +242,7 @@ def checked(data: bytes, lying: int = 1, without: Identity | None = None) -> tup
 
 
 def proof(wrong: SumStatement, *others: SumStatement, part: int = 3) -> bytes:
-    return missummed(Refuted(wrong, part, others))
+    return missummed(*Refuted(wrong, part, others).proof)
 
 
 def test_a_wrong_sum_is_proven_offline():
@@ -348,7 +348,7 @@ def founded(
     account = (inputs[:rows],), (receipts[:rows],)
     payload = account_payload(run, stater.peer, of, parts, account[0], receipts_digest(account[1]))
     said = m.Account(*account, stater.sign(DOMAIN, payload))
-    return unfounded(SumStatement(stater.peer, of, parts, said), meaning_preimage(plan), index)
+    return unfounded(stater.peer, parts, said, meaning_preimage(plan), index)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What every part of the network stands on: addresses, the libp2p host, streams, sockets of lanes.
 Lowest first:
 
+dialable       which texts are addresses that another peer could dial
 addresses      network addresses as text: parse, validate, list our own
 packed         addresses as the bytes of libp2p's messages
 liveness       whether the other end of a connection is still there

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import ipaddress
-import re
 import socket
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -21,10 +20,43 @@ import ifaddr
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
 from ....security.identity import is_peer_id
+from .dialable import (
+    CIRCUIT as CIRCUIT,
+)
+from .dialable import (
+    MAX_ADDRESS_CHARS as MAX_ADDRESS_CHARS,
+)
+from .dialable import (
+    MAX_ADDRESSES as MAX_ADDRESSES,
+)
+from .dialable import (
+    WILDCARDS,
+)
+from .dialable import (
+    circuit as circuit,
+)
+from .dialable import (
+    host_and_port as host_and_port,
+)
+from .dialable import (
+    is_address as is_address,
+)
+from .dialable import (
+    is_direct as is_direct,
+)
+from .dialable import (
+    is_host_name as is_host_name,
+)
+from .dialable import (
+    split_circuit as split_circuit,
+)
+from .dialable import (
+    usable as usable,
+)
+from .dialable import (
+    without_peer as without_peer,
+)
 
-MAX_ADDRESSES = 8
-"""Addresses kept of one peer; more are of no use and cost a dial each."""
-MAX_ADDRESS_CHARS = 200
 MAX_HOSTS = 6
 """Hosts of our own that others are told of, beside circuits and what a router leads to us."""
 MAX_LINKS = 4
@@ -35,10 +67,6 @@ _INNER = (
     *("podman", "cni", "cali", "flannel", "kube", "weave", "nerdctl", "incusbr"),
 )
 
-CIRCUIT = "/p2p-circuit"
-
-_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_WILDCARDS = ("0.0.0.0", "::")
 _NO_PORT = {  # errno of bind: why, and what to do
     errno.EADDRINUSE: (
         "another program listens there; most likely a node is already running as you",
@@ -53,91 +81,6 @@ _NO_PORT = {  # errno of bind: why, and what to do
         "Choose another port with --port",
     ),
 }
-
-
-def host_and_port(address: str) -> tuple[str, int]:
-    """Host and TCP port of ``/ip4|ip6|dns|dns4|dns6/HOST/tcp/PORT``. Raises ValueError on anything
-    else.
-    """
-    fields = address.split("/", 5)
-    if len(address) > MAX_ADDRESS_CHARS or len(fields) != 5 or fields[0] or fields[3] != "tcp":
-        raise ValueError(f"not a TCP address: {address[:MAX_ADDRESS_CHARS]!r}")
-    _, kind, host, _, port = fields
-    if not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
-        raise ValueError(f"not a port: {port[:20]!r}")
-    if kind == "ip4":
-        ipaddress.IPv4Address(host)
-    elif kind == "ip6":
-        if (
-            "%" in host or "." in host
-        ):  # an interface of whoever says it; an IPv4 address in disguise
-            raise ValueError(f"not a host: {host!r}")
-        ipaddress.IPv6Address(host)
-    elif kind not in ("dns", "dns4", "dns6") or not is_host_name(host):
-        raise ValueError(f"not a host: {host!r}")
-    return host, int(port)
-
-
-def is_host_name(host: str) -> bool:
-    """Whether ``host`` could be asked for in the DNS. One that ends in a number could not: systems
-    take ``127.1`` for an address.
-    """
-    labels = host.removesuffix(".").split(".")
-    return (
-        len(host) <= 253
-        and all(_LABEL.fullmatch(label) for label in labels)
-        and not labels[-1].isdigit()
-    )
-
-
-def is_direct(address: str) -> bool:
-    """Whether another peer could dial ``address`` itself: well formed, a real port, no wildcard, no
-    relay.
-    """
-    try:
-        host, port = host_and_port(address)
-    except ValueError:
-        return False
-    return port > 0 and host not in _WILDCARDS
-
-
-def circuit(relay: PeerId, address: str) -> str:
-    """The address of whoever is reached through ``relay``, which is dialled at ``address``."""
-    return f"{address}/p2p/{relay}{CIRCUIT}"
-
-
-def split_circuit(address: str) -> tuple[PeerId, str] | None:
-    """The relay of a circuit and where it is dialled; None when ``address`` is no circuit."""
-    head, mark, relay = address.removesuffix(CIRCUIT).rpartition("/p2p/")
-    if (
-        not address.endswith(CIRCUIT)
-        or len(address) > MAX_ADDRESS_CHARS
-        or not mark
-        or not is_peer_id(relay)
-        or not is_direct(head)
-    ):
-        return None
-    return PeerId(relay), head
-
-
-def is_address(address: str) -> bool:
-    """Whether another peer could get somewhere with ``address``: by dialling it, or through the
-    relay it names.
-    """
-    return is_direct(address) or split_circuit(address) is not None
-
-
-def without_peer(address: str) -> str:
-    """``address`` less the ``/p2p/PEER`` of whom it leads to. A relay's stays."""
-    head, mark, peer = address.rpartition("/p2p/")
-    return head if mark and not peer.endswith(CIRCUIT) else address
-
-
-def usable(addresses: Iterable[str]) -> tuple[str, ...]:
-    """The dialable ones of ``addresses``, in order, each once, at most `MAX_ADDRESSES`."""
-    return tuple(dict.fromkeys(address for address in addresses if is_address(address)))[
-        :MAX_ADDRESSES
-    ]
 
 
 def split_peer(address: str) -> tuple[PeerId, str]:
@@ -354,7 +297,7 @@ def ordered_hosts(default: Sequence[str], adapters: Iterable[tuple[str, list[str
 
 def expand(host: str, port: int) -> list[str]:
     """The addresses under which a listener on ``host`` can be dialled (a wildcard has several)."""
-    if host in _WILDCARDS:
+    if host in WILDCARDS:
         version = ipaddress.ip_address(host).version
         hosts = [own for own in own_hosts() if ipaddress.ip_address(own).version == version] or [
             "::1"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ....collectives.compass import Compass, Decision
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
+from ....collectives.modes.arrivals.compass import Compass, Decision
 from ..arrivals import async_weights, buffer_weights, buffered_factor, faded, fixed_weights, mixed
 from ..member import Served
 from ..server import FederatedServer

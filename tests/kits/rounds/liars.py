@@ -31,9 +31,9 @@ from atoll.collectives.group import (
     least_members,
 )
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round import (
+from atoll.collectives.modes.byzantine.acceptor import ByzantineAcceptor
+from atoll.collectives.modes.byzantine.signed import (
     Kind,
-    RoundMachine,
     account_payload,
     claim_payload,
     given_payload,
@@ -42,7 +42,7 @@ from atoll.collectives.round import (
     reduced_payload,
     slot_payload,
 )
-from atoll.collectives.round.byzantine_acceptor import ByzantineAcceptor
+from atoll.collectives.round import RoundMachine
 from atoll.node.session.serving import part_digests, result_hashes
 from atoll.node.simulation.process import NodeProcess, sign_as
 

@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from atoll.collectives import messages as m
 from atoll.collectives.group import Certified, Config, Entry, Member, Plan, Vote
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round import Kind
+from atoll.collectives.modes.byzantine.acceptor import ByzantineAcceptor
+from atoll.collectives.modes.byzantine.blame import Blame, Strikes
+from atoll.collectives.modes.byzantine.convener import ByzantineConvener
+from atoll.collectives.modes.byzantine.judge import Judge
+from atoll.collectives.modes.byzantine.signed import Kind
 from atoll.collectives.round import machine as machine_module
-from atoll.collectives.round.blame import Blame, Strikes
-from atoll.collectives.round.byzantine_acceptor import ByzantineAcceptor
-from atoll.collectives.round.byzantine_convener import ByzantineConvener
-from atoll.collectives.round.judge import Judge
 
 from .plant import Plant
 from .storage import SimStorage

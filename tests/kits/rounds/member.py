@@ -18,10 +18,11 @@ from atoll.collectives.round import RECENT, LastSaid
 from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import RunSettings
 from atoll.node.session.events import EarlierSettled, InFragment, StateReady
-from atoll.node.session.naming import shape_of, witnesses_of
 from atoll.node.session.replica import ModelReplica
 from atoll.node.session.session import Session
+from atoll.node.session.shapes import shape_of, witnesses_of
 from atoll.node.simulation.process import NodeProcess, Place
+from atoll.security.rules.reducers import find_reducer
 
 from .checker import Checker, FrozenContribution, Violation
 from .injection import FaultInjector
@@ -271,7 +272,8 @@ class Watch:
         """How many members state each part of an entry beside its owner."""
         settings = self.swarm.settings
         size = entry.numel, entry.chunk_elements
-        return witnesses_of(settings, shape_of(*size, entry.codec, entry.reducer, settings.plan))
+        shape = shape_of(*size, entry.codec, entry.reducer, settings.plan, find_reducer)
+        return witnesses_of(settings, shape, find_reducer)
 
     def _holders(self, entry: Entry) -> set[Member]:
         digest = entry.hash()

@@ -12,14 +12,17 @@ from torch import Tensor
 from atoll.collectives.exchange import Exchange
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.modes import relays
-from atoll.collectives.round import blame as blame_module
-from atoll.collectives.round import byzantine_acceptor as byzantine_acceptor_module
-from atoll.collectives.round import byzantine_convener as byzantine_convener_module
+from atoll.collectives.modes import sealing as sealing_module
+from atoll.collectives.modes.byzantine import acceptor as byzantine_acceptor_module
+from atoll.collectives.modes.byzantine import blame as blame_module
+from atoll.collectives.modes.byzantine import convener as byzantine_convener_module
+from atoll.collectives.modes.byzantine import judge as judge_module
+from atoll.collectives.modes.byzantine import model as byzantine_model_module
 from atoll.collectives.round import convener as convener_module
-from atoll.collectives.round import judge as judge_module
+from atoll.collectives.round import faults as faults_module
 from atoll.collectives.round import machine as machine_module
 from atoll.collectives.round import recovery as recovery_module
-from atoll.collectives.round import sealing as sealing_module
+from atoll.node.modes import choosing as choosing_module
 from atoll.node.session import barrier as barrier_module
 from atoll.node.session import prior_contributions as prior_module
 from atoll.node.session import session as session_module
@@ -84,13 +87,13 @@ class Plant:
         """
         seams: list[tuple[Any, str, Any]] = [
             (session_module, "RoundMachine", self.machine),
-            (machine_module, "Convener", self.convener),
-            (machine_module, "Sealing", self.sealing),
+            (faults_module, "Convener", self.convener),
+            (choosing_module, "Sealing", self.sealing),
             (machine_module, "Recovery", self.recovery),
-            (byzantine_convener_module, "ByzantineAcceptor", self.byzantine_acceptor),
-            (byzantine_convener_module, "ByzantineConvener", self.byzantine_convener),
+            (byzantine_model_module, "ByzantineAcceptor", self.byzantine_acceptor),
+            (byzantine_model_module, "ByzantineConvener", self.byzantine_convener),
             (byzantine_acceptor_module, "Judge", self.judge),
-            (machine_module, "Blame", self.blame),
+            (byzantine_model_module, "Blame", self.blame),
             (process_module, "Barrier", self.barrier),
             (session_module, "Waits", self.waits),
             (session_module, "PriorContributions", self.prior),

@@ -11,7 +11,7 @@ from functools import partial
 from atoll.collectives.errors import RecertifyError
 from atoll.collectives.group import is_quorum
 from atoll.collectives.identifiers import PeerId
-from atoll.node.session.recertifying import recertify
+from atoll.node.modes.recertifying import recertify
 from atoll.node.simulation.process import NodeProcess
 
 from .deaths import STILL_S

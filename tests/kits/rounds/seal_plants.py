@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round import sealing as sealing_module
+from atoll.collectives.modes import sealing as sealing_module
 
 from .plant import Plant
 

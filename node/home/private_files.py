@@ -1,0 +1,62 @@
+"""Files and folders of ours that nobody else can read, whatever the user's umask is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from ...collectives.errors import ConfigError
+from ...collectives.forced import make_folder, new_file, sync_folder
+from .refusals import storage_error
+
+
+def open_private(path: Path) -> BinaryIO:
+    """A file to append to that only its owner can read, new or not. Raises OSError."""
+    file = open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+    if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
+        os.fchmod(file.fileno(), 0o600)
+    return file
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only its owner can enter, or take the others' rights from one we own.
+
+    Raises ConfigError when the folder belongs to somebody else, StorageError when it cannot be
+    made.
+    """
+    try:
+        make_folder(folder)
+        found = folder.stat()
+        if found.st_uid != os.getuid():
+            raise ConfigError(
+                f"{folder} belongs to user {found.st_uid}, not to you",
+                why="Keys and sockets in a folder of somebody else are not yours.",
+                hint="Choose another folder: ATOLL_HOME=~/atoll-home",
+            )
+        if stat.S_IMODE(found.st_mode) & 0o077:
+            folder.chmod(0o700)
+    except OSError as error:
+        raise storage_error(f"cannot make {folder}", error) from None
+
+
+def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Replace a file so that a crash leaves the old or the new one. Raises StorageError (disk full,
+    no permission).
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with new_file(temporary, mode) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise storage_error(f"cannot write {path}", error) from None
+        raise

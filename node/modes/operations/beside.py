@@ -1,0 +1,108 @@
+"""The part of `RoundActions` that is the same for every free-standing operation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from ....collectives import messages as m
+from ....collectives.group import Entry, Member, Plan
+from ....collectives.identifiers import PeerId
+from ....collectives.pace import Pace
+from ....collectives.round.state import Voice
+
+if TYPE_CHECKING:
+    from ...session.session import Session
+
+
+class BesideRun:
+    """What the log of an operation asks of the session."""
+
+    session: Session
+
+    def report(self, plan_id: bytes) -> None:
+        self.session.ports.exchange.report(plan_id)
+
+    def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
+        self.session.ports.exchange.resend_parts(peer, plan_id, cid, spans)
+
+    def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
+        self.session.ports.exchange.resend_results(peer, plan_id, spans)
+
+    def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
+        self.session.transfer.fetch_result(
+            self.session.clock(), entry, [peer for peer in holders if peer != self.session.me]
+        )
+
+    def keep(self, entry: Entry) -> None:
+        """Votes are volatile."""
+
+    def nodes(self) -> Collection[PeerId]:
+        """Nobody seals such a log."""
+        return ()
+
+    def suspected(self, peer: PeerId) -> bool:
+        return self.session.actions.suspected(peer)
+
+    def excluded(self, peer: PeerId) -> bool:
+        return self.session.actions.excluded(peer)
+
+    def deaf_to(self, peer: PeerId) -> bool:
+        """Whether this member does not listen to the peer for now."""
+        return self.session.actions.deaf_to(peer)
+
+    def unread(self, peer: PeerId) -> bool:
+        """Whether the peer does not read what it is told."""
+        return self.session.actions.unread(peer)
+
+    def let_in(self, joiners: Sequence[Member]) -> list[Member]:
+        """Whoever asks; nobody does."""
+        return list(joiners)
+
+    def contradicts(self, entry: Entry) -> bool | None:
+        """Nothing is made beside what owners state."""
+        return False
+
+    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
+        """For whatever is here."""
+        return True
+
+    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
+        """Never called: no entry is contradicted."""
+
+    def helps(self, peer: PeerId) -> bool:
+        """Nobody: an operation is of those who call it."""
+        return False
+
+    def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
+        """Nothing of what is said beside the run's log could tell: it is decided by majorities."""
+
+    def relabelled(
+        self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
+    ) -> None:
+        """As `caught`."""
+
+    def disputed(self, peers: Sequence[PeerId]) -> None:
+        """Nothing is stated twice beside the run's log."""
+
+    def refuted(self, meaning: bytes, part: int, voices: Sequence[Voice]) -> None:
+        """As `disputed`."""
+
+    def unfounded(
+        self,
+        peer: PeerId,
+        parts: m.PartDigests,
+        account: m.Account,
+        preimage: bytes,
+        index: int,
+    ) -> None:
+        """As `disputed`."""
+
+    def pace(self) -> Pace:
+        return self.session.ports.pace()
+
+    def sign(self, payload: bytes) -> bytes:
+        return self.session.ports.sign(payload)
+
+    def verify(self, peer: PeerId, payload: bytes, signature: bytes) -> bool:
+        return self.session.ports.verify(peer, payload, signature)

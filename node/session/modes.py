@@ -1,0 +1,64 @@
+"""What stands at the doors of a run's sessions. A run asks for modes in its settings; whoever makes
+its sessions hands them in (`node.modes.choosing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...collectives.errors import LocalProtocolError
+from ...collectives.reduce import REDUCERS
+from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
+from ...collectives.round.dissemination import DisseminationMaker, everybody
+from ...collectives.round.faults import FaultModel, FaultModelMaker
+from ...collectives.round.seals import RoundSeal, SealMaker
+from ...collectives.swarm import RunSettings
+from .measures import Measures
+from .other_logs import OtherLogs
+from .recertification import Recertification
+from .shapes import FindReducer
+
+if TYPE_CHECKING:
+    from .pre_round import PreRound
+    from .session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """``faults``: which faults of members the log bears. ``arrivals``: whom a round waits for.
+    ``seal``, ``recertifying``: how a round ends, and a run goes on, without a quorum.
+    ``dissemination``: how the news of a round travels, unless each member must hear every vote.
+    ``pre_round``: makes what members do together before the log is given anything; None: nothing.
+    ``operations``: the logs beside the run's. ``measures``: what the rule of this name learns over
+    rounds. ``reducers``: finds those that the run and its operations may name.
+    """
+
+    faults: FaultModelMaker = FaultModel
+    arrivals: ArrivalPolicyMaker = wait_for_all
+    seal: SealMaker = RoundSeal
+    dissemination: DisseminationMaker = everybody
+    pre_round: Callable[[Session], PreRound] | None = None
+    recertifying: Callable[[Session], Recertification] = lambda _: Recertification()
+    operations: Callable[[Session], OtherLogs] = lambda _: OtherLogs()
+    measures: Callable[[str], Measures] = lambda _: Measures()
+    reducers: FindReducer = REDUCERS.get
+
+    def check(self, settings: RunSettings) -> None:
+        """Raise LocalProtocolError where a run asks for a mode that is not here."""
+        if settings.lying != self.faults().lying:
+            raise LocalProtocolError(
+                f"the run bears {settings.lying} members that lie, and was given a fault model "
+                f"of {self.faults().lying}"
+            )
+        if (settings.arrivals is None) != (self.arrivals is wait_for_all):
+            raise LocalProtocolError("the run's arrivals are not those that it was given")
+        if (settings.secure or settings.btard) is not None and self.pre_round is None:
+            raise LocalProtocolError(
+                "a secure run, or one with BTARD, takes an identity, and is in one piece"
+            )
+
+
+PLAIN = Modes()
+"""Members crash, tell everybody, and do nothing before the log is given their contributions."""
