@@ -69,7 +69,7 @@ def test_a_plan_counts_short_rounds_where_the_run_has_them() -> None:
     cold, usual = plan(conditions(steps=1000, cold=True)), plan(conditions(steps=1000))
     assert cold.begins is not None
     assert cold.run is not None
-    assert cold.run.rounds == RoundLengths(cold.choice.sync_every, 10).rounds_for(
+    assert cold.run.rounds == RoundLengths(cold.choice.sync_every, 20).rounds_for(
         round(1000 / cold.choice.sync_every)
     )
     assert usual.begins is None
