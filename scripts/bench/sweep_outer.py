@@ -192,7 +192,7 @@ def groups() -> list[Group]:
         Group("1m", 4, (20,), 300, FEW, (0, 1)),
         Group("42k", 4, (20,), 500, SMALL, (10, 11)),
         Group("42k", 4, (10, 50, 100), 500, "1/0 grow=20; 0.9/0.6 grow=20 hold=40 warm=40", (10,)),
-        Group("42k", 2, (20,), 500, SMALL, (10,)),
+        Group("42k", 2, (20,), 500, f"{SMALL}; 0.9/0.4 grow=20 hold=40 warm=40", (10,)),
         Group("tiny", 2, (10,), 100, "1/0", rates=(1.0, 2.0)),
         Group("tiny", 2, (10,), 200, f"{FEW}; 1/0 stages=100:5"),
     ]
