@@ -25,7 +25,7 @@ _KEPT = ("momentum", "momentum_dtype")
 OUTER_RULES = {
     facts.name: facts
     for facts in (
-        OuterFacts("nesterov", (*_KEPT, "warmup"), 1, 1),
+        OuterFacts("nesterov", (*_KEPT, "warmup", "hold"), 1, 1),
         OuterFacts("sgd"),
         OuterFacts("adam", (*_KEPT, "beta2", "epsilon"), 2, 1),
         OuterFacts("yogi", (*_KEPT, "beta2", "epsilon"), 2, 1),

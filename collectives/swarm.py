@@ -131,13 +131,16 @@ class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Of nesterov and momentum: outer steps over which lr and momentum grow from 1 and 0, those of
     # the plain mean.
     warmup: int = 0
-    # Steps of the plain mean before the warm-up: as many as rounds grow (`growth`).
+    # Steps of the plain mean before the warm-up. 0: where rounds grow (`growth`), until they have
+    # their full length.
     hold: int = 0
     # With a governor that goes by evaluations: after so many readings in a row that speak against
     # averaging it takes the plain mean. 0: it does not go by them.
     watch: int = 0
     # The governor says what it sees, and changes nothing: members that lie could move it.
     advises: bool = False
+    # Of how many steps the rounds are short and grow: none of them is a jump to the governor.
+    short: int = 0
 
 
 PLAIN_MEAN = OuterSettings("sgd", 1.0)

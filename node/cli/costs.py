@@ -74,6 +74,7 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
             "momentum": settings.outer.momentum,
             "momentum_dtype": settings.outer.momentum_dtype,
             "warmup": settings.outer.warmup,
+            "hold": settings.outer.hold,
         },
         "join": manifest.join.policy,
         "limits": msgspec.to_builtins(manifest.limits),

@@ -70,12 +70,12 @@ steps = 2000                       # length of the cosine schedule
 batch = 8
 
 # [train.outer]                    # without it the new model is the mean of the members' models,
-#                                  # in runs like this with momentum that grows over 20 rounds
+#                                  # in runs like this with short rounds first, and momentum later
 # preset = "published"             # DiLoCo's values, or another preset: docs/presets.md
 # optimizer = "nesterov"           # or values of your own: these three, in place of preset
 # lr = 0.7
 # momentum = 0.9
-# warmup = 20                      # lr and momentum grow over so many rounds
+# warmup = 20                      # lr and momentum grow over so many rounds, after `hold` of them
 
 [exchange]
 codec = "int8_dither"              # CODECS

@@ -115,12 +115,13 @@ def _warmup_rows(manifest: Manifest) -> list[Row]:
     )
     return [
         Row(
-            train.outer.warmup > 0 and train.overlap != "none",
-            "$.train.outer.warmup",
+            given > 0 and train.overlap != "none",
+            f"$.train.outer.{name}",
             why,
             'Leave it out, or [train] overlap = "none".',
-            says=f'$.train.outer.warmup is given, and $.train.overlap is "{train.overlap}"',
+            says=f'$.train.outer.{name} is given, and $.train.overlap is "{train.overlap}"',
         )
+        for name, given in (("warmup", train.outer.warmup), ("hold", train.outer.hold))
     ]
 
 

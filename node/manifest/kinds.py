@@ -139,6 +139,7 @@ CHOICES: tuple[TaggedChoice, ...] = (
                 "outliers",
                 "outer.stretch",
                 "outer.warmup",
+                "outer.hold",
             ),
             "local_sgd": ("overlap", "delay", "mixing", "share", "max_steps", "outliers"),
         },
@@ -154,6 +155,7 @@ CHOICES: tuple[TaggedChoice, ...] = (
             "mean itself is what this method is about.",
             "outer.warmup": "lr and momentum grow from those of the plain mean, to which this "
             "method keeps or which it does not begin with.",
+            "outer.hold": "The plain mean is what this method keeps to or does not begin with.",
         },
     ),
     TaggedChoice(

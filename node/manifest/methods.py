@@ -159,11 +159,14 @@ def _rows_of_diloco(manifest: Manifest) -> list[Row]:
                 "What is added up are changes of the anchors that members began at.",
                 f'method = "diloco", or {waits}',
             ),
-            (
-                train.outer.warmup > 0,
-                "$.train.outer.warmup",
-                "It was measured in rounds of all members.",
-                "Leave it out.",
+            *(
+                (
+                    given > 0,
+                    f"$.train.outer.{name}",
+                    "It was measured in rounds of all members.",
+                    "Leave it out.",
+                )
+                for name, given in (("warmup", train.outer.warmup), ("hold", train.outer.hold))
             ),
             (
                 train.overlap != "none",

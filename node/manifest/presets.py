@@ -18,8 +18,8 @@ from ...collectives.errors import ConfigError
 from ...collectives.growth import (
     COLD_CODECS,
     COLD_STEPS,
+    GROWTH,
     RoundLengths,
-    growth_of,
     measured_cold,
 )
 from ...collectives.outer_rules import WITHOUT_MOMENTUM
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 PEERS = 4  # where the manifest does not say how many are expected
-CHOICE = ("optimizer", "lr", "momentum", "warmup")
+CHOICE = ("optimizer", "lr", "momentum", "warmup", "hold")
 """Keys of which a text gives none, or all that its optimizer needs."""
 
 
@@ -67,8 +67,8 @@ def take_choice(table: dict[str, Any], name: str) -> tuple[OuterChoice, list[Con
                     key=f"$.train.outer.{given[0]}",
                     code="E414",
                     why=(
-                        "A preset sets optimizer, lr, momentum and warmup; peers is what it is "
-                        "chosen by."
+                        "A preset sets optimizer, lr, momentum, warmup and hold; peers is what "
+                        "it is chosen by."
                     ),
                     hint=f"L{values[1:]}, or leave {asked} out.",
                 )
@@ -156,7 +156,13 @@ def with_choice(manifest: Manifest, choice: OuterChoice) -> Manifest:
 
     named = choice.preset not in (None, AUTO)
     preset = preset_named(choice.preset or AUTO) if named else fitting(manifest)
-    train, values = manifest.train, preset.outer
+    train, growth, rounds = manifest.train, manifest.train.growth, manifest.train.rounds
+    if preset.growing and not choice.lengths and not _against_growth(manifest):
+        assert train.sync_every is not None
+        growth = GROWTH
+        if rounds is not None:  # of full length; the run has as many steps
+            rounds = RoundLengths(train.sync_every, growth).rounds_for(rounds)
+    values = _values(preset, growth)
     kept = values.kind not in WITHOUT_MOMENTUM
     outer = msgspec.structs.replace(
         train.outer,
@@ -164,20 +170,20 @@ def with_choice(manifest: Manifest, choice: OuterChoice) -> Manifest:
         lr=values.lr,
         momentum=values.momentum if kept else train.outer.momentum,
         warmup=values.warmup,
+        hold=values.hold,
     )
     mixing = _mixing(manifest, preset) if train.mixing is None else train.mixing
-    growth, rounds = train.growth, train.rounds
-    if preset.grows and not choice.lengths and not _against_growth(manifest):
-        assert train.sync_every is not None
-        growth = growth_of(rounds_said(manifest), train.sync_every)
-        if rounds is not None:  # of full length; the run has as many steps
-            rounds = RoundLengths(train.sync_every, growth).rounds_for(rounds)
     return msgspec.structs.replace(
         manifest,
         train=msgspec.structs.replace(
             train, outer=outer, mixing=mixing, growth=growth, rounds=rounds
         ),
     )
+
+
+def _values(preset: Preset, growth: int) -> OuterSettings:
+    """Of a run whose first rounds are, or are not, shorter."""
+    return preset.growing if preset.growing and growth else preset.outer
 
 
 def growth_rows(manifest: Manifest) -> list[Row]:
@@ -290,15 +296,16 @@ def explain_outer(manifest: Manifest) -> str:
     same = [
         preset
         for preset in PRESETS
-        if _compared(preset.outer, _mixing(manifest, preset)) == mine
-        and not (preset.grows and full)
+        if _compared(_values(preset, train.growth), _mixing(manifest, preset)) == mine
+        and not (preset.growing and full)
     ]
     if auto in same:
         return f'preset "{auto.name}", which "{AUTO}" takes for this run: {auto.source}'
-    values = f"{auto.outer.kind} with lr {auto.outer.lr:g}"
-    if auto.outer.momentum:
-        values += f" and momentum {momentum_text(auto.outer)}"
-    if auto.grows:
+    best = _values(auto, GROWTH)
+    values = f"{best.kind} with lr {best.lr:g}"
+    if best.momentum:
+        values += f" and momentum {momentum_text(best)}"
+    if auto.growing:
         values += ", and rounds that are short at first"
     advice = f'"{AUTO}" takes "{auto.name}" for this run, {values}: {auto.source}'
     return (
@@ -308,12 +315,15 @@ def explain_outer(manifest: Manifest) -> str:
 
 def _compared(outer: OuterSettings, mixing: float | None) -> tuple[object, ...]:
     momentum = 0.0 if outer.kind in WITHOUT_MOMENTUM else outer.momentum
-    return outer.kind, outer.lr, momentum, outer.warmup, mixing
+    return outer.kind, outer.lr, momentum, outer.warmup, outer.hold, mixing
 
 
 def momentum_text(outer: OuterSettings) -> str:
     """The momentum, and after how many rounds a run has it and its lr: for people."""
     text = f"{outer.momentum:g}"
+    if outer.hold:
+        text += f" after {outer.hold} rounds of the plain mean"
+        return f"{text} and {outer.warmup} of warm-up" if outer.warmup else text
     return f"{text} after {outer.warmup} rounds of warm-up" if outer.warmup else text
 
 

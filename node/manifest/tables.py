@@ -297,6 +297,8 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     momentum_dtype: Literal["fp32", "bf16"] = "fp32"
     # of nesterov: rounds over which lr and momentum grow from those of the plain mean, 1 and 0
     warmup: Annotated[int, msgspec.Meta(ge=0, le=MOST_WARMUP)] = 0
+    # of nesterov: rounds of the plain mean before that; 0: short ones, where rounds grow
+    hold: Annotated[int, msgspec.Meta(ge=0, le=MOST_WARMUP)] = 0
 
     def settings(self) -> OuterSettings:
         """As the outer step takes it."""
@@ -316,6 +318,7 @@ class OuterTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             self.agreement,
             self.momentum_dtype,
             self.warmup,
+            self.hold,
         )
 
 

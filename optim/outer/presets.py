@@ -16,17 +16,17 @@ Measured with a byte-level GPT of 10.9 million parameters, 2 members, H = 20, Ad
 synchronous steps. No run does that today by its manifest: ``[train] local_after`` begins with
 rounds of one inner step, and outer momentum acts on those, too. So these are had by name only.
 
-"cold" begins with short rounds of the plain mean, which grow to H (`collectives.growth`); then lr
-and momentum grow over 10 rounds to 0.9 and 0.6. In a sweep of plain torch
+"cold" begins with short rounds of the plain mean, which grow to H (`collectives.growth`); after 40
+of them lr and momentum grow over 40 more to 0.9 and 0.6. In a sweep of plain torch
 (`scripts/bench/sweep_outer.py`; docs/benchmarks-outer.md, arm ``0.9/0.6 grow=5 hold=20 warm=20
-fade=0.3``) the held-out loss with half as many short rounds was 6.0 % below the plain mean's on
-average: below in 38 of 39 runs of 1 to 135 million parameters, 2 to 8 members, H = 10 to 100, AdamW
-and Muon, with an inner learning rate that decays; and no anchor from the tenth exchange on was
-above the best member alone. That arm returned to the plain mean at the end, which costs 0.9 %
-(`0.9/0.6 warm=20`, ten runs, 0.7 to 1.2 %) and which "cold" leaves out. Twice as many short rounds
-gained another 2.4 % with the plain mean (``1/0 grow=10``, better than ``1/0 grow=5`` in 29 of 33
-runs), and 2.6 % with momentum after them (docs/presets.md). "auto" takes "cold" for runs that such
-a row stands for, and the plain mean for all others.
+fade=0.3``) the held-out loss with a quarter as many short rounds was 6.0 % below the plain mean's
+on average: below in 38 of 39 runs of 1 to 135 million parameters, 2 to 8 members, H = 10 to 100,
+AdamW and Muon, with an inner learning rate that decays; and no anchor from the tenth exchange on
+was above the best member alone. That arm returned to the plain mean at the end, which costs 0.9 %
+(``0.9/0.6 warm=20``, ten runs, 0.7 to 1.2 %) and which "cold" leaves out. Twice as many short
+rounds gained another 2.4 % with the plain mean (``1/0 grow=10``, better than ``1/0 grow=5`` in 29
+of 33 runs), and twice as many again another 4.1 % (``1/0 grow=20`` and ``grow=10``: 11 of 11).
+"auto" takes "cold" for runs that such a row stands for, and the plain mean for all others.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ AUTO = "auto"
 @dataclass(frozen=True, slots=True)
 class Preset:
     """Outer values under a name, and where they come from. ``mixing``: of late results, where the
-    manifest gives none. ``grows``: the first rounds are shorter (`collectives.growth`), where the
-    manifest does not say how they begin.
+    manifest gives none. ``growing``: the values of runs whose first rounds are shorter
+    (`collectives.growth`), as they are where the manifest does not say how they begin.
     """
 
     name: str
     outer: OuterSettings
     source: str
     mixing: float | None = None
-    grows: bool = False
+    growing: OuterSettings | None = None
 
 
 PRESETS = (
@@ -64,13 +64,13 @@ PRESETS = (
     ),
     Preset(
         "cold",
-        OuterSettings("nesterov", 0.9, 0.6, warmup=10),
+        OuterSettings("nesterov", 0.9, 0.6, warmup=20),
         source=(
-            "short rounds of the plain mean at first, 0.9 / 0.6 after 10 more of full length; with "
-            "fewer short rounds 6 % better than the plain mean on average, in 38 of 39 runs that "
-            "started cold (2 to 8 peers, H = 10 to 100, a decaying inner learning rate)"
+            "40 short rounds of the plain mean, then 0.9 / 0.6 over 40 more that grow; with fewer "
+            "short rounds 6 % better than the plain mean on average, in 38 of 39 runs that started "
+            "cold (2 to 8 peers, H = 10 to 100, a decaying inner learning rate)"
         ),
-        grows=True,
+        growing=OuterSettings("nesterov", 0.9, 0.6, warmup=40, hold=40),
     ),
     Preset(
         "alone",

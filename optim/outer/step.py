@@ -34,14 +34,15 @@ WARMING = ("nesterov", "momentum")
 
 def effective_outer(settings: RunSettings) -> OuterSettings:
     """The outer optimizer a run really uses: plain averaging for the method "local_sgd", else
-    ``settings.outer``, whose momentum waits until rounds have their full length: in short ones
-    after one another it adds up what they have in common.
+    ``settings.outer``, whose momentum waits for ``hold`` rounds, or else until rounds have their
+    full length: in the first ones after one another it adds up what they have in common.
     """
     if settings.method == "local_sgd":
         return PLAIN_MEAN
     if not settings.growth or settings.outer.kind not in WARMING:
         return settings.outer
-    return msgspec.structs.replace(settings.outer, hold=settings.lengths.short_rounds)
+    short = settings.lengths.short_rounds
+    return msgspec.structs.replace(settings.outer, hold=settings.outer.hold or short, short=short)
 
 
 def warmed(settings: OuterSettings, steps: float) -> tuple[float, float]:
@@ -64,8 +65,10 @@ def warmed(settings: OuterSettings, steps: float) -> tuple[float, float]:
 
 
 def _counted(settings: OuterSettings) -> int:
-    """After how many steps lr and momentum are the settings' own."""
-    return settings.hold + settings.warmup
+    """How many steps are counted: until lr and momentum are the settings' own, and rounds have
+    their full length.
+    """
+    return max(settings.hold + settings.warmup, settings.short)
 
 
 class OuterStep:
@@ -93,8 +96,8 @@ class OuterStep:
     **State** is one float32 vector of `state_numel` elements, zero at first: the rule's vectors one
     after another, then what is kept a tensor or a round. A rule without any still has one vector,
     which nothing reads or writes: so every state has room for momentum. With ``momentum_dtype``
-    "bf16" momenta take half the room (`state`). With ``hold`` or ``warmup`` the last element counts
-    the steps taken, up to the sum of the two.
+    "bf16" momenta take half the room (`state`). With ``hold``, ``warmup`` or ``short`` the last
+    element counts the steps taken, up to the sum of the first two or to the third.
 
     A step holds scratch and is used by one thread at a time.
     """
@@ -219,8 +222,8 @@ class OuterStep:
             self._scale(mean, factor)
         if self.settings.governor:
             factor, event = 1.0, None
-            hold = self.settings.hold
-            if not hold or state[-1].item() >= hold:  # short rounds are of unlike lengths
+            short = self.settings.short
+            if not short or state[-1].item() >= short:  # short rounds are of unlike lengths
                 factor, event = governor.judge(
                     state[tail : tail + governor.NUMBERS], length, median_loss(reported)
                 )
@@ -425,15 +428,14 @@ def check_outer(settings: OuterSettings) -> None:
     for name, value in {"spread": settings.spread, "agreement": settings.agreement}.items():
         if not 0 <= value <= 1:
             raise ConfigError(f"outer {name} {value} is not in [0, 1]", key=f"$.train.outer.{name}")
-    if not 0 <= settings.warmup <= MOST_WARMUP or (
-        settings.warmup and settings.kind not in WARMING
-    ):
-        raise ConfigError(
-            f"outer {settings.kind} with a warmup of {settings.warmup} steps",
-            key="$.train.outer.warmup",
-            why=f"It begins with the plain mean; up to {MOST_WARMUP:,} steps.",
-            hint=f"Leave it out, or take one of: {', '.join(WARMING)}",
-        )
+    for name, steps in {"warmup": settings.warmup, "hold": settings.hold}.items():
+        if not 0 <= steps <= MOST_WARMUP or (steps and settings.kind not in WARMING):
+            raise ConfigError(
+                f"outer {settings.kind} with a {name} of {steps} steps",
+                key=f"$.train.outer.{name}",
+                why=f"It begins with the plain mean; up to {MOST_WARMUP:,} steps.",
+                hint=f"Leave it out, or take one of: {', '.join(WARMING)}",
+            )
     if settings.every < 1:
         raise ConfigError(
             f"outer every {settings.every} is not a number of steps", key="$.train.outer.every"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ...collectives.growth import RoundLengths, growth_of, measured_cold
+from ...collectives.growth import GROWTH, RoundLengths, measured_cold
 from .conditions import Conditions
 from .estimate import Choice, RoundCost, estimate, round_of
 
@@ -18,7 +18,7 @@ class RunCost:
     first step to the last result, the ``share`` of them that is training, and the most bytes that
     one peer sends (``nbytes``) and receives (``received``).
 
-    >>> RunCost(rounds=141, steps=2000, seconds=1046.0, share=0.956, nbytes=0, received=0).steps
+    >>> RunCost(rounds=179, steps=2000, seconds=1046.0, share=0.956, nbytes=0, received=0).steps
     2000
     """
 
@@ -37,12 +37,12 @@ def lengths_of(conditions: Conditions, choice: Choice) -> RoundLengths:
     >>> peers = tuple(PeerConditions(f"p{i}", 1e7, 1e7, 0.5) for i in range(2))
     >>> cold = Conditions(1_000_000, peers, steps=2000, cold=True)
     >>> lengths_of(cold, Choice(20)).growth, lengths_of(cold, Choice(20, "int4")).growth
-    (10, 0)
+    (20, 0)
     """
     rounds = full_rounds(conditions.steps, choice.sync_every)
     waits = choice.overlap == "none" and choice.fragments == 1
     cold = conditions.cold and waits and measured_cold(choice.sync_every, choice.codec, rounds)
-    return RoundLengths(choice.sync_every, growth_of(rounds, choice.sync_every) if cold else 0)
+    return RoundLengths(choice.sync_every, GROWTH if cold else 0)
 
 
 def full_rounds(steps: int | None, sync_every: int) -> int | None:

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BYTES, BLOCK, EVERY_TENTH = 256, 4096, 10
-BETAS, DECAY, CLIP, WARMUP = (0.9, 0.99), 0.1, 1.0, 20
+BETAS, DECAY, CLIP = (0.9, 0.99), 0.1, 1.0
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Size:
     text: int = 500_000  # bytes
     windows: int = 256  # held out
     embedding: float = 1.0  # standard deviation; torch's own is 1
+    warmup: int = 20  # steps in which the inner rate grows
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -69,6 +70,7 @@ class Size:
 
 
 SIZES = {
+    "42k": Size(32, 2, 2, 32, 4, 8e-3, windows=512, embedding=0.18, warmup=1),
     "tiny": Size(32, 2, 2, 32, 4, 4e-3, windows=32),
     "1m": Size(128, 5, 4, 64, 8, 2e-3),
     "10m": Size(384, 6, 6, 128, 8, 1e-3),
@@ -205,7 +207,7 @@ class Models:
         self.synced = sum(n > 0 for n in sync)
         self.sync = torch.tensor(sync[: self.synced], device=device).view(-1, 1, 1)
         shares = [
-            min(1.0, (t + 1) / WARMUP) * max(0.01, 0.5 + 0.5 * math.cos(math.pi * t / steps))
+            min(1.0, (t + 1) / size.warmup) * max(0.01, 0.5 + 0.5 * math.cos(math.pi * t / steps))
             for t in range(steps)
         ]
         self.shares = torch.tensor(shares, device=device)

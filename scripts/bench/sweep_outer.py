@@ -127,6 +127,12 @@ LONG = (
     "0.7/0.9 hold=10 warm=40 fade=0.3"
 )
 LARGE = "1/0; 1/0 grow=5; 0.9/0.6; 0.9/0.6 grow=5 hold=20 warm=20 fade=0.3"
+SMALL = (
+    "1/0 grow=20; 1/0 grow=40; 0.9/0.6 grow=10 hold=51 warm=10; 0.9/0.7 grow=10 hold=51 warm=10; "
+    "0.9/0.6 grow=20 hold=99 warm=0; 0.9/0.6 grow=20 hold=45 warm=40; "
+    "0.9/0.6 grow=20 hold=40 warm=40; 0.9/0.6 grow=20 hold=25 warm=30; "
+    "0.9/0.75 grow=20 hold=40 warm=40; 0.9/0.6 grow=10 hold=20 warm=20"
+)
 MUON = f"{FEW}; 0.7/0.6; 1/0.3 grow=5"
 
 
@@ -184,6 +190,9 @@ def groups() -> list[Group]:
         Group("50m", 4, (50,), 500, LARGE),
         Group("1m", 4, (20,), 8000, LONG, text=8_000_000),
         Group("1m", 4, (20,), 300, FEW, (0, 1)),
+        Group("42k", 4, (20,), 500, SMALL, (10, 11)),
+        Group("42k", 4, (10, 50, 100), 500, "1/0 grow=20; 0.9/0.6 grow=20 hold=40 warm=40", (10,)),
+        Group("42k", 2, (20,), 500, f"{SMALL}; 0.9/0.4 grow=20 hold=40 warm=40", (10,)),
         Group("tiny", 2, (10,), 100, "1/0", rates=(1.0, 2.0)),
         Group("tiny", 2, (10,), 200, f"{FEW}; 1/0 stages=100:5"),
     ]
@@ -474,7 +483,9 @@ def parse() -> argparse.Namespace:
     add("--list", action="store_true", help="print the groups, and about how long one H100 takes")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--graph", choices=("auto", "on", "off"), default="auto", help="capture steps on CUDA")
-    add("--size", default="1m,10m,50m,135m", help="groups of these sizes only; tiny is for trying")
+    add(
+        "--size", default="1m,10m,50m,135m", help="groups of these sizes only; 42k, tiny: for a CPU"
+    )
     add("--optimizer", choices=("adamw", "muon"), help="groups with it only")
     add("--k", type=numbers, help="groups of so many members only, such as 2,4")
     add("--h", type=numbers, help="inner steps of a round, in place of the groups'")

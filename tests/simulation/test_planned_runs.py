@@ -69,7 +69,7 @@ def test_a_plan_counts_short_rounds_where_the_run_has_them() -> None:
     cold, usual = plan(conditions(steps=1000, cold=True)), plan(conditions(steps=1000))
     assert cold.begins is not None
     assert cold.run is not None
-    assert cold.run.rounds == RoundLengths(cold.choice.sync_every, 10).rounds_for(
+    assert cold.run.rounds == RoundLengths(cold.choice.sync_every, 20).rounds_for(
         round(1000 / cold.choice.sync_every)
     )
     assert usual.begins is None
@@ -88,12 +88,12 @@ def test_a_plan_is_what_nodes_play_with_its_settings(
     links = ["--peers", "3", "--up", "100Mbit/s", "--rtt-ms", "50"]
     found = said(["plan", str(path), "--step-ms", "500", *links], capsys)
     own = parse_manifest(TEXT).settings()
-    assert own.rounds == found["present"]["run"]["rounds"] == RoundLengths(20, 4).rounds_for(12)
+    assert own.rounds == found["present"]["run"]["rounds"] == RoundLengths(20, 20).rounds_for(12)
     assert own.lengths.before(own.rounds) == found["present"]["run"]["steps"] == 240
     settings = parse_manifest(pasted(found["settings"])).settings()
     said_run, begins = found["predicted"]["run"], found["predicted"]["begins"]
     assert settings.rounds == said_run["rounds"]
-    assert (settings.sync_every, settings.growth) == (14, 6)
+    assert (settings.sync_every, settings.growth) == (10, 20)
     assert settings.lengths.short_rounds == begins["rounds"]
     assert settings.lengths.before(begins["rounds"]) == begins["steps"]
     assert settings.lengths.before(settings.rounds) == said_run["steps"]

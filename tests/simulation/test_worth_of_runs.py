@@ -14,13 +14,14 @@ import torch
 from seeds import daily, seeds
 from torch import Tensor, nn
 
-from atoll.collectives.growth import RoundLengths, growth_of
+from atoll.collectives.growth import GROWTH, RoundLengths
 from atoll.collectives.swarm import EvaluateSettings, OuterSettings, RunSettings
 from atoll.collectives.telemetry import Event, subscribe
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import parse_manifest
-from atoll.optim import attach, outer_preset
+from atoll.optim import attach
 from atoll.optim.outer.governor import Governed
+from atoll.optim.outer.presets import preset_named
 
 Evaluate = Callable[[nn.Module], Any]
 Made = tuple[nn.Module, torch.optim.Optimizer, Callable[[torch.Generator], Tensor], Evaluate]
@@ -253,10 +254,10 @@ def test_a_run_that_is_well_is_never_accused(seed: int) -> None:
     alike and unlike.
     """
     task, steps, rounds = WELL[seed % 4]
-    name = ("plain-mean", "cold")[seed // 4 % 2]
-    lengths = RoundLengths(steps, growth_of(rounds, steps) if name == "cold" else 0)
+    preset = preset_named(("plain-mean", "cold")[seed // 4 % 2])
+    lengths = RoundLengths(steps, GROWTH if preset.growing else 0)
     outer = msgspec.structs.replace(
-        outer_preset(name), governor=True, watch=3, hold=lengths.short_rounds
+        preset.growing or preset.outer, governor=True, watch=3, short=lengths.short_rounds
     )
     settings = RunSettings(
         sync_every=steps,

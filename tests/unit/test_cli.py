@@ -277,18 +277,19 @@ def test_validate_explains_the_outer_values(atoll: Cli, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(RUN)
     found = atoll.json("validate", "run.toml", "--explain")
     assert found["explained"]["outer"].startswith(
-        'preset "cold", which "auto" takes for this run: short rounds of the plain mean at first'
+        'preset "cold", which "auto" takes for this run: 40 short rounds of the plain mean, then'
     )
     assert found["outer"] == {
         "kind": "nesterov",
         "lr": 0.9,
         "momentum": 0.6,
         "momentum_dtype": "fp32",
-        "warmup": 10,
+        "warmup": 40,
+        "hold": 40,
     }
     (tmp_path / "run.toml").write_text(RUN + "[train]\nrounds = 10\n")
     assert atoll("validate", "run.toml") == 0
-    assert "outer nesterov lr 0.9 momentum 0.6 after 10 rounds of warm-up, 115 in all" in atoll.out
+    assert "outer nesterov lr 0.9 momentum 0.6 after 40 rounds of the plain mean" in atoll.out
     assert "; the first 115 shorter, from one step on, 1000 steps in all" in atoll.out
     assert "explained" not in atoll.json("validate", "run.toml")
 

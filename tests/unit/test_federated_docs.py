@@ -83,7 +83,7 @@ def toml(tables: dict[str, Any], path: str = "") -> str:
 
 OF_OTHER_TABLES = (
     *("noise", "threshold", "validators"),
-    *("preset", "optimizer", "lr", "momentum", "warmup"),
+    *("preset", "optimizer", "lr", "momentum", "warmup", "hold"),
 )
 """Keys of [privacy], [secure], [btard] and [train.outer], which stand below their own header."""
 

@@ -8,6 +8,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -105,11 +106,29 @@ def test_momentum_waits_until_rounds_have_their_full_length() -> None:
     assert effective_outer(RunSettings(sync_every=6, outer=outer)) == outer
 
 
+def test_momentum_begins_in_short_rounds_where_a_run_says_after_how_many() -> None:
+    outer = OuterSettings("nesterov", 0.5, 0.5, warmup=1, hold=2)
+    found = effective_outer(RunSettings(sync_every=6, growth=2, outer=outer))
+    assert (found.hold, found.short) == (2, 7)
+    step, anchor, state = OuterStep(found), torch.zeros(3), torch.zeros(4)
+    moves = list[float]()
+    for index in range(9):
+        after = torch.empty(3)
+        step.apply(anchor, torch.ones(3), state, after)
+        moves.append(float((anchor - after)[0]))
+        anchor = after
+        assert state[-1] == min(index + 1, 7)  # until rounds have their full length
+    assert moves[:2] == [1.0, 1.0]
+    assert moves[2] == 0.75 * (1 + 0.25 * (1 + 0.25))
+    assert moves[3] == 0.5 * (1 + 0.5 * (1 + 0.5 * 1.25))
+
+
 def test_a_governor_does_not_take_longer_rounds_for_a_jump() -> None:
     outer = OuterSettings("nesterov", 0.9, 0.6, governor=True)
     jumps = list[Governed]()
-    for growth, told in ((0, True), (10, False)):
+    for growth, hold, told in ((0, 0, True), (10, 0, False), (10, 3, False)):
         jumps.clear()
+        outer = msgspec.structs.replace(outer, hold=hold)
         settings = RunSettings(sync_every=20, growth=growth, outer=outer)
         step, anchor = OuterStep(effective_outer(settings)), torch.zeros(8)
         state, out = torch.zeros(step.state_numel(8)), torch.empty(8)
@@ -126,17 +145,17 @@ def manifest(train: str, more: str = "") -> str:
 
 def test_a_run_that_chooses_nothing_has_as_many_steps_with_short_rounds() -> None:
     found = parse_manifest(manifest("sync_every = 20\nrounds = 25"))
-    assert (found.train.growth, found.train.rounds) == (10, 66)
-    assert found.settings().lengths.before(66) == 500
+    assert (found.train.growth, found.train.rounds) == (20, 104)
+    assert found.settings().lengths.before(104) == 500
     assert decode_manifest(found.encode()) == found == parse_manifest(as_toml(found))
     short = parse_manifest(manifest("sync_every = 20\nrounds = 12"))
     assert short.settings().lengths.before(short.train.rounds or 0) == 240
-    assert parse_manifest(manifest("sync_every = 20")).train.growth == 10
+    assert parse_manifest(manifest("sync_every = 20")).train.growth == 20
     # who says how rounds begin, or the outer values, is taken at her word
     none = parse_manifest(manifest("sync_every = 20\nrounds = 25\ngrowth = 0"))
     assert (none.train.growth, none.train.rounds) == (0, 25)
-    assert none.settings().outer == found.settings().outer
-    own = "[train.outer]\nlr = 0.9\nmomentum = 0.6\nwarmup = 10"
+    assert none.settings().outer == OuterSettings("nesterov", 0.9, 0.6, warmup=20)
+    own = "[train.outer]\nlr = 0.9\nmomentum = 0.6\nwarmup = 20"
     kept = parse_manifest(manifest("sync_every = 20\nrounds = 25", own))
     assert kept == none
     assert b"growth" not in kept.encode()  # as earlier releases wrote it

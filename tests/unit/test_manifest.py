@@ -1140,7 +1140,7 @@ def test_defaults_are_left_out_of_the_canonical_form() -> None:
         + OUTER_AS_RELEASED
     )
     assert said.encode() == plain.encode()
-    chosen_by_nobody = {"lr": 0.9, "momentum": 0.6, "warmup": 10}
+    chosen_by_nobody = {"lr": 0.9, "momentum": 0.6, "warmup": 40, "hold": 40}
     assert m.parse_manifest(PLAIN).encode() == msgspec.msgpack.encode(
         {
             "schema": 1,

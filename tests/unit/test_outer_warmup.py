@@ -144,6 +144,9 @@ def test_a_rule_that_does_not_begin_as_the_plain_mean_is_refused(kind: str) -> N
     with pytest.raises(ConfigError) as caught:
         OuterStep(OuterSettings(kind, 0.5, warmup=3))  # type: ignore[arg-type]
     assert caught.value.key == "$.train.outer.warmup"
+    with pytest.raises(ConfigError) as caught:
+        OuterStep(OuterSettings(kind, 0.5, hold=3))  # type: ignore[arg-type]
+    assert caught.value.key == "$.train.outer.hold"
 
 
 @pytest.mark.parametrize("warmup", [-1, MOST_WARMUP + 1])
@@ -165,7 +168,8 @@ def test_a_manifest_says_it_and_its_bytes_and_text_keep_it() -> None:
     assert found.settings().outer == COLD
     assert decode_manifest(found.encode()) == parse_manifest(as_toml(found)) == found
     cold = parse_manifest(manifest('preset = "cold"'))
-    assert cold == parse_manifest(manifest(OWN.replace("20", "10"), "growth = 20"))
+    assert cold == parse_manifest(manifest(OWN.replace("20", "40\nhold = 40"), "growth = 20"))
+    assert b"hold" not in found.encode()
     assert b"warmup" not in parse_manifest(manifest("lr = 0.9\nmomentum = 0.6")).encode()
 
 
@@ -175,6 +179,9 @@ def test_a_manifest_says_it_and_its_bytes_and_text_keep_it() -> None:
         (manifest(OWN.replace("20", "-1")), "$.train.outer.warmup"),
         (manifest(OWN.replace("20", "1_000_001")), "$.train.outer.warmup"),
         (manifest("warmup = 20"), "$.train.outer.lr"),
+        (manifest("hold = 20"), "$.train.outer.lr"),
+        (manifest(OWN.replace("warmup", "hold"), 'overlap = "late"'), "$.train.outer.hold"),
+        (manifest(OWN.replace("warmup = 20", "hold = -1")), "$.train.outer.hold"),
         (manifest('preset = "cold"\nwarmup = 10'), "$.train.outer.warmup"),
         (manifest(f'optimizer = "adam"\n{OWN}'), "$.train.outer.warmup"),
         (manifest('optimizer = "sgd"\nlr = 1.0\nwarmup = 20'), "$.train.outer.warmup"),

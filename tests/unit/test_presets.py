@@ -24,7 +24,7 @@ from atoll.optim.model.momentum import ContributionMomentum
 from atoll.optim.outer import effective_outer
 from atoll.optim.outer.presets import PRESETS, choose
 
-COLD = OuterSettings("nesterov", 0.9, 0.6, warmup=10)
+COLD = OuterSettings("nesterov", 0.9, 0.6, warmup=40, hold=40)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,7 @@ COLD = OuterSettings("nesterov", 0.9, 0.6, warmup=10)
         ("sync_every = 20", '[exchange]\ncodec = "int8_dither"'),
         ("sync_every = 70", ""),  # of 700 inner steps
         ("sync_every = 100\nrounds = 5", ""),
+        ("sync_every = 49\nrounds = 9", ""),  # 441 steps
         ("rounds = 35", '[exchange]\ncodec = "fp32"\nplan = "ring"'),  # of 100 steps each
         ("", '[model]\nentry = "local:x"\n[train.inner]\nschedule = "constant"'),  # is not read
     ],
@@ -44,11 +45,7 @@ def test_a_run_that_chooses_nothing_and_was_measured_warms_up(train: str, more: 
     found = run("governor = true\nclip_norm = 9.0", train, more)
     assert found.settings().outer == msgspec.structs.replace(COLD, governor=True, clip_norm=9.0)
     assert run("", train, more).settings().outer == COLD
-    two_fifths = {"sync_every = 20\nrounds = 10": 4}
-    settings = run("", train, more).settings()
-    assert settings.sync_every is not None
-    long = settings.sync_every >= 50
-    assert settings.growth == two_fifths.get(train, 20 if long else 10)
+    assert run("", train, more).settings().growth == 20
     assert run("", train, more) == run('preset = "cold"', train, more)
 
 
@@ -56,7 +53,6 @@ def test_a_run_that_chooses_nothing_and_was_measured_warms_up(train: str, more: 
     ("train", "more"),
     [
         ("sync_every = 20\nrounds = 9", ""),
-        ("sync_every = 49\nrounds = 9", ""),
         ("sync_every = 70\nrounds = 4", ""),  # 280 steps
         ("sync_every = 9\nrounds = 500", ""),
         ("sync_every = 101\nrounds = 500", ""),
@@ -113,7 +109,7 @@ def test_each_preset_can_be_had_by_name() -> None:
         assert OuterStep(preset.outer).settings == preset.outer == outer_preset(preset.name)
         robust = "[robust]\nrule = 'trimmed_mean'\nf = 2\nmomentum = 0.9"
         found = run(f'preset = "{preset.name}"', more=robust if "worker" in preset.name else "")
-        assert found.settings().outer == preset.outer
+        assert found.settings().outer == (preset.growing or preset.outer)
     assert outer_preset("short") == OuterSettings("nesterov", 0.9, 0.6)
     assert outer_preset("published") == OuterSettings("nesterov", 0.7, 0.9)
     with pytest.raises(ConfigError, match="'shrot' is no preset"):
@@ -133,8 +129,8 @@ def test_a_manifest_records_the_values_and_not_the_name() -> None:
     assert run('preset = "short"') == by_hand
     assert run('preset = "short"').run_id == by_hand.run_id
     assert decode_manifest(run('preset = "short"').encode()) == by_hand
-    text = "sync_every = 20\nrounds = 76\ngrowth = 10"  # as many steps as 35 rounds of 20
-    cold = run("lr = 0.9\nmomentum = 0.6\nwarmup = 10", text)
+    text = "sync_every = 20\nrounds = 114\ngrowth = 20"  # as many steps as 35 rounds of 20
+    cold = run("lr = 0.9\nmomentum = 0.6\nwarmup = 40\nhold = 40", text)
     assert cold == run("") == run('preset = "auto"') == run('preset = "auto"\npeers = 8')
     assert cold == run("peers = 8") == decode_manifest(run("").encode())
     assert run('preset = "plain-mean"') == run('optimizer = "sgd"\nlr = 1.0')
@@ -266,8 +262,8 @@ def test_people_are_told_where_values_come_from_and_what_would_be_taken() -> Non
         f'"auto" takes "plain-mean" for this run, sgd with lr 1: {plain}'
     )
     advice = (
-        '"auto" takes "cold" for this run, nesterov with lr 0.9 and momentum 0.6 after 10 rounds '
-        f"of warm-up, and rounds that are short at first: {cold}"
+        '"auto" takes "cold" for this run, nesterov with lr 0.9 and momentum 0.6 after 40 rounds '
+        f"of the plain mean and 40 of warm-up, and rounds that are short at first: {cold}"
     )
     assert explain_outer(run('preset = "short"')).startswith('preset "short": ')
     published = explain_outer(run("lr = 0.7\nmomentum = 0.9"))

@@ -136,7 +136,7 @@ def test_the_plain_mean_is_what_its_manifest_says() -> None:
     assert (settings.outer.kind, settings.outer.lr, settings.codec) == ("sgd", 1.0, "int8")
     assert run.train.start_with == 4
     asked = manifest({"train": {"sync_every": 20, "rounds": 20}}, 1_086_048, 4)
-    assert parse_manifest(asked).settings().growth == 8  # as planned: with short rounds
+    assert parse_manifest(asked).settings().growth == 20  # as planned: with short rounds
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:

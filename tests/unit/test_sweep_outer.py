@@ -21,7 +21,7 @@ from torch import Tensor
 
 from atoll.collectives.codecs.codec import get_codec
 from atoll.collectives.swarm import OuterSettings
-from atoll.optim.outer.presets import outer_preset
+from atoll.optim.outer.presets import preset_named
 from atoll.optim.outer.rules import RULES
 from atoll.optim.outer.step import warmed
 
@@ -155,10 +155,11 @@ def test_an_outer_step_is_the_products(lr: float, mu: float) -> None:
 
 
 def test_a_warm_up_is_the_products() -> None:
-    """That of the preset "cold", once its rounds have their full length."""
-    arm, preset = Arm.of("0.9/0.6 warm=10", 20), outer_preset("cold")
-    assert [arm.outer(index, 0.5) for index in range(40)] == [
-        warmed(preset, index) for index in range(40)
+    """That of the preset "cold", where rounds begin short."""
+    arm, growing = Arm.of("0.9/0.6 hold=40 warm=40", 20), preset_named("cold").growing
+    assert growing is not None
+    assert [arm.outer(index, 0.5) for index in range(99)] == [
+        warmed(growing, index) for index in range(99)
     ]
 
 
