@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from atoll.collectives.errors import ConfigError
+from atoll.node.cli import run
+from atoll.node.cli.fit import COUNTED
+from atoll.node.cli.needs import step_settings
+from atoll.node.cli.templates import FINETUNE, with_model
+from atoll.node.manifest import parse_manifest
 from atoll.node.recipes.models.counting import config_of, count_step, counted_bytes
 from atoll.node.recipes.models.shapes import (
     KNOWN,
@@ -73,3 +80,19 @@ def test_a_kind_that_transformers_does_not_know_is_refused() -> None:
         config_of({"model_type": "nothing-of-the-kind"})
     with pytest.raises(ConfigError, match="transformers does not know this model"):
         config_of({})
+
+
+def test_fit_counts_the_one_model_that_it_is_asked_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(VALUES))
+    given = ["fit", "--machine", "cpu@1Gbit/16GB", "--model", str(tmp_path), "--json"]
+    assert run(["--home", str(tmp_path / "home"), *given]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["error"] == COUNTED
+    shape = shape_of(VALUES)
+    assert shape is not None
+    settings = step_settings(parse_manifest(with_model(FINETUNE, "ORG/any")))
+    counted = counted_bytes(config_of(VALUES), shape, settings)
+    lora = found["machines"][0]["models"][0]["methods"]["lora"]["needs"]
+    assert lora["step_bytes"]["peak"] == counted.peak != step_bytes(shape, settings).peak
