@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-WINDOW, ROWS, FIRST, GREEDY = 256, 8, 64, 32
+WINDOW, MOST, ROWS, FIRST, GREEDY = 256, 204, 8, 64, 32
 PROMPTS = ("What does the with statement do?", "Explain Python's yield.", "What is a slice?")
 
 
@@ -38,9 +38,9 @@ def load(folder: str, base: str, dtype: torch.dtype | None = None) -> tuple[Any,
 
 
 def windows(tokenizer: Any, file: str) -> torch.Tensor:
-    """The text as rows of `WINDOW` tokens."""
+    """The text as `MOST` rows of `WINDOW` tokens at most."""
     ids = tokenizer(Path(file).read_text(encoding="utf-8"), add_special_tokens=False)["input_ids"]
-    rows = len(ids) // WINDOW
+    rows = min(MOST, len(ids) // WINDOW)
     return torch.tensor(ids[: rows * WINDOW]).view(rows, WINDOW)
 
 

@@ -32,13 +32,13 @@ THEMES = {"finetune.png": LIGHT, "finetune-dark.png": DARK}
 @dataclass
 class Lane:
     """One member. ``given``: from when to when it worked for a round that has its contribution.
-    ``losses``: of its last step before a round. ``gone``: when it was killed and when it was in a
-    round again.
+    ``losses``: of its last step before a round. ``gone``: the end of its last round before it was
+    killed.
     """
 
     given: list[tuple[float, float]] = field(default_factory=list)
     losses: list[tuple[float, float]] = field(default_factory=list)
-    gone: tuple[float, float] | None = None
+    gone: float | None = None
 
 
 def told(folder: Path) -> list[dict[str, Any]]:
@@ -60,24 +60,22 @@ def read(folder: Path) -> tuple[dict[str, Lane], list[float]]:
     began = next(each["at"] for each in first if each.get("event") == "run.begun")
     rounds = [each for each in first if each.get("event") == "round.committed"]
     ends = [(each["at"] - began) / 60 for each in rounds]
-    # a member of the first round, one that is in all of them, one that comes last
-    peers = dict.fromkeys(peer for each in rounds for peer in each["contributors"])
-    seen = {peer: [peer in each["contributors"] for each in rounds] for peer in peers}
-    one = next(peer for peer in peers if all(seen[peer]))
-    two = next(peer for peer in peers if seen[peer][0] and peer != one)
-    three = next(peer for peer in peers if peer not in (one, two))
+    own = {
+        name: next(each["peer"] for each in of if each.get("event") == "reduction.timed")
+        for name, of in events.items()
+    }
+    seen = {name: [own[name] in each["contributors"] for each in rounds] for name in NAMES}
     lanes = dict[str, Lane]()
-    for name, peer in zip(NAMES, (one, two, three), strict=True):
+    for name in NAMES:
         lane = lanes[name] = Lane()
-        for there, start, end in zip(seen[peer], [0.0, *ends], ends, strict=False):
+        for there, start, end in zip(seen[name], [0.0, *ends], ends, strict=False):
             if there:
                 lane.given.append((start, end))
         for each in events[name]:
             loss = each.get("metrics", {}).get("loss")
             if each.get("event") == "script.report" and loss is not None:
                 lane.losses.append(((each["at"] - began) / 60, float(loss)))
-    missed = [number for number, there in enumerate(seen[two]) if not there]
-    lanes["two"].gone = ends[missed[0] - 1], ends[missed[-1]]
+    lanes["two"].gone = ends[seen["two"].index(False) - 1]
     return lanes, ends
 
 
@@ -124,11 +122,10 @@ def draw(lanes: dict[str, Lane], ends: Sequence[float], title: str, theme: Theme
             below.barh(row, end - start - gap, height=0.56, left=start, color=colours[name])
         box = {"facecolor": theme.faint, "edgecolor": "none", "pad": 1.0}
         if lane.gone is not None:
-            from_, _ = lane.gone
             below.text(
-                from_ + gap,
+                lane.gone + gap,
                 row,
-                "✕ kill -9, then the same line again",
+                "✕ kill -9, started again",
                 va="center",
                 bbox=box,
                 **text(theme.killed, 8.5, "bold"),
@@ -157,7 +154,8 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="of the seed")
     parser.add_argument("--out", type=Path, default=Path())
     parser.add_argument(
-        "--title", default="SmolLM2-135M, LoRA, by two machines: one is killed and comes back"
+        "--title",
+        default="SmolLM2-135M on two machines: one is killed and comes back, a third joins",
     )
     given = parser.parse_args()
     lanes, ends = read(given.folder)
