@@ -41,7 +41,7 @@ USUAL = (
 )
 MEASURE_S = 3600.0
 ERROR = (
-    "Memory is calculated from the model's shape, not tried: 135M and 300M parameters were within "
+    "Memory is calculated from the model's shape, not tried: LoRA on 135M parameters was within "
     "10% of it on a CPU (scripts/bench/bench_fit.py); larger models, and what a GPU's driver and "
     "allocator add, were not measured. Tokens a second are of makers' figures, within a factor of "
     "two. To try it here: --measure"
