@@ -24,7 +24,7 @@ from PIL import Image
 
 from atoll.node.demo.figure import DARK, DPI, FONT, LIGHT, Theme
 
-NAMES = ("one", "two", "three")
+NAMES: tuple[str, ...] = ("one", "two", "three")
 COLOURS = 64  # of a picture's palette
 THEMES = {"finetune.png": LIGHT, "finetune-dark.png": DARK}
 

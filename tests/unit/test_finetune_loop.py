@@ -388,7 +388,9 @@ def test_an_optimizer_in_backward_makes_the_same_steps_bit_for_bit(
                            in_backward=in_backward)  # fmt: skip
         swarm = SoloSwarm(swarm_settings()) if joined else None
         settings = FineTuneSettings(TABLE, inner)
-        exact = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if joined else {}
+        exact: dict[str, Any] = (
+            {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if joined else {}
+        )
         model = tiny_model(kind, **exact)
         return FineTuning(model, tiny_tokenizer(), data, settings, swarm, folder=folder)
 
