@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -20,8 +21,10 @@ from .options import GIVEN, GivenPath, shared_options
 if TYPE_CHECKING:
     from ..manifest import Manifest
     from ..manifest.tables import ShapeTable
+    from ..recipes.models.sizing import StepBytes, StepSettings
     from .fitting import FitVerdict
     from .machines import NamedMachine
+    from .needs import Count
 
 USUAL = (
     "SmolLM2-135M",
@@ -38,10 +41,14 @@ USUAL = (
 )
 MEASURE_S = 3600.0
 ERROR = (
-    "Memory is counted, not tried: LoRA on 135M parameters was within 10% of it on a CPU "
-    "(scripts/bench/bench_fit.py); larger models, and what a GPU's driver and allocator add, were "
-    "not measured. Tokens a second are of makers' figures, within a factor of two. To try it here: "
-    "--measure"
+    "Memory is calculated from the model's shape, not tried: LoRA on 135M parameters was within "
+    "10% of it on a CPU (scripts/bench/bench_fit.py); larger models, and what a GPU's driver and "
+    "allocator add, were not measured. Tokens a second are of makers' figures, within a factor of "
+    "two. To try it here: --measure"
+)
+COUNTED = ERROR.replace(
+    "calculated from the model's shape, not tried",
+    "counted by a step of the model on the meta device, which holds no values, where a method fits",
 )
 
 
@@ -120,8 +127,12 @@ def fit_command(
 
     found = machines_of(machines) if machines else [_here(terminal)]
     kinds = _alike(found)
-    rows = {name: [_row(run, shape, of[0]) for run, shape in runs] for name, of in kinds.items()}
-    whole = _whole(runs, found, tokens)
+    count = _count(terminal, runs, found)
+    rows = {
+        name: [_row(run, shape, of[0], count) for run, shape in runs] for name, of in kinds.items()
+    }
+    whole = _whole(runs, found, tokens, count)
+    error = ERROR if count is None else COUNTED
     lines = list[str]()
     for name, of in kinds.items():
         lines += [terminal.style(_head(name, of), sys.stdout, bold=True)]
@@ -129,8 +140,8 @@ def fit_command(
         lines += [f"  {line}" for line in _why_not(rows[name])] + [""]
     if len(found) > 1 or found[0].flops is not None:
         lines += [*_together(whole, tokens), ""]
-    lines.append(ERROR)
-    terminal.data("\n".join(lines), _document(kinds, rows, whole, tokens))
+    lines.append(error)
+    terminal.data("\n".join(lines), _document(kinds, rows, whole, tokens, error))
     fits = [run for run in whole if run["method"] is not None]
     return 0 if fits else 1
 
@@ -202,14 +213,43 @@ def _alike(machines: Sequence[NamedMachine]) -> dict[str, list[NamedMachine]]:
     return found
 
 
-def _row(run: Manifest, shape: ShapeTable, machine: NamedMachine) -> _ModelRow:
+def _count(
+    terminal: Terminal,
+    runs: Sequence[tuple[Manifest, ShapeTable]],
+    machines: Sequence[NamedMachine],
+) -> Count | None:
+    """For one model on machines without a GPU, where the libraries are: a step on the meta device,
+    some seconds a method. None where the formula must do: of many models it would take minutes,
+    and bfloat16 beside float32, as GPUs calculate, is not there on meta.
+    """
+    if len(runs) != 1 or any(each.free.gpu is not None for each in machines):
+        return None
+    from ..recipes.models.shapes import config_values, look_for_config
+
+    ((run, shape),) = runs
+    terminal.say(f"counting a step of {_named(run)} …")
+    try:
+        from ..recipes.models.counting import config_of, counted_bytes
+
+        config = config_of(look_for_config(run.model, Path()) or config_values(shape))
+    except (ImportError, ConfigError):
+        return None
+
+    @functools.cache
+    def count(shape: ShapeTable, settings: StepSettings) -> StepBytes:
+        return counted_bytes(config, shape, settings)
+
+    return count
+
+
+def _row(run: Manifest, shape: ShapeTable, machine: NamedMachine, count: Count | None) -> _ModelRow:
     from ..recipes.models.shapes import whole_parameters
     from .fitting import METHODS, changed, judge, tokens_s
     from .needs import USUAL_RATE
 
     verdicts = dict[str, Any]()
     for method in METHODS:
-        verdict = judge(run, shape, {machine.name: machine.free}, method)
+        verdict = judge(run, shape, {machine.name: machine.free}, method, count=count)
         assert verdict is not None, "its shape is known"
         verdicts[method] = verdict
     row = _ModelRow(_named(run), whole_parameters(shape), verdicts, None, None)
@@ -220,7 +260,10 @@ def _row(run: Manifest, shape: ShapeTable, machine: NamedMachine) -> _ModelRow:
 
 
 def _whole(
-    runs: Sequence[tuple[Manifest, ShapeTable]], machines: Sequence[NamedMachine], tokens: int
+    runs: Sequence[tuple[Manifest, ShapeTable]],
+    machines: Sequence[NamedMachine],
+    tokens: int,
+    count: Count | None,
 ) -> list[dict[str, Any]]:
     """For each model the first method that all machines hold, and what they do together."""
     from .fitting import METHODS, changed, judge, tokens_s, toml_of, words_of
@@ -229,7 +272,8 @@ def _whole(
     for run, shape in runs:
         made: dict[str, Any] = {"model": _named(run), "method": None, "settings": "", "words": ""}
         for method in METHODS:
-            verdict = judge(run, shape, {each.name: each.free for each in machines}, method)
+            free = {each.name: each.free for each in machines}
+            verdict = judge(run, shape, free, method, count=count)
             if verdict is not None and verdict.fits:
                 own = changed(run, verdict.change)
                 rates = [tokens_s(each, shape, own) for each in machines]
@@ -351,6 +395,7 @@ def _document(
     rows: dict[str, list[_ModelRow]],
     whole: Sequence[dict[str, Any]],
     tokens: int,
+    error: str,
 ) -> dict[str, Any]:
     return {
         "machines": [
@@ -377,7 +422,7 @@ def _document(
         ],
         "together": list(whole),
         "tokens": tokens,
-        "error": ERROR,
+        "error": error,
     }
 
 

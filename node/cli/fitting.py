@@ -17,7 +17,7 @@ from ..manifest.tables import ShapeTable
 from ..recipes.models.shapes import active_parameters
 from ..recipes.models.sizing import StepSettings
 from .machines import NamedMachine
-from .needs import FreeHere, Needs, needs_of, shortages, step_settings
+from .needs import Count, FreeHere, Needs, needs_of, shortages, step_settings
 
 METHODS: tuple[Literal["full", "lora", "qlora"], ...] = ("full", "lora", "qlora")
 LEAST_LENGTH = 256  # tokens: a shorter sample is not proposed
@@ -153,22 +153,31 @@ def judge(
     machines: Mapping[str, FreeHere],
     method: str,
     parameters: int | None = None,
+    count: Count | None = None,
 ) -> FitVerdict | None:
     """Whether all of these machines, by name, hold a run of ``method``, with the mildest settings
-    that make it so; None where nothing is known of what it needs.
+    that make it so; None where nothing is known of what it needs. ``count``: what fits by the
+    formula has to fit by this, too.
     """
     last: FitVerdict | None = None
     for change in changes_for(manifest, method):
         needs = needs_of(changed(manifest, change), parameters, shape)
         if needs is None:
             return None
-        short = [line for whose, each in machines.items() for line in shortages(needs, each, whose)]
+        short = _short(needs, machines)
+        if not short and count is not None:
+            needs = needs_of(changed(manifest, change), parameters, shape, count) or needs
+            short = _short(needs, machines)
         last = FitVerdict(method, not short, change, needs, tuple(dict.fromkeys(short)))
         if not short:
             return last
         if needs.step is None:  # nothing of it follows from these settings
             return last
     return last
+
+
+def _short(needs: Needs, machines: Mapping[str, FreeHere]) -> list[str]:
+    return [line for whose, each in machines.items() for line in shortages(needs, each, whose)]
 
 
 def methods_beside(manifest: Manifest) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -156,12 +157,19 @@ def step_settings(manifest: Manifest, *, gpu: bool = False) -> StepSettings:
     )
 
 
+Count = Callable[[ShapeTable, StepSettings], StepBytes]
+"""How a step's memory is counted."""
+
+
 def needs_of(
-    manifest: Manifest, parameters: int | None = None, shape: ShapeTable | None = None
+    manifest: Manifest,
+    parameters: int | None = None,
+    shape: ShapeTable | None = None,
+    count: Count = step_bytes,
 ) -> Needs | None:
     """What a run needs; None where the size of its model is not known. ``parameters``: of another
     size than the manifest says, or where it says none. ``shape``: of a pretrained model that
-    nobody has looked at yet.
+    nobody has looked at yet. ``count``: of a step without a GPU.
     """
     base = manifest.model.base
     shape = base.shape if base is not None else shape
@@ -183,7 +191,7 @@ def needs_of(
         gpu = size * FLOAT_BYTES * _TRAINED[manifest.train.inner.optimizer]
     elif shape is not None:
         files = files or _FILE_BYTES * whole_parameters(shape)
-        step = step_bytes(shape, step_settings(manifest))
+        step = count(shape, step_settings(manifest))
         gpu = on_gpu(step_bytes(shape, step_settings(manifest, gpu=True)))
         loaded = 0 if manifest.model.method == "qlora" else step.weights
     return Needs(

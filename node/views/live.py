@@ -167,6 +167,11 @@ class TrainingView:
         """What the node says of the run."""
         with self._lock:
             self._progress.take_status(run)
+            if run.phase == "running" and not (
+                run.script or run.starting or run.finished or run.paused
+            ):
+                # to whoever started it, "no script" would be the opposite of what is going on
+                self._progress.state = "the script that was started here loads; it has not attached"
             self.starting = run.starting is not None
             if self.starting and self._terminal.interactive:
                 self._progress.state += ", or press Enter"

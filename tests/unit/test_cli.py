@@ -889,6 +889,16 @@ def test_a_run_that_is_paused_is_said_to_be_once_and_when_it_goes_on(
     ]
 
 
+def test_a_script_that_loads_is_not_said_to_be_missing() -> None:
+    view = TrainingView(Terminal(), RunProgress("tide", 9))
+    shown = list[str]()
+    for script in (False, True):
+        view.take_status(read_run_status({"phase": "running", "script": script}), draining=False)
+        shown.append(str(view._block()).splitlines()[0])
+    assert "the script that was started here loads" in shown[0]
+    assert "training" in shown[1]
+
+
 def test_child_output_and_status() -> None:
     lines: list[str] = []
     import os

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from atoll.collectives.errors import ConfigError
+from atoll.node.cli import run
+from atoll.node.cli.fit import COUNTED
+from atoll.node.cli.needs import step_settings
+from atoll.node.cli.templates import FINETUNE, with_model
+from atoll.node.manifest import parse_manifest
+from atoll.node.manifest.tables import ModelTable
 from atoll.node.recipes.models.counting import config_of, count_step, counted_bytes
+from atoll.node.recipes.models.gguf import converted
 from atoll.node.recipes.models.shapes import (
     KNOWN,
     adapter_parameters,
     config_values,
+    look_for_shape,
     shape_of,
     whole_parameters,
 )
@@ -73,3 +84,46 @@ def test_a_kind_that_transformers_does_not_know_is_refused() -> None:
         config_of({"model_type": "nothing-of-the-kind"})
     with pytest.raises(ConfigError, match="transformers does not know this model"):
         config_of({})
+
+
+def test_fit_counts_the_one_model_that_it_is_asked_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(VALUES))
+    given = ["fit", "--machine", "cpu@1Gbit/16GB", "--model", str(tmp_path), "--json"]
+    assert run(["--home", str(tmp_path / "home"), *given]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["error"] == COUNTED
+    shape = shape_of(VALUES)
+    assert shape is not None
+    settings = step_settings(parse_manifest(with_model(FINETUNE, "ORG/any")))
+    counted = counted_bytes(config_of(VALUES), shape, settings)
+    lora = found["machines"][0]["models"][0]["methods"]["lora"]["needs"]
+    assert lora["step_bytes"]["peak"] == counted.peak != step_bytes(shape, settings).peak
+
+
+def test_a_gguf_file_says_its_shape(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "any.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(3)
+    writer.add_context_length(64)
+    writer.add_embedding_length(192)
+    writer.add_feed_forward_length(512)
+    writer.add_head_count(6)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{number}" for number in range(2048)])
+    writer.add_tensor("token_embd.weight", np.zeros((2048, 192), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model = ModelTable(entry="gguf", gguf="any.gguf")
+    assert look_for_shape(model, tmp_path) == shape_of(VALUES)
+    file.write_bytes(file.read_bytes()[:40])
+    assert look_for_shape(model, tmp_path) is None
+    with pytest.raises(ConfigError, match=r"cannot read .*any\.gguf"):
+        converted(file, "0" * 64, tmp_path / "cache")
+    assert list((tmp_path / "cache" / "gguf").iterdir()) == []

@@ -222,6 +222,30 @@ def test_training_learns_and_evaluation_is_of_sums(data: PreparedData, kind: str
     plain.load_state_dict(member.model.state_dict())
 
 
+def test_evaluations_are_as_large_as_the_runs_tokens_allow(data: PreparedData) -> None:
+    """A share of at most twenty rounds; where that is too little to say anything, none is made."""
+    held_out = data.held_out.tokens
+
+    def most(share: float, rounds: int | None, step: int) -> tuple[int, list[str]]:
+        told = list[str]()
+        settings = FineTuneSettings(TABLE, InnerTable(tokens_per_step=step))
+        run = RunSettings(sync_every=3, rounds=rounds, evaluate=EvaluateSettings(1, share, 3))
+        member = FineTuning(
+            tiny_model("llama"), tiny_tokenizer(), data, settings, SoloSwarm(run), tell=told.append
+        )
+        return member._watched, [line for line in told if "averaging helps" in line]
+
+    assert held_out < 512
+    assert most(0.01, 4, 256)[0] == 0
+    assert most(0.01, 4, 256)[1] == [
+        "whether averaging helps is not evaluated: 1.00% of this run's time is enough for 31 "
+        "held-out tokens"
+    ]
+    assert most(0.5, 4, 256) == (1536, [])  # all of what is held out
+    assert most(0.01, None, 8192) == (4096, [])
+    assert most(0.01, 10, 8192) == (2458, [])
+
+
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("dropout", [pytest.param(0.0, marks=pytest.mark.slow), 0.2])
 def test_an_interrupted_machine_goes_on_bit_for_bit(
@@ -364,7 +388,9 @@ def test_an_optimizer_in_backward_makes_the_same_steps_bit_for_bit(
                            in_backward=in_backward)  # fmt: skip
         swarm = SoloSwarm(swarm_settings()) if joined else None
         settings = FineTuneSettings(TABLE, inner)
-        exact = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if joined else {}
+        exact: dict[str, Any] = (
+            {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if joined else {}
+        )
         model = tiny_model(kind, **exact)
         return FineTuning(model, tiny_tokenizer(), data, settings, swarm, folder=folder)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from atoll.node.recipes.models.shapes import (
     shape_of,
     whole_parameters,
 )
-from atoll.node.recipes.models.sizing import StepSettings, step_bytes
+from atoll.node.recipes.models.sizing import StepBytes, StepSettings, step_bytes
 
 sys.path.append(str(ROOT / "scripts" / "bench"))
 import bench_fleets
@@ -146,6 +147,25 @@ def test_the_mildest_setting_that_makes_it_fit_is_named() -> None:
     assert told("qlora", 4) == "no"
 
 
+def test_what_fits_by_the_formula_has_to_fit_as_it_is_counted() -> None:
+    run, shape = of_model("ORG/SmolLM2-135M"), KNOWN["SmolLM2-135M"]
+    machine = {"this": FreeHere(8 << 30, None, None)}
+    asked = list[StepSettings]()
+
+    def more(shape: ShapeTable, settings: StepSettings) -> StepBytes:
+        """What keeps eight times as much without checkpointing."""
+        asked.append(settings)
+        found = step_bytes(shape, settings)
+        return replace(found, peak=found.peak * (1 if settings.checkpointing else 8))
+
+    plain = judge(run, shape, machine, "lora")
+    counted = judge(run, shape, machine, "lora", count=more)
+    assert plain is not None
+    assert counted is not None
+    assert (plain.change, counted.change) == ({}, {"model.checkpointing": True})
+    assert [each.checkpointing for each in asked] == [False, True]
+
+
 def test_joining_is_refused_with_the_settings_that_would_fit() -> None:
     shape = KNOWN["Llama-3.1-8B"]
     signed = bound(of_model("ORG/Llama-3.1-8B"), shape)
@@ -262,7 +282,7 @@ def test_a_folder_says_its_shape(tmp_path: Path, capsys: pytest.CaptureFixture[s
         json.dumps({**about, "num_hidden_layers": 2, "vocab_size": 100, "intermediate_size": 96})
     )
     given = ["--home", str(tmp_path), "fit", "--machine", "cpu@1Gbit/4GB", "--model", str(model)]
-    found = json.loads(say(capsys, *given, "--json"))
+    found = json.loads(say(capsys, *given, "--json").splitlines()[0])
     (one,) = found["machines"][0]["models"]
     assert one["parameters"] == 2 * (4 * 64 * 64 + 3 * 64 * 96 + 2 * 64) + 2 * 100 * 64 + 64
     settings = step_settings(of_model("ORG/SmolLM2-135M"))

@@ -28,7 +28,7 @@ from ....collectives.errors import AtollError, StateError
 from ....collectives.foreign import escaped
 from ....collectives.swarm import Outcome, Swarm
 from ....optim import Attachment, attach
-from ....optim.script.evaluation import drawn_of, undisturbed
+from ....optim.script.evaluation import AHEAD, drawn_of, undisturbed
 from ...manifest.tables import DataTable, InnerTable, PromptsTable
 from ..loop import lr_at, schedule_position
 from .feeding import DocumentFeed, LeasedFeed, OwnFeed
@@ -41,8 +41,9 @@ from .preparing import PreparedData, TokenStore
 logger = logging.getLogger("atoll")
 
 STATE_FILE = "finetune.safetensors"
-EVALUATED, WATCHED = 65_536, 4096
-"""Held-out tokens of an evaluation, and of one that is made around the adoption of an anchor."""
+EVALUATED, WATCHED, FEWEST = 65_536, 4096, 512
+"""Held-out tokens of an evaluation, and of one that is made around the adoption of an anchor: at
+most, and where fewer say nothing."""
 KEEPING_SHARE = 0.05  # of the time that keeping the state may take
 STEP_EVERY = 5  # steps between two ``step`` records
 
@@ -105,6 +106,7 @@ class FineTuning:
         self._path = folder / STATE_FILE if folder is not None else None
         self._kept_at, self._keeping_s = time.monotonic(), 0.0
         self.attachment: Attachment | None = None
+        self._watched = self._affordable(swarm) if swarm is not None else 0
         if swarm is not None:
             self.attachment = attach(
                 model,
@@ -112,7 +114,7 @@ class FineTuning:
                 swarm,
                 on_round=self._round,
                 tokenizer=tokenizer,
-                evaluate=self._watch if len(data.held_out) else None,
+                evaluate=self._watch if self._watched else None,
             )
         self.feed = self._feed()
         self._resume()
@@ -280,9 +282,32 @@ class FineTuning:
         self.say({"event": "evaluation", **found})
         return found
 
+    def _affordable(self, swarm: Swarm) -> int:
+        """Held-out tokens of an evaluation around the adoption of an anchor; 0: there is none.
+
+        The first reading is made before anybody knows what it takes: three forward passes, about as
+        much as one step of so many tokens. In a run of few short steps the others would wait for it
+        longer than `[evaluate]` allows.
+        """
+        found, held_out = swarm.settings, self.data.held_out.tokens
+        if found.evaluate is None or not held_out:
+            return 0
+        if found.sync_every is None:
+            return WATCHED
+        rounds = AHEAD if found.rounds is None else min(AHEAD, found.rounds)
+        trained = rounds * found.sync_every * self.inner.tokens_per_step
+        most = min(WATCHED, round(found.evaluate.share * trained))
+        if most >= min(FEWEST, held_out):
+            return most
+        self.tell(
+            f"whether averaging helps is not evaluated: {found.evaluate.share:.2%} of this run's "
+            f"time is enough for {most} held-out tokens"
+        )
+        return 0
+
     def _watch(self, model: Any) -> float:
         """What `attach` calls around the adoption of an anchor."""
-        tokens, nll = self.evaluate(WATCHED)
+        tokens, nll = self.evaluate(self._watched)
         return nll / tokens
 
     def answer(self, prompt: str, tokens: int) -> str:

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 from ....collectives.errors import ConfigError
 from ...home.refusals import storage_error
@@ -16,6 +18,26 @@ from .files import CONFIG
 from .libraries import first_line, library
 
 _KEPT = "gguf"  # below the cache
+_UNREADABLE = (ValueError, LookupError, RuntimeError, ImportError, struct.error)
+"""What transformers raises for a file of another architecture, or one that is cut."""
+
+
+def config_in(file: Path) -> dict[str, Any] | None:
+    """What config.json of its model would say, by the head of a GGUF file; None where it is not
+    there, or nobody here can read it.
+    """
+    if not file.is_file():
+        return None
+    try:
+        transformers = library("transformers")
+        library("gguf")
+        found = transformers.AutoConfig.from_pretrained(
+            str(file.parent), gguf_file=file.name, trust_remote_code=False, local_files_only=True
+        )
+    except (ConfigError, OSError, *_UNREADABLE):
+        return None
+    values: dict[str, Any] = found.to_dict()
+    return values
 
 
 def converted(file: Path, digest: str, cache: Path) -> Path:
@@ -56,13 +78,13 @@ def converted(file: Path, digest: str, cache: Path) -> Path:
         if (folder / CONFIG).exists():  # another process was faster
             return folder
         raise storage_error(f"cannot convert {file}", error) from None
-    except (ValueError, KeyError, RuntimeError, ImportError) as error:
+    except _UNREADABLE as error:
         raise ConfigError(
             f"transformers cannot read {file}: {first_line(error)}",
             key="$.model.gguf",
             code="E415",
-            why="It reads GGUF of the architectures that it knows.",
-            hint="The same model as safetensors: hub or folder",
+            why="It reads whole GGUF files of the architectures that it knows.",
+            hint="Fetch the file again, or give the same model as safetensors: hub or folder",
         ) from None
     finally:
         shutil.rmtree(made, ignore_errors=True)

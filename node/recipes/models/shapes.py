@@ -201,9 +201,13 @@ def config_values(shape: ShapeTable) -> dict[str, Any]:
 
 def look_for_config(model: ModelTable, near: Path) -> dict[str, Any] | None:
     """What config.json says of a pretrained model that nobody has looked at yet: of its folder, or
-    of the copy in the hub's cache; None where there is none on this machine. ``near``: the folder
-    that paths start from.
+    of the copy in the hub's cache; of a GGUF file what its head says. None where there is none on
+    this machine. ``near``: the folder that paths start from.
     """
+    if model.gguf is not None:
+        from .gguf import config_in  # which loads libraries
+
+        return config_in(near / Path(model.gguf).expanduser())
     if model.folder is not None:
         files = [near / Path(model.folder).expanduser() / CONFIG]
     elif model.hub is not None:
@@ -212,7 +216,7 @@ def look_for_config(model: ModelTable, near: Path) -> dict[str, Any] | None:
         folder = cache / f"models--{model.hub.replace('/', '--')}" / "snapshots"
         files = sorted(folder.glob(f"*/{CONFIG}"))
     else:
-        files = []
+        return None
     for file in files:
         try:
             found = read_json(file)
