@@ -182,11 +182,12 @@ def renew(
     entered: Sequence[str],
     date: str,
     tree: str,
+    only: bool = False,
 ) -> DecidedRecord | None:
     """The record with what was played now, or None where that changes nothing. Raises RecordError
     without a reason, where a seed fails, where a seed has changed that entered none of the counters
     ``entered`` when it was recorded, or where not all recorded seeds of a kind that has changed were
-    played. Kinds that were not played stay as they are recorded, and are compared as before.
+    played (``only``: of those that entered one of the counters). Kinds that were not played stay as they are recorded, and are compared as before.
     """
     if not why.strip():
         raise RecordError("a renewal needs a reason")
@@ -203,7 +204,10 @@ def renew(
     if not new and not changed:
         return None
     kinds = {kind for kind, _ in changed}
-    if missing := [key for key in record.seeds if key[0] in kinds and key not in now]:
+    missing = [key for key in record.seeds if key[0] in kinds and key not in now]
+    if only:
+        missing = [key for key in missing if record.entered(key) & set(entered)]
+    if missing:
         raise RecordError(
             f"{len(missing)} recorded seeds were not played, and may have changed, too: renew with "
             "at least as many --seeds as are recorded"

@@ -19,6 +19,10 @@ changed:
 
     scripts/check_decided.py --renew "branches are gone" --entered "branch begun"
 
+--only-entered plays, of the recorded seeds, those alone that entered one of the counters --entered:
+for a change that nothing else can meet, such as one of what follows a disk's refusal. The other
+seeds stay as they are recorded, and the next whole comparison tells whether that was true.
+
 torch is told to use no instructions beyond those that every x86-64 has (ATEN_CPU_CAPABILITY), and one
 thread: some seeds draw other numbers with AVX2. The last line of stdout is one JSON object. The exit
 status is 1 where something differs or cannot be renewed.
@@ -209,6 +213,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="COUNTER",
         help="with --renew: a counter that shows that a seed enters what was changed; may be repeated",
     )
+    parser.add_argument(
+        "--only-entered",
+        action="store_true",
+        help="play the recorded seeds alone that entered one of these counters",
+    )
     parser.add_argument("--show", metavar="KIND:SEED", help="print what this seed decides")
     parser.add_argument("--record", type=Path, default=RECORD, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -222,8 +231,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         kind, _, seed = arguments.show.partition(":")
         if kind not in KINDS or not seed.isdecimal():
             parser.error("--show takes KIND:SEED, such as default:17")
-    if arguments.entered and arguments.renew is None:
-        parser.error("--entered is for --renew")
+    if arguments.entered and arguments.renew is None and not arguments.only_entered:
+        parser.error("--entered is for --renew and --only-entered")
+    if arguments.only_entered and not arguments.entered:
+        parser.error("--only-entered needs --entered")
     return arguments
 
 
@@ -288,6 +299,7 @@ def renew_file(
             entered=arguments.entered,
             date=datetime.now(UTC).date().isoformat(),
             tree=commit(),
+            only=arguments.only_entered,
         )
     except RecordError as error:
         print(f"not renewed: {error}")
@@ -317,6 +329,9 @@ def main(argv: Sequence[str]) -> int:
     if platform.machine() not in ("x86_64", "AMD64"):
         progress(f"the record is of x86-64; seeds may draw other numbers on {platform.machine()}")
     tasks = [(kind, seed) for kind in arguments.kinds for seed in range(arguments.seeds)]
+    if arguments.only_entered:
+        known = [key for key in tasks if key in record.seeds]
+        tasks = [key for key in known if record.entered(key) & set(arguments.entered)]
     found = compare(record, tasks, arguments.jobs)
     renewed, refused = False, ""
     if arguments.renew is not None:

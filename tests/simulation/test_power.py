@@ -245,7 +245,7 @@ def test_a_start_that_is_cut_while_it_leaves_votes_out_leaves_one_whole_journal(
     assert list(Journal(DISK / "journal", medium=medium, boot="1").entries) == LOG[:10]
 
 
-@pytest.mark.parametrize("more", [0, 1, 2, 20], ids="no one two all".split())
+@pytest.mark.parametrize("more", [0, 1, 2, 20], ids=["no", "one", "two", "all"])
 @pytest.mark.parametrize("seed", range(6))
 def test_what_was_written_before_a_failed_sync_is_never_told_from_memory_alone(
     seed: int, more: int
