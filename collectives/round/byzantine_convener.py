@@ -240,6 +240,9 @@ class ByzantineConvener(Convener):
     def _owned_by_others(self, plan: Plan, without: Collection[PeerId]) -> tuple[Part, ...] | None:
         """The ranges of a plan, none of them owned by these; None where that cannot be: too few
         others own parts, or would own more than their fair share.
+
+        The largest are dealt first: of any other order shares come out less alike, and where none
+        is fair, other ranges are planned, of which nothing is proven.
         """
         owned = Counter[PeerId]()
         for part in plan.parts:
@@ -247,13 +250,12 @@ class ByzantineConvener(Convener):
         rest = [peer for peer in owned if peer not in without]
         if len(rest) <= self.view.lying:
             return None
-        parts = list[Part]()
-        for part in plan.parts:
-            owner = part.owner
-            if owner in without:
+        parts = list(plan.parts)
+        for part in sorted(plan.parts, key=lambda part: (part.first - part.stop, part.first)):
+            if part.owner in without:
                 owner = min(rest, key=lambda peer: (owned[peer], peer))
                 owned[owner] += part.stop - part.first
-            parts.append(Part(owner, part.first, part.stop))
+                parts[parts.index(part)] = Part(owner, part.first, part.stop)
         fair = is_fair(msgspec.structs.replace(plan, parts=tuple(parts)), self.view.lying)
         return tuple(parts) if fair else None
 
