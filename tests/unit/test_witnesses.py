@@ -23,7 +23,7 @@ from atoll.collectives.round import (
     given_payload,
     receipts_digest,
 )
-from atoll.collectives.round.missums import dispute, disputed_parts, refuted
+from atoll.collectives.round.missums import dispute, disputed_parts, owned_by_others, refuted
 from atoll.collectives.witnesses import stated_by
 from atoll.node.run.evidence import MISSUMMED, UNFOUNDED, WHAT, accused, check
 from atoll.node.run.proof import missummed, twice, unfounded
@@ -198,6 +198,25 @@ def test_who_is_in_dispute():
     assert dispute(plan, here, [right, said(B, b"o" * 32, {0: b"z", 1: b"z"})], by) is None
     assert dispute(plan, here, [right, said(C, of, {0: b"z", 1: b"z"})], by) is None
     assert dispute(plan, here, [right, said(B, of, {7: b"z"})], by) is None
+
+
+def test_the_parts_of_members_in_dispute_go_to_the_others_in_fair_shares():
+    """In their order, the first would come to four chunks of six; then other ranges were planned,
+    and nobody who had stated a wrong sum was proven to.
+    """
+    a, b, c, d = peers_of(4)
+    plan = msgspec.structs.replace(
+        plan_of(4), parts=(Part(a, 0, 2), Part(b, 2, 3), Part(c, 3, 4), Part(d, 4, 6))
+    )
+    assert owned_by_others(plan, {c, d}, 1) == (
+        Part(a, 0, 2),
+        Part(b, 2, 3),
+        Part(a, 3, 4),
+        Part(b, 4, 6),
+    )
+    assert owned_by_others(plan, {b, c, d}, 1) is None  # who would state what it adds up?
+    lumps = msgspec.structs.replace(plan, parts=(Part(a, 0, 1), Part(b, 1, 2), Part(c, 2, 8)))
+    assert owned_by_others(lumps, {c}, 1) is None
 
 
 def test_a_statement_is_refuted_by_one_more_than_may_lie_over_the_same_inputs():
