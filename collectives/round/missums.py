@@ -81,9 +81,6 @@ def dispute(
 def owned_by_others(plan: Plan, without: Collection[PeerId], lying: int) -> tuple[Part, ...] | None:
     """The ranges of a plan, none of them owned by these; None where that cannot be: too few others
     own parts, or would own more than their fair share.
-
-    The largest are dealt first: in any other order shares come out less alike, and where they are
-    not fair, other ranges are planned, of which nothing is proven.
     """
     owned = Counter[PeerId]()
     for part in plan.parts:
@@ -92,7 +89,7 @@ def owned_by_others(plan: Plan, without: Collection[PeerId], lying: int) -> tupl
     if len(rest) <= lying:
         return None
     parts = list(plan.parts)
-    for part in sorted(plan.parts, key=lambda part: (part.first - part.stop, part.first)):
+    for part in plan.parts:
         if part.owner in without:
             owner = min(rest, key=lambda peer: (owned[peer], peer))
             owned[owner] += part.stop - part.first
