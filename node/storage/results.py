@@ -5,7 +5,8 @@ A mapping costs no copy; preallocation turns a full disk into a StorageError ins
 Behind the bytes each file says what they are (a trailer: name, round, length, with a check), so
 that one sync of one file puts both on the medium. Its last byte says that this was done: the system
 forgets what a failed sync had to write, and the next sync succeeds without it. So what is not known
-to be forced is written again before it is: in another file in the same life, in its own in the next.
+to be forced is written again before it is: in the same life in another file, in the next in its
+own.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ class ResultFiles:
 
     @staticmethod
     def _read_trailer(path: Path) -> tuple[_Trailer, bool] | None:
-        """What a file says it holds, and whether that is forced; None if it says nothing, or was cut
-        off before.
+        """What a file says it holds, and whether that is forced; None if it says nothing, or was
+        cut off before.
         """
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
