@@ -6,7 +6,7 @@ from _decided import compare_logs, read_record, renew, write_record
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -182,11 +182,12 @@ def renew(
     entered: Sequence[str],
     date: str,
     tree: str,
+    only: Collection[Key] | None = None,
 ) -> DecidedRecord | None:
     """The record with what was played now, or None where that changes nothing. Raises RecordError
     without a reason, where a seed fails, where a seed has changed that entered none of the counters
     ``entered`` when it was recorded, or where not all recorded seeds of a kind that has changed were
-    played. Kinds that were not played stay as they are recorded, and are compared as before.
+    played (``only``: of these). Kinds that were not played stay as they are recorded, and are compared as before.
     """
     if not why.strip():
         raise RecordError("a renewal needs a reason")
@@ -203,7 +204,8 @@ def renew(
     if not new and not changed:
         return None
     kinds = {kind for kind, _ in changed}
-    if missing := [key for key in record.seeds if key[0] in kinds and key not in now]:
+    wanted = record.seeds if only is None else only
+    if missing := [key for key in wanted if key[0] in kinds and key not in now]:
         raise RecordError(
             f"{len(missing)} recorded seeds were not played, and may have changed, too: renew with "
             "at least as many --seeds as are recorded"

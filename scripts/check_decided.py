@@ -19,6 +19,11 @@ changed:
 
     scripts/check_decided.py --renew "branches are gone" --entered "branch begun"
 
+--only plays these seeds alone, and --only-entered, of the recorded ones, those that entered one of
+the counters --entered: for a change that nothing else can meet, such as one of what follows a disk's
+refusal. The other seeds stay as they are recorded, and the next whole comparison tells whether that
+was true.
+
 torch is told to use no instructions beyond those that every x86-64 has (ATEN_CPU_CAPABILITY), and one
 thread: some seeds draw other numbers with AVX2. The last line of stdout is one JSON object. The exit
 status is 1 where something differs or cannot be renewed.
@@ -209,6 +214,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         metavar="COUNTER",
         help="with --renew: a counter that shows that a seed enters what was changed; may be repeated",
     )
+    parser.add_argument(
+        "--only-entered",
+        action="store_true",
+        help="play the recorded seeds alone that entered one of these counters",
+    )
+    parser.add_argument("--only", metavar="KIND:SEED,...", help="play these seeds alone")
     parser.add_argument("--show", metavar="KIND:SEED", help="print what this seed decides")
     parser.add_argument("--record", type=Path, default=RECORD, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -218,12 +229,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"no kind {min(unknown)!r}; there are: {', '.join(KINDS)}")
     if arguments.seeds < 1 or arguments.jobs < 1:
         parser.error("--seeds and --jobs are at least 1")
-    if arguments.show is not None:
-        kind, _, seed = arguments.show.partition(":")
-        if kind not in KINDS or not seed.isdecimal():
-            parser.error("--show takes KIND:SEED, such as default:17")
-    if arguments.entered and arguments.renew is None:
-        parser.error("--entered is for --renew")
+    for option, value in (("--show", arguments.show), ("--only", arguments.only)):
+        for each in value.split(",") if value is not None else ():
+            kind, _, seed = each.partition(":")
+            if kind not in KINDS or not seed.isdecimal():
+                parser.error(f"{option} takes KIND:SEED, such as default:17")
+    if arguments.entered and arguments.renew is None and not arguments.only_entered:
+        parser.error("--entered is for --renew and --only-entered")
+    if arguments.only_entered and not arguments.entered:
+        parser.error("--only-entered needs --entered")
     return arguments
 
 
@@ -277,7 +291,11 @@ def compare(record: DecidedRecord, tasks: Sequence[Key], jobs: int) -> dict[str,
 
 
 def renew_file(
-    path: Path, record: DecidedRecord, played: Sequence[PlayedSeed], arguments: argparse.Namespace
+    path: Path,
+    record: DecidedRecord,
+    played: Sequence[PlayedSeed],
+    tasks: Sequence[Key],
+    arguments: argparse.Namespace,
 ) -> tuple[bool, str]:
     """--renew: whether the file was written, and why it was refused, if it was."""
     try:
@@ -288,6 +306,7 @@ def renew_file(
             entered=arguments.entered,
             date=datetime.now(UTC).date().isoformat(),
             tree=commit(),
+            only=tasks if arguments.only or arguments.only_entered else None,
         )
     except RecordError as error:
         print(f"not renewed: {error}")
@@ -317,10 +336,16 @@ def main(argv: Sequence[str]) -> int:
     if platform.machine() not in ("x86_64", "AMD64"):
         progress(f"the record is of x86-64; seeds may draw other numbers on {platform.machine()}")
     tasks = [(kind, seed) for kind in arguments.kinds for seed in range(arguments.seeds)]
+    if arguments.only:
+        named = [each.split(":") for each in arguments.only.split(",")]
+        tasks = [(kind, int(seed)) for kind, seed in named]
+    if arguments.only_entered:
+        known = [key for key in tasks if key in record.seeds]
+        tasks = [key for key in known if record.entered(key) & set(arguments.entered)]
     found = compare(record, tasks, arguments.jobs)
     renewed, refused = False, ""
     if arguments.renew is not None:
-        renewed, refused = renew_file(path, record, found["played"], arguments)
+        renewed, refused = renew_file(path, record, found["played"], tasks, arguments)
     elif found["unknown"]:
         print(f"not in the record: {by_kind(found['unknown'])}")
     equal = not found["different"] and not found["unknown"]

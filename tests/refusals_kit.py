@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -91,10 +92,17 @@ def starting(call: str, error: int, folder: Path) -> Found:
     home.mkdir()
     system.refuse(call, error, count=1_000_000)
     begun = time.monotonic()
-    told = atoll(home, *UP, **system.environ)
-    if time.monotonic() - begun > SILENT_S + 15.0:
-        found.faults.append(f"silent for {time.monotonic() - begun:.0f} s")
+    try:
+        told = atoll(home, *UP, **system.environ)
+    except subprocess.TimeoutExpired as late:
+        found.faults.append(f"neither up nor refused within {late.timeout:.0f} s")
+        system.allow()
+        atoll(home, "down")
+        return found
     words = told.out + told.err
+    quiet_s = time.monotonic() - begun
+    if quiet_s > SILENT_S + 15.0 and "still starting" not in words:
+        found.faults.append(f"silent for {quiet_s:.0f} s")
     found.judge(words)
     found.refused = 1_000_000 - system.left()
     system.allow()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...collectives.errors import NetworkError, SwarmClosedError
+from ...collectives.errors import AtollError, NetworkError, SwarmClosedError
 from ..home.interpreter import PYTHON
 from ..home.logs import open_log
 from ..home.output import Terminal, current
@@ -33,6 +33,7 @@ GONE_S = 10.0
 SCRIPTS_S = 60.0  # a script that is interrupted hands its round over
 READY_S = 120.0  # a cold start imports libp2p and torch from a slow disk
 WATCH_S = 2.0
+ASKED_S, QUIET_S = 1.0, 10.0  # between two looks whether it answers; until it is said what is done
 _SLICE_S = 0.2
 NOT_RUNNING = 3
 
@@ -265,7 +266,7 @@ def _start_behind(terminal: Terminal, command: list[str], environment: dict[str,
             start_new_session=True,
         )
         try:
-            _wait_ready(process, notes, log)
+            _wait_ready(terminal, process, notes, log)
         except BaseException:
             process.terminate()
             process.wait()
@@ -282,13 +283,15 @@ def _start_behind(terminal: Terminal, command: list[str], environment: dict[str,
     return 0
 
 
-def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Path) -> None:
-    """Read notes until READY=1. Raises the error the node names, SwarmClosedError (E161) when it
-    says none.
+def _wait_ready(
+    terminal: Terminal, process: subprocess.Popen[bytes], notes: socket.socket, log: Path
+) -> None:
+    """Read notes until READY=1, or until the node has answered for a while without: a system may
+    refuse it the note. Raises the error the node names, SwarmClosedError (E161) when it says none.
     """
     from ..home.notify import MAX_NOTE_BYTES, error_in
 
-    waited_s = 0.0
+    waited_s, asked_s, answered, told = 0.0, 0.0, 0, False
     while waited_s < READY_S:
         ended = process.poll() is not None
         try:
@@ -302,6 +305,14 @@ def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Pat
                     hint=f"Read {log}",
                 ) from None
             waited_s += _SLICE_S
+            if waited_s - asked_s >= ASKED_S:
+                asked_s = waited_s
+                answered += _answers(terminal, process.pid)
+                if answered > 1:
+                    return
+            if waited_s >= QUIET_S and not told:
+                told = True
+                terminal.say(f"the node is still starting; its log: {log}")
             continue
         if (error := error_in(note)) is not None:
             raise error
@@ -313,6 +324,13 @@ def _wait_ready(process: subprocess.Popen[bytes], notes: socket.socket, log: Pat
         why=_last_words(log),
         hint=f"Read {log}",
     )
+
+
+def _answers(terminal: Terminal, pid: int) -> bool:
+    """Whether this process serves as the home's node."""
+    with suppress(AtollError, OSError), connect(terminal) as client:
+        return client.node.pid == pid
+    return False
 
 
 def _last_words(log: Path) -> str:

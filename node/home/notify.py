@@ -29,8 +29,7 @@ def notify(*lines: str) -> None:
     if address.startswith("@"):
         address = "\0" + address[1:]
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.connect(address)
-        channel.send("\n".join(lines).encode()[:MAX_NOTE_BYTES])
+        channel.sendto("\n".join(lines).encode()[:MAX_NOTE_BYTES], address)
 
 
 def notify_failed(error: AtollError) -> None:

@@ -19,6 +19,7 @@ from . import events as ev
 from .ports import DataPlane
 from .serving import result_hashes
 from .timeline import Timeline
+from .transfer import part_digests
 
 if TYPE_CHECKING:
     from .session import Session
@@ -118,9 +119,11 @@ class LogActions:
         bound: Plan | Entry,
         digests: tuple[bytes, ...],
         data: memoryview,
+        *,
+        again: bool = False,
     ) -> None:
         """Result bytes of the open round are here, of this plan or entry: once they are on the
-        medium, too, they may be voted on.
+        medium, too, they may be voted on. ``again``: after the medium has refused them.
         """
         session, storage = self.session, self.session.ports.storage
         machine = session.machine
@@ -130,20 +133,22 @@ class LogActions:
             self.results[digests] = data
             return machine.on_result(now, bound, digests)
 
-        def force() -> StorageError | None:
+        def force() -> StorageError | bool:
+            if again and part_digests(bound, result_hashes(bound, data)) != digests:
+                return False  # what it could not write, the system may have dropped from memory
             try:
                 storage.force_result(session.log, round_, digests, data)
             except StorageError as error:  # no room: `retry` comes back to it
                 return error
-            return None
+            return True
 
-        def forced(later: float, error: StorageError | None) -> None:
+        def forced(later: float, stored: StorageError | bool) -> None:
             self.storing.pop(digests, None)
-            if machine.round != round_:
+            if machine.round != round_ or stored is False:
                 return
-            if error is not None:
+            if isinstance(stored, StorageError):
                 self._unstored[digests] = (bound, data)
-                raise error
+                raise stored
             self.results[digests] = data
             session.stored(later, bound, digests)
 
@@ -154,7 +159,7 @@ class LogActions:
         """Results for which there was no room on the disk."""
         unstored, self._unstored = self._unstored, {}
         for digests, (bound, data) in unstored.items():
-            self.store(now, bound, digests, data)
+            self.store(now, bound, digests, data, again=True)
 
     def clear(self) -> None:
         """Another round opens."""

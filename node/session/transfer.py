@@ -22,7 +22,7 @@ from ...collectives.codecs.codec import Grid
 from ...collectives.digest import merkle_root, part_digest
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.exchange import Bounds
-from ...collectives.group import Entry, Member, is_quorum
+from ...collectives.group import Entry, Member, Plan, is_quorum
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.layout import Layout
 from ...collectives.round import Timing
@@ -456,8 +456,8 @@ class Transfer:
             self.actions.exchange.unwant(name)
 
 
-def part_digests(entry: Entry, hashes: Sequence[bytes]) -> tuple[bytes, ...]:
-    """The digests that an entry's parts have if its result chunks have these hashes."""
+def part_digests(entry: Plan | Entry, hashes: Sequence[bytes]) -> tuple[bytes, ...]:
+    """The digests that a plan's or an entry's parts have if its result chunks have these hashes."""
     return tuple(part_digest(entry, part, hashes[part.first : part.stop]) for part in entry.parts)
 
 

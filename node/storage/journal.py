@@ -16,7 +16,12 @@ or the other. Entries are all kept: whoever joins verifies the chain from the ge
 
 All frames are checked at the start; in memory are the newest entries, and where every 64th begins.
 A write that fails (a full disk) leaves the file as it was, so that the same write can be tried
-again. What does not fit its check is ``damaged``, in words, with the byte at which it begins;
+again. After a sync that fails, the system forgets what it could not write, and a later sync would
+succeed without it: what was not forced is cut off, and this life writes and says nothing more. A
+life counts as forced what is marked so, and writes all that lies behind again before it says
+anything: the last one may have ended before it could cut.
+
+What does not fit its check is ``damaged``, in words, with the byte at which it begins;
 nothing on the disk is changed then. Broken votes of rounds that are over are of no use to anybody:
 they are told (``blemish``) and passed over.
 """
@@ -45,6 +50,7 @@ from .medium import REAL, Medium, make_folder, storage_error, write_atomically
 ENTRY, VOTE = b"E", b"V"
 _MARK = struct.Struct(">cQ")  # the kind of a frame, and how much of the file was on the medium
 _WINDOW = 1 << 20
+LOST = "lost"  # the boot of a life that does not know what is on the medium: no other is the same
 # How every frame begins: length, check, kind, mark.
 _MAYBE = re.compile(rb"(?=\x00[\x00-\x10][\s\S]{18}[EV]\x00)")
 _seal = msgspec.msgpack.Decoder(SealRecord)
@@ -154,9 +160,12 @@ class FileJournal:
         """How much of the end the last life had not forced to the medium, and a power cut has
         broken.
         """
+        self._lost: OSError | None = None  # why a sync failed
         self.written = 0
         """How many records were written in this life: see `sync`."""
         self._end = self._on_medium = 0  # of the whole frames in `entries`
+        self._begun = False  # whether all that earlier lives have left is forced
+        self._marked = 0  # so much of it the frames say to have been on the medium
         self.left_out = 0
         """Bytes of votes of rounds that are over, which this life's start has left out."""
         self._over = 0  # bytes of votes, of all rounds, in what the last life left
@@ -170,7 +179,9 @@ class FileJournal:
             if not self.damaged and not self.rebooted:
                 self._save_meta(clean=False)
             if not self.damaged:
+                self._write_again()
                 self.sync()
+                self._begun = True
             if self._wasteful:
                 self._compact()
         except OSError as error:
@@ -210,17 +221,37 @@ class FileJournal:
 
     def sync(self) -> None:
         """All that was written before is on the medium when this returns. From any thread. Raises
-        StorageError: then nobody knows what is there (after a failed sync the system forgets what
-        it could not write), and this life must say nothing more."""
+        StorageError, from then on always: nobody knows what is there, and this life must say
+        nothing more.
+        """
         with self._lock:  # so that the file is not closed meanwhile
             end = self._end
             if self._log < 0 or end == self._on_medium:
                 return
             try:
+                if self._lost is not None:
+                    raise self._lost
                 self._medium.sync(self._log)
             except OSError as error:
+                if self._lost is None:
+                    self._lose(error)
                 raise storage_error(self._path, error) from error
             self._on_medium = end
+
+    def _lose(self, error: OSError) -> None:
+        """A sync has failed: of what is not forced the system may drop any page. Where it cannot be
+        cut off, the next life is told to judge the end as after a power cut. What an earlier life
+        has written stays: it may have been forced, and said.
+        """
+        self._lost = error
+        try:
+            if not self._begun:
+                raise error
+            self._medium.truncate(self._log, self._on_medium)
+        except OSError:
+            self._boot = LOST
+            with contextlib.suppress(StorageError):  # then the next life may find damage
+                self._save_meta(clean=False)
 
     # ---- life
     def note_boot(self) -> None:
@@ -349,7 +380,7 @@ class FileJournal:
             else:
                 self._cut(broken, total)
                 total = broken
-        self._end = total
+        self._end, self._marked = total, min(forced, total)
         vote = None if last is None else self._decode_vote(last)
         if vote is not None and vote.round == len(self.entries) and not self.damaged:
             self.promised, self.accepted = vote.promised, vote.accepted
@@ -478,6 +509,15 @@ class FileJournal:
             if self.sealed is None:
                 self._damage("seal: it fails its check")
 
+    def _write_again(self) -> None:
+        """What lies behind the newest mark: where an earlier life's sync has failed, the system
+        holds pages for written that never were, and only a new write brings them to the medium.
+        Raises OSError.
+        """
+        for at in range(self._marked, self._end, _WINDOW):
+            piece = self._medium.read(self._log, min(_WINDOW, self._end - at), at)
+            self._medium.write(self._log, piece, at)
+
     def _decode_vote(self, body: bytes) -> _Vote | None:
         try:
             return _vote.decode(body[_MARK.size :])
@@ -504,10 +544,14 @@ class FileJournal:
     def _write(self, kind: bytes, payload: bytes) -> None:
         data = framed(_MARK.pack(kind, self._on_medium) + payload)
         try:
-            self._medium.write(self._log, data, self._end)
+            if self._lost is None:
+                self._medium.write(self._log, data, self._end)
+            if self._lost is not None:  # perhaps only since: `sync` is called from any thread
+                raise self._lost
         except OSError as error:
             with contextlib.suppress(OSError):
-                self._medium.truncate(self._log, self._end)
+                end = self._end if self._lost is None else self._on_medium
+                self._medium.truncate(self._log, end)
             raise storage_error(self._path, error) from error
         self._end += len(data)
         self.written += 1

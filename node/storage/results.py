@@ -3,7 +3,10 @@ survives a kill -9.
 
 A mapping costs no copy; preallocation turns a full disk into a StorageError instead of a bus error.
 Behind the bytes each file says what they are (a trailer: name, round, length, with a check), so
-that one sync of one file puts both on the medium.
+that one sync of one file puts both on the medium. Its last byte says that this was done: the system
+forgets what a failed sync had to write, and the next sync succeeds without it. So what is not known
+to be forced is written again before it is: in the same life in another file, in the next in its
+own.
 """
 
 from __future__ import annotations
@@ -22,11 +25,12 @@ import numpy as np
 
 from ...collectives.errors import StorageError
 from .frames import FRAME, check_of, framed
-from .medium import REAL, storage_error
+from .medium import PIECE_BYTES, REAL, storage_error
 
 MAX_FILES, MAX_WARM = 64, 2
 WARM_BYTES = 8 << 20  # of a mapping that is kept for the next round: larger ones are memory
 TRAILER_BYTES = 512
+_FORCED = b"F"
 
 
 class _Trailer(msgspec.Struct, frozen=True, array_like=True):
@@ -71,8 +75,8 @@ class ResultFiles:
         self._warm: dict[int, mmap.mmap] = {}
         self._index: dict[str, tuple[int, int, int]] = {}  # name -> round, file number, bytes
         self._named = set[Path]()  # files whose names are on the medium
-        # Names whose bytes are on the medium: of what an earlier life left, nobody knows.
-        self._forced = set[str]()
+        self._forced = set[str]()  # names whose bytes are on the medium
+        self._lost = set[int]()  # files whose sync has failed
         self._load()
 
     def _path(self, number: int) -> Path:
@@ -82,16 +86,23 @@ class ResultFiles:
         for number in range(MAX_FILES):
             with contextlib.suppress(OSError, msgspec.MsgspecError):
                 if (found := self._read_trailer(self._path(number))) is not None:
-                    self._index[found.name] = (found.round, number, found.nbytes)
+                    trailer, forced = found
+                    self._index[trailer.name] = (trailer.round, number, trailer.nbytes)
+                    if forced:
+                        self._forced.add(trailer.name)
         # What a kill cut short is in the page cache, and looks the same as what is on the medium:
         # this life is about to rely on it. Where the medium refuses, `keep` says so.
         for name, (_, number, _) in self._index.items():
-            with contextlib.suppress(OSError):
-                self._force(name, self._path(number))
+            if name not in self._forced:
+                with contextlib.suppress(OSError):
+                    self._write_again(self._path(number))
+                    self._force(name, self._path(number))
 
     @staticmethod
-    def _read_trailer(path: Path) -> _Trailer | None:
-        """What a file says it holds; None if it says nothing, or was cut off before."""
+    def _read_trailer(path: Path) -> tuple[_Trailer, bool] | None:
+        """What a file says it holds, and whether that is forced; None if it says nothing, or was
+        cut off before.
+        """
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - TRAILER_BYTES))
@@ -103,7 +114,8 @@ class ResultFiles:
         if len(body) != length or check_of(body) != check:
             return None
         found = _trailer.decode(body)
-        return found if found.nbytes + TRAILER_BYTES <= size else None
+        whole = found.nbytes + TRAILER_BYTES <= size
+        return (found, data[-1:] == _FORCED) if whole else None
 
     @staticmethod
     def _open(path: Path) -> int:
@@ -153,6 +165,7 @@ class ResultFiles:
             reference = self._mapped.get(number)
             if number not in kept and (reference is None or reference() is None):
                 self._blank(number)
+                self._lost.discard(number)  # every byte of it is about to be written
                 return number
         raise StorageError(f"all {MAX_FILES} result buffers are in use")
 
@@ -177,29 +190,31 @@ class ResultFiles:
         with self._lock:
             known = self._index.get(name)
             if known is None:
-                named = {number for _, number, _ in self._index.values()}
+                taken = {number for _, number, _ in self._index.values()} | self._lost
                 number = next((n for n, ref in self._mapped.items() if ref() is data.obj), None)
-                if number is None or number in named:  # a file has one name
+                if number is None or number in taken:  # a file has one name
                     number = self._write(data)
                 self._index[name] = (round_, number, len(data))
             else:
                 number = known[1]
-        path = self._path(number)
-        if known is not None:
-            if forced and name not in self._forced:
-                try:
-                    self._force(name, path)
-                except OSError as error:
-                    raise storage_error(path, error) from error
+        if known is not None and (not forced or name in self._forced):
             return
-        trailer = framed(msgspec.msgpack.encode(_Trailer(name, round_, len(data))))
+        path, trailer = (
+            self._path(number),
+            msgspec.msgpack.encode(_Trailer(name, round_, len(data))),
+        )
         try:
-            self._put(path, trailer, path.stat().st_size - TRAILER_BYTES)
+            if known is not None:  # of an earlier life, which may not have come to force it
+                self._put(path, data, 0)
+            at = path.stat().st_size - TRAILER_BYTES
+            self._put(path, framed(trailer).ljust(TRAILER_BYTES, b"\0"), at)
             if forced:
                 self._force(name, path)
         except OSError as error:
             with self._lock:
-                self._index.pop(name, None)  # not kept: whoever votes on these bytes must not
+                if known is None:  # not kept: whoever votes on these bytes must not
+                    self._index.pop(name, None)
+                self._lost.add(number)
             raise storage_error(path, error) from error
 
     def _force(self, name: str, path: Path) -> None:
@@ -213,9 +228,21 @@ class ResultFiles:
             REAL.sync_folder(self._folder)
             self._named.add(path)
         self._forced.add(name)
+        with contextlib.suppress(OSError):  # then the next life writes it again
+            self._put(path, _FORCED, path.stat().st_size - 1)
 
     @staticmethod
-    def _put(path: Path, data: bytes, at: int) -> None:
+    def _write_again(path: Path) -> None:
+        """A whole file, as it is read. Raises OSError."""
+        fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
+        try:
+            for at in range(0, os.fstat(fd).st_size, PIECE_BYTES):
+                REAL.write(fd, os.pread(fd, PIECE_BYTES, at), at)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def _put(path: Path, data: bytes | memoryview, at: int) -> None:
         """Raises OSError."""
         fd = os.open(path, os.O_RDWR | getattr(os, "O_CLOEXEC", 0))
         try:

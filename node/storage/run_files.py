@@ -90,6 +90,8 @@ class RunFiles:
         self._newest_whole = True
         self._from = self._spends = self._written_before = 0
         self._spent_unforced = False
+        self._spent_renewed = False
+        self._spent_lost: StorageError | None = None  # why a sync of them failed
         if self._journal.damaged:
             self._damaged(cp.damaged(folder / "journal", self._journal.damaged, alone=self.alone))
             try:
@@ -114,6 +116,8 @@ class RunFiles:
         return self._written_before + self._journal.written + self._spends
 
     def sync(self) -> None:
+        if self._spent_lost is not None:
+            raise self._spent_lost
         spent, self._spent_unforced = self._spent_unforced, False
         self._journal.sync()
         if spent:
@@ -126,7 +130,9 @@ class RunFiles:
                     REAL.close(file)
                 REAL.sync_folder(self._folder)
             except OSError as error:
-                raise storage_error(path, error) from error
+                # As the journal's: the next sync would succeed without what this one has forgotten.
+                self._spent_lost = storage_error(path, error)
+                raise self._spent_lost from error
 
     @property
     def forces_results(self) -> bool:
@@ -411,7 +417,7 @@ class RunFiles:
     # ---- operations
     def spent(self) -> list[str]:
         """Operations voted in; the file is cut to the newest when it is read, and as often as so
-        many were added.
+        many were added. The first time it is written anew: an earlier life's sync may have failed.
         """
         file = self._folder / "operations"
         try:
@@ -420,9 +426,10 @@ class RunFiles:
             return []
         except OSError as error:
             raise storage_error(file, error) from error
-        if len(lines) > MAX_SPENT:
+        if len(lines) > MAX_SPENT or not self._spent_renewed:
             lines = lines[-MAX_SPENT:]
             write_atomically(file, "".join(f"{line}\n" for line in lines).encode())
+        self._spent_renewed = True
         return lines
 
     def spend(self, key: str) -> None:

@@ -6,10 +6,13 @@ A seed is one run in the simulator: real sessions and data planes, in virtual ti
 or six tells one lie after another of LIES, by the seed: it adds a thousand to each value of the sums of
 its parts, plans itself as owner of everything, states other sums or other inputs than there were, sends
 its contribution in two versions, bends what it signs, or everything that the simulator's liars can. Proof
-of a lie bans the liar at all others, as a node does.
+of a lie bans the liar at all others, which hear no more of it, as a node does.
 
 "beyond" is how far a value of any decided result lies outside of what the honest members of its entry
 contributed, which is what the rule allows: 0 is wanted. The checker recomputes each result besides.
+"out" are liars that are proven, and that the newest entry does not count; "no member" are those of them
+that its configuration is without: where four are left (3 f + 1) a liar keeps its name in it, and nothing
+else, until somebody else is let in.
 
 Then five honest members, --lying 1 beside a plain run: bytes of the data plane and virtual seconds an
 entry. The aim is 1.6 times the bytes.
@@ -95,7 +98,8 @@ def play(task: Task) -> dict[str, Any]:
             for member in self.members.values() if banned else ():
                 if member.process is not None and member.peer not in banned:
                     member.process.session.membership.banned |= banned
-            return super()._tap(sender, receiver, channel, payload)
+            lost = super()._tap(sender, receiver, channel, payload)
+            return lost or (sender != receiver and not banned.isdisjoint((sender, receiver)))
 
     lies = ALL if lie == EVERYTHING else tuple(lie.split("+")) if lie else ()
     swarm = Banning(
@@ -114,7 +118,9 @@ def play(task: Task) -> dict[str, Any]:
     )
     problem = swarm.run().problem
     entries, beyond = measure(swarm)
-    members = {member.peer for member in swarm.checker.entries[-1].entry.next_config}
+    newest = [each.entry for each in swarm.checker.entries]
+    counted = next((e.contributors for e in reversed(newest) if e.contributors), ())
+    members = {member.peer for member in newest[-1].next_config}
     return {
         "seed": seed,
         "lie": lie,
@@ -123,7 +129,8 @@ def play(task: Task) -> dict[str, Any]:
         "entries": entries,
         "beyond": beyond,
         "proven": bool(banned),
-        "out": bool(swarm.liars) and swarm.liars.isdisjoint(members),
+        "out": banned >= swarm.liars and swarm.liars.isdisjoint(c.member.peer for c in counted),
+        "left": bool(swarm.liars) and swarm.liars.isdisjoint(members),
         "told": sum(n for what, n in swarm.stats.items() if what.startswith("lie: ")),
         "bytes": sent[0],
         "virtual_s": swarm.world.now,
@@ -174,7 +181,16 @@ def main(argv: list[str]) -> int:
             continue
         row = rows.setdefault(
             each["lie"],
-            {"seeds": 0, "told": 0, "entries": 0, "beyond": 0.0, "proven": 0, "out": 0, "s": 0.0},
+            {
+                "seeds": 0,
+                "told": 0,
+                "entries": 0,
+                "beyond": 0.0,
+                "proven": 0,
+                "out": 0,
+                "left": 0,
+                "s": 0.0,
+            },
         )
         row["seeds"] += 1
         row["told"] += each["told"] > 0
@@ -182,6 +198,7 @@ def main(argv: list[str]) -> int:
         row["beyond"] = max(row["beyond"], each["beyond"])
         row["proven"] += each["proven"]
         row["out"] += each["out"]
+        row["left"] += each["left"]
         row["s"] += each["virtual_s"]
         if done % 20 == 0:
             progress(f"{done} of {len(tasks)}")
@@ -189,7 +206,8 @@ def main(argv: list[str]) -> int:
         row["entry_s"] = round(row.pop("s") / max(1, row["entries"]), 3)
         progress(
             f"{lie:<16} {row['seeds']:3} seeds, told in {row['told']:3}   beyond {row['beyond']:g}   "
-            f"proven {row['proven']:3}, out {row['out']:3}   {row['entry_s']:.3f} s an entry"
+            f"proven {row['proven']:3}, out {row['out']:3}, no member {row['left']:3}   "
+            f"{row['entry_s']:.3f} s an entry"
         )
 
     def mean(lying: int, what: str) -> float:

@@ -245,6 +245,40 @@ def test_a_start_that_is_cut_while_it_leaves_votes_out_leaves_one_whole_journal(
     assert list(Journal(DISK / "journal", medium=medium, boot="1").entries) == LOG[:10]
 
 
+@pytest.mark.parametrize("more", [0, 1, 2, 20], ids=["no", "one", "two", "all"])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_was_written_before_a_failed_sync_is_never_told_from_memory_alone(
+    seed: int, more: int
+) -> None:
+    """The system forgets what a failed sync had to write, and the next one succeeds without it: in
+    the same life, and in the next. ``more`` calls after the failed one are refused, too.
+    """
+    medium = SimMedium(Random(seed))
+    journal = FileJournal(DISK / "journal", medium=medium, boot="0")
+    for certified in LOG[:3]:
+        journal.append(certified)
+    journal.sync()
+    journal.append(LOG[3])
+    journal.accept(5, LOG[4].entry)
+    medium.fail = {medium.calls + 1 + call: errno.EIO for call in range(more + 1)}
+    with pytest.raises(StorageError, match="Input/output error"):
+        journal.sync()
+    medium.fail.clear()
+    for act in (journal.sync, lambda: journal.promise(6), journal.close):
+        with pytest.raises(StorageError, match="Input/output error"):
+            act()
+    medium.kill()
+    journal = FileJournal(DISK / "journal", medium=medium, boot="0")
+    if more > 1 and journal.damaged:
+        return  # nothing could be cut or noted, and it was torn: another life begins
+    assert journal.damaged == ""
+    told = (list(journal.entries), journal.accepted)
+    assert told[0] in (LOG[:3], LOG[:4])
+    medium.cut()
+    again = FileJournal(DISK / "journal", medium=medium, boot="1")
+    assert (again.damaged, list(again.entries), again.accepted) == ("", *told)
+
+
 class Slow:
     """Records that are on the medium when the test says so."""
 

@@ -141,6 +141,16 @@ def test_a_renewal_leaves_no_seed_behind_that_may_have_changed() -> None:
         renew(recorded(), [played(0, f"{THREE}:zzz")], why="x", entered=("votes",), **WHEN)
 
 
+def test_those_that_enter_what_was_changed_are_renewed_by_themselves() -> None:
+    now, only = [played(0, f"{THREE}:zzz", "branch begun")], [("default", 0)]
+    renewed = renew(recorded(), now, why="x", entered=("branch begun",), only=only, **WHEN)
+    assert renewed is not None
+    assert renewed.seeds["default", 0].logs == (f"{THREE}:zzz",)
+    assert renewed.seeds["default", 1] == recorded().seeds["default", 1]
+    with pytest.raises(RecordError, match="1 recorded seeds were not played"):
+        renew(recorded(), now, why="x", entered=("votes",), only=[*only, ("default", 1)], **WHEN)
+
+
 def test_a_kind_is_renewed_by_itself_and_others_stay_as_recorded() -> None:
     now = [played(0, f"{THREE}:zzz", "votes"), played(1, f"{ONE}:zzz")]
     renewed = renew(recorded(), now, why="x", entered=("votes",), **WHEN)

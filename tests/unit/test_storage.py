@@ -212,13 +212,76 @@ def test_what_an_earlier_life_did_not_force_is_forced(
     assert disk.forced == ["00", "01"]
     again.keep("a", 1, memoryview(bytes(8)), forced=True)
     assert disk.forced == ["00", "01"]
+    ResultFiles(tmp_path)
+    assert disk.forced == ["00", "01"]  # what is known to be forced is not forced again
+    again.keep("c", 1, memoryview(bytes(8)), forced=False)
     disk.refuses = True
     refused = ResultFiles(tmp_path)
     with pytest.raises(StorageError, match="Input/output error"):
-        refused.keep("a", 1, memoryview(bytes(8)), forced=True)
+        refused.keep("c", 1, memoryview(bytes(8)), forced=True)
     disk.refuses = False
-    refused.keep("a", 1, memoryview(bytes(8)), forced=True)
-    assert disk.forced == ["00", "01", "00"]
+    refused.keep("c", 1, memoryview(bytes(8)), forced=True)
+    assert disk.forced == ["00", "01", "02"]
+
+
+class Forgetful(RealMedium):
+    """A system that forgets at a failed sync what it could not write, and reads it all the same.
+    Of each file: which bytes are on the medium. What is written by a mapping counts as dirty until
+    the first sync.
+    """
+
+    def __init__(self) -> None:
+        self.fails = False
+        self.medium, self.dirty = dict[str, bytes](), dict[str, list[tuple[int, bytes]]]()
+
+    @staticmethod
+    def _name(file: int) -> str:
+        return Path(os.readlink(f"/proc/self/fd/{file}")).name
+
+    def write(self, file: int, data: bytes | memoryview, at: int) -> None:
+        super().write(file, data, at)
+        if (name := self._name(file)) in self.dirty:
+            self.dirty[name].append((at, bytes(data)))
+
+    def sync(self, file: int) -> None:
+        name, now = self._name(file), os.pread(file, 1 << 20, 0)
+        writes = self.dirty.setdefault(name, [(0, now)])
+        self.dirty[name] = []
+        if self.fails:
+            raise OSError(errno.EIO, "Input/output error")
+        left = bytearray(self.medium.get(name, b"").ljust(len(now), b"\0"))
+        for at, data in writes:
+            left[at : at + len(data)] = data
+        self.medium[name] = bytes(left)
+
+
+@pytest.mark.parametrize("received", [True, False])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_result_whose_sync_failed_is_written_again_before_it_counts_as_forced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, received: bool, killed: bool
+) -> None:
+    disk = Forgetful()
+    monkeypatch.setattr(results, "REAL", disk)
+    files = ResultFiles(tmp_path)
+    data = files.allocate(5000) if received else memoryview(bytearray(5000))
+    data[:] = bytes(range(250)) * 20
+    disk.fails = True
+    with pytest.raises(StorageError, match="Input/output error"):
+        files.keep("a", 1, data, forced=True)
+    disk.fails = False
+    if killed:  # its name was given, and whoever opens the folder finds it
+        files = ResultFiles(tmp_path)
+        assert files.has("a")
+    else:
+        assert not files.has("a")
+    files.keep("a", 1, data, forced=True)
+    on_medium = tmp_path / "after the power cut"
+    on_medium.mkdir()
+    for name, left in disk.medium.items():
+        (on_medium / name).write_bytes(left)
+    kept = ResultFiles(on_medium).kept("a")
+    assert kept is not None
+    assert bytes(kept) == bytes(data)
 
 
 class Ordered(RealMedium):
@@ -244,8 +307,8 @@ class Ordered(RealMedium):
 def test_a_result_is_on_the_medium_with_its_name_before_anybody_votes_on_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, received: bool
 ) -> None:
-    """Nothing is written to it afterwards; the name of a file that is known there is not forced
-    again.
+    """Nothing is written to it afterwards but that it is forced; the name of a file that is known
+    there is not forced again.
     """
     disk = Ordered()
     monkeypatch.setattr(results, "REAL", disk)
@@ -256,12 +319,38 @@ def test_a_result_is_on_the_medium_with_its_name_before_anybody_votes_on_it(
         files.keep(f"r{round_}", round_, data, forced=True)
         name = f"{round_ - 1:02d}"
         of_it = [call for call, file in disk.calls if file == name]
-        assert of_it[-1] == "sync"
+        assert of_it[-2:] == ["sync", "write"]
         assert of_it.count("sync") == 1
-        assert disk.calls[-1] == ("folder", "results")
+        assert disk.calls[-2:] == [("folder", "results"), ("write", name)]
         disk.calls.clear()
     files.keep("r2", 2, data, forced=True)
     assert disk.calls == []
+
+
+def test_operations_whose_sync_failed_are_never_told_from_memory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Refusing()
+    monkeypatch.setattr("atoll.node.storage.run_files.REAL", disk)
+    files, path = run_files(tmp_path, []), tmp_path / "operations"
+    files.spend("a")
+    files.sync()
+    assert disk.forced == ["operations"]
+    files.spend("b")
+    disk.refuses = True
+    with pytest.raises(StorageError, match="Input/output error"):
+        files.sync()
+    disk.refuses = False
+    with pytest.raises(StorageError, match="Input/output error"):
+        files.sync()
+    files.close()
+    again, before = run_files(tmp_path, []), path.stat().st_ino
+    assert again.spent() == ["a", "b"]
+    renewed = path.stat().st_ino
+    assert renewed != before  # another file: what a sync has forgotten is written again
+    assert again.spent() == ["a", "b"]
+    assert path.stat().st_ino == renewed
+    again.close()
 
 
 def test_a_buffer_in_use_is_not_given_away(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from atoll.collectives.modes.byzantine.missums import (
     SumStatement,
     dispute,
     disputed_parts,
+    owned_by_others,
     refuted,
 )
 from atoll.collectives.modes.byzantine.signed import account_payload, given_payload, receipts_digest
@@ -198,6 +199,22 @@ def test_who_is_in_dispute():
     assert dispute(plan, here, [right, said(B, b"o" * 32, {0: b"z", 1: b"z"})], by) is None
     assert dispute(plan, here, [right, said(C, of, {0: b"z", 1: b"z"})], by) is None
     assert dispute(plan, here, [right, said(B, of, {7: b"z"})], by) is None
+
+
+def test_the_parts_of_members_in_dispute_go_to_the_others_in_fair_shares():
+    a, b, c, d = peers_of(4)
+    plan = msgspec.structs.replace(
+        plan_of(4), parts=(Part(a, 0, 2), Part(b, 2, 3), Part(c, 3, 5), Part(d, 5, 6))
+    )
+    assert owned_by_others(plan, {c, d}, 1) == (
+        Part(a, 0, 2),
+        Part(b, 2, 3),
+        Part(b, 3, 5),
+        Part(a, 5, 6),
+    )
+    assert owned_by_others(plan, {b, c, d}, 1) is None  # who would state what it adds up?
+    lumps = msgspec.structs.replace(plan, parts=(Part(a, 0, 1), Part(b, 1, 2), Part(c, 2, 8)))
+    assert owned_by_others(lumps, {c}, 1) is None
 
 
 def test_a_statement_is_refuted_by_one_more_than_may_lie_over_the_same_inputs():

@@ -4,22 +4,21 @@ its proposal is one that it may make.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ... import messages as m
-from ...group import Cid, Config, Contributor, Entry, Member, Part, Plan, Vote
+from ...group import Cid, Config, Contributor, Entry, Member, Plan, Vote
 from ...identifiers import PeerId
-from ...partition import fair_share, is_fair
+from ...partition import fair_share
 from ...round.convener import Convener, Phase
 from ...round.patience import PULLS_ALL_BUT
 from ...witnesses import stated_by
 from .acceptor import ByzantineAcceptor
 from .blame import Blame
-from .missums import SumDispute, dispute
+from .missums import SumDispute, dispute, owned_by_others
 from .signed import slot_payload
 
 if TYPE_CHECKING:
@@ -212,7 +211,7 @@ class ByzantineConvener(Convener):
         owners = found.members - {view.me.peer} if len(found.members) > 1 else found.members
         self._discharge(plan, owners)
         offers = [c for c in plan.contributors if c.cid not in self.lost]
-        parts = self._owned_by_others(plan, self.slow | owners)
+        parts = owned_by_others(plan, self.slow | owners, view.lying)
         spent = self.revision - self.before > len(view.config) + 2
         if spent or plan != self.plan or parts is None or len(offers) < len(plan.contributors):
             view.drop_reduced()
@@ -231,26 +230,6 @@ class ByzantineConvener(Convener):
         """
         beside = peers - {part.owner for part in plan.parts}
         self.lost |= {c.cid for c in plan.contributors if c.member.peer in beside}
-
-    def _owned_by_others(self, plan: Plan, without: Collection[PeerId]) -> tuple[Part, ...] | None:
-        """The ranges of a plan, none of them owned by these; None where that cannot be: too few
-        others own parts, or would own more than their fair share.
-        """
-        owned = Counter[PeerId]()
-        for part in plan.parts:
-            owned[part.owner] += (part.stop - part.first) * (part.owner not in without)
-        rest = [peer for peer in owned if peer not in without]
-        if len(rest) <= self.view.lying:
-            return None
-        parts = list[Part]()
-        for part in plan.parts:
-            owner = part.owner
-            if owner in without:
-                owner = min(rest, key=lambda peer: (owned[peer], peer))
-                owned[owner] += part.stop - part.first
-            parts.append(Part(owner, part.first, part.stop))
-        fair = is_fair(msgspec.structs.replace(plan, parts=tuple(parts)), self.view.lying)
-        return tuple(parts) if fair else None
 
     def _unstated(self, plan: Plan, digests: tuple[bytes, ...]) -> set[PeerId]:
         """Who states parts, and has not signed what has come of them: nobody would echo it."""

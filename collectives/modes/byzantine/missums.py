@@ -9,13 +9,17 @@ shows what their contributor has signed (`receipts`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 from ... import messages as m
 from ...digest import meaning
-from ...group import Cid, Plan
+from ...group import Cid, Part, Plan
 from ...identifiers import PeerId
+from ...partition import is_fair
 from ...round.state import Voice
 from .signed import receipts_digest
 
@@ -80,6 +84,26 @@ def dispute(
         elif others:
             found.members.update(others, {part.owner})
     return found if found.members else None
+
+
+def owned_by_others(plan: Plan, without: Collection[PeerId], lying: int) -> tuple[Part, ...] | None:
+    """The ranges of a plan, none of them owned by these; None where that cannot be: too few others
+    own parts, or would own more than their fair share.
+    """
+    owned = Counter[PeerId]()
+    for part in plan.parts:
+        owned[part.owner] += (part.stop - part.first) * (part.owner not in without)
+    rest = [peer for peer in owned if peer not in without]
+    if len(rest) <= lying:
+        return None
+    parts = list(plan.parts)
+    for part in plan.parts:
+        if part.owner in without:
+            owner = min(rest, key=lambda peer: (owned[peer], peer))
+            owned[owner] += part.stop - part.first
+            parts[parts.index(part)] = Part(owner, part.first, part.stop)
+    fair = is_fair(msgspec.structs.replace(plan, parts=tuple(parts)), lying)
+    return tuple(parts) if fair else None
 
 
 class Refuted(NamedTuple):

@@ -5,6 +5,10 @@ A file is a list of writes on top of what is on the medium. At a power cut each 
 write that was not synced may or may not have arrived, in any order; the file's length may have
 grown without its bytes (zeros). Names are apart from files: making, renaming and removing them is
 pending until `sync_folder`, and any of them may or may not have arrived. A kill loses nothing.
+
+A sync that fails forgets, as Linux does: of what was on the way any part has arrived, the rest goes
+on being read as if it had, no later sync writes it, and at any time the system may drop it from
+memory: then what the medium has is read.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ class _MediumFile:
     medium: bytes = b""
     writes: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
     """(at, bytes), or (length, b"") of a file that was cut."""
+    forgot: bool = False
+    """A sync of it has failed: it may differ from what is read."""
 
 
 @dataclass(slots=True)
@@ -102,31 +108,19 @@ class SimMedium:
         names.now = dict(names.medium)
 
     def _settle(self, file: _MediumFile) -> None:
-        left = bytearray(file.medium)
-        for at, data in file.writes:
-            if not data:  # cut
-                if self._rng.random() < 0.5:
-                    del left[at:]
-                continue
-            fate = self._rng.random()
-            if fate < 0.3:
-                continue
-            for first in range(0, len(data), SECTOR):
-                if fate < 0.6 and self._rng.random() < 0.5:
-                    continue
-                piece = data[first : first + SECTOR]
-                if len(left) < at + first:
-                    left.extend(bytes(at + first - len(left)))
-                left[at + first : at + first + len(piece)] = piece
-            if self._rng.random() < 0.3 and len(left) < at + len(data):
-                left.extend(bytes(at + len(data) - len(left)))
-        file.writes.clear()
-        file.medium = bytes(left)
-        file.now = bytearray(left)
+        _arrive(file, self._rng)
+        file.now, file.forgot = bytearray(file.medium), False
+
+    def _forget(self, file: _MediumFile) -> None:
+        _arrive(file, Random(self.calls))  # not drawn of what decides everything else
+        file.forgot = True
 
     def kill(self) -> None:
         """The process is gone, and the system lives on."""
         self._open.clear()
+        for file in {id(f): f for n in self._folders.values() for f in n.now.values()}.values():
+            if file.forgot and Random(self.calls).random() < 0.5:
+                file.now = bytearray(_written(file))
 
     # ---- Medium
     def _change(self) -> None:
@@ -192,11 +186,15 @@ class SimMedium:
     def sync(self, file: int) -> None:
         """See Medium."""
         known = self._file(file)
-        self._change()
+        try:
+            self._change()
+        except OSError:
+            self._forget(known)
+            raise
         self.syncs += 1
         if self._skip and self._skip in self._open[file][1]:
             return
-        known.medium = bytes(known.now)
+        known.medium = _written(known)
         known.writes.clear()
 
     def sync_folder(self, folder: Path) -> None:
@@ -244,6 +242,42 @@ class SimMedium:
         if path.name not in names.now:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return bytes(names.now[path.name].now)
+
+
+def _written(file: _MediumFile) -> bytes:
+    """What is on the medium once all writes have arrived."""
+    left = bytearray(file.medium)
+    for at, data in file.writes:
+        if not data:
+            del left[at:]
+            continue
+        left.extend(bytes(max(0, at - len(left))))
+        left[at : at + len(data)] = data
+    return bytes(left)
+
+
+def _arrive(file: _MediumFile, rng: Random) -> None:
+    """Of what is on the way any part arrives, in any order, and no more of it is on the way."""
+    left = bytearray(file.medium)
+    for at, data in file.writes:
+        if not data:  # cut
+            if rng.random() < 0.5:
+                del left[at:]
+            continue
+        fate = rng.random()
+        if fate < 0.3:
+            continue
+        for first in range(0, len(data), SECTOR):
+            if fate < 0.6 and rng.random() < 0.5:
+                continue
+            piece = data[first : first + SECTOR]
+            if len(left) < at + first:
+                left.extend(bytes(at + first - len(left)))
+            left[at + first : at + first + len(piece)] = piece
+        if rng.random() < 0.3 and len(left) < at + len(data):
+            left.extend(bytes(at + len(data) - len(left)))
+    file.writes.clear()
+    file.medium = bytes(left)
 
 
 def _apply(names: dict[str, _MediumFile], change: dict[str, _MediumFile | None]) -> None:
