@@ -38,13 +38,21 @@ from ...security.masking.messages import Keys
 from ..session import events as ev
 from ..session.contribution_queue import Given
 from ..session.copies import Copies
-from ..session.naming import MASKED_SUM, config_key
+from ..session.naming import MASKED_SUMS, config_key
 from ..session.operations import Operations
 from ..session.pre_round import PreRound
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, MaskingStep
-from .vectors import RingLayout, Summed, in_bucket, least_buckets, length_of, threshold_of
+from .vectors import (
+    RingLayout,
+    Summed,
+    bits_of,
+    in_bucket,
+    least_buckets,
+    length_of,
+    threshold_of,
+)
 from .wire import PREFIX, AttemptMessage, AuthoredMessage, Fixed, Pass, Want, decode, encode
 
 if TYPE_CHECKING:
@@ -410,7 +418,7 @@ class SecureRounds(PreRound):
             roster,
             threshold,
             length_of(self.terms, session.settings.privacy, machine.shape.numel),
-            32,
+            bits_of(self.terms, session.settings.privacy, len(roster)),
         )
         return Masking(
             binding, machine.convener_of(number).peer, session.me, config_key(machine.config)
@@ -567,8 +575,9 @@ class SecureRounds(PreRound):
         waited, many = now - self._since, 1 + min(6.0, masking.binding.attempt / 2)
         if self.mean is not None or self._busy:
             return False
-        if masking.client is None:  # others began without us, and may be gone
-            return self.given is not None and waited > many * SUM_S
+        if masking.client is None:  # others began without us, and may be gone, or could not go on
+            waits = self.given is not None or session.queue.first() is not None
+            return waits and waited > many * SUM_S
         if masking.step >= MaskingStep.MASKED:
             return waited > many * SUM_S
         if len(masking.messages[0].keys() - {masking.me}) + 1 < masking.binding.threshold:
@@ -654,7 +663,7 @@ class SecureRounds(PreRound):
             len(roster),
             self._threshold(masking),
             bound,
-            exact=self.patient,
+            self.session.ports.storage.layout(),
         )
         buckets = masking.buckets(self.terms)
         self._busy, metrics = True, dict(self.metrics)
@@ -743,7 +752,7 @@ class SecureRounds(PreRound):
         self._handed = True
         call = Call(
             self._op_id(masking),
-            reducer=MASKED_SUM,
+            reducer=MASKED_SUMS[masking.binding.bits],
             weight=1,
             deadline_s=1e9,
             under=masking.config,
@@ -795,11 +804,13 @@ class SecureRounds(PreRound):
             )
             return True
         self._left_out = masking.me in buckets.hidden(survivors)
-        numel = masking.binding.numel * len(buckets.members)
+        bits = masking.binding.bits
+        numel = masking.binding.numel * len(buckets.members) * bits // 32
         total = torch.empty(numel, dtype=torch.float32)
         for _ in Grid(event.codec, numel, event.chunk_elements).results.decode(event.result, total):
             pass
-        self._total, masking.survivors, self._since = total.numpy().view(np.uint32), survivors, now
+        self._total = total.numpy().view(np.uint32 if bits == 32 else np.uint64)
+        masking.survivors, self._since = survivors, now
         if masking.me in survivors and masking.client is not None:
             masking.say(masking.client.consent(survivors))
         self._step(now)

@@ -24,7 +24,7 @@ _TAG = re.compile(TAG)
 MAX_NUMEL = MOST_OPERATION_ELEMENTS
 PREFIX = "op"  # how the name of an operation's log begins
 
-MASKED_SUM = "wrap32"  # the reducer of secure rounds' sums
+MASKED_SUMS = {32: "wrap32", 64: "wrap64"}  # the reducers of secure rounds' sums, by bits
 
 
 def shape_of(numel: int, chunk: int, codec: str, name: str, topology: TopologyKind) -> Shape:

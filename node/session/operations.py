@@ -34,7 +34,7 @@ from ...collectives.series import OWN_NAME, number_of
 from ...collectives.swarm import Call
 from . import events as ev
 from .budgets import MADE
-from .naming import MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
+from .naming import MASKED_SUMS, Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
 from .record import MAX_SPENT
 from .serving import Serving
@@ -485,7 +485,7 @@ class Operations:
         machine = self.session.machine
         return (
             self.session.settings.secure is not None
-            and spec.reducer == MASKED_SUM
+            and spec.reducer in MASKED_SUMS.values()
             and machine is not None
             and not machine.takes_part
         )
