@@ -144,6 +144,10 @@ PLAIN_MEAN = OuterSettings("sgd", 1.0)
 """The new anchor is the mean of the members' models (`optim.outer.presets` says for whom)."""
 
 
+TensorPattern = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=WORDS)]
+"""A shell pattern of tensors' names."""
+
+
 class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Secure aggregation of what members contribute: nobody sees more than a sum.
 
@@ -170,7 +174,7 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     buckets: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     rule: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER, pattern=PLAIN)] = "mean"
-    reaches: dict[str, Annotated[float, msgspec.Meta(gt=0, le=1e9)]] = {}
+    reaches: dict[TensorPattern, Annotated[float, msgspec.Meta(gt=0, le=1e9)]] = {}
 
 
 class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -204,11 +208,11 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
     most_examples: Annotated[int, msgspec.Meta(ge=1, lt=MAX_SAMPLES)] | None = None
     normaliser: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
-    clips: dict[str, Annotated[float, msgspec.Meta(gt=0, le=1e6)]] = {}
+    clips: dict[TensorPattern, Annotated[float, msgspec.Meta(gt=0, le=1e6)]] = {}
 
     def norm(self, clip: float) -> float:
-        """The largest norm of a contribution whose tensors of no group are bounded by ``clip``: what
-        noise is measured by (arXiv 1710.06963, per-layer clipping).
+        """The largest norm of a contribution whose tensors of no group are bounded by ``clip``:
+        what noise is measured by (arXiv 1710.06963, per-layer clipping).
         """
         square = clip * clip
         for pattern in sorted(self.clips):  # one after another: the same bits on every machine

@@ -12,7 +12,7 @@ import msgspec
 
 from .manifest import Manifest, arrivals_of, exact_codecs, sample_of
 from .methods import method_rows, work_rows
-from .optional_tables import FederatedTable, SecureTable
+from .optional_tables import FederatedTable, PrivacyTable, SecureTable
 from .refusals import Row, against, faults_of
 
 PLAIN_LANES = "whoever is on the way between members can read and change what they exchange in bulk"
@@ -214,25 +214,7 @@ def _privacy_rows(manifest: Manifest) -> list[Row]:
                 "without noise: each site sees its own in atoll status.",
                 "Leave it out.",
             ),
-            (
-                secure.reach != SecureTable().reach,
-                "$.secure.reach",
-                "[privacy] clip bounds contributions.",
-                "Leave it out.",
-            ),
-            (
-                bool(secure.reaches),
-                "$.secure.reaches",
-                "[privacy] clip bounds contributions.",
-                "Leave it out.",
-            ),
-            (
-                privacy.quantile is not None and bool(privacy.clips),
-                "$.privacy.clips",
-                "The bound of one group would move, and those of the others would not.",
-                "Leave it out, or leave quantile out and leave clip_rate out and leave count_noise "
-                "out.",
-            ),
+            *_bound_rows(secure, privacy),
             (
                 privacy.colluding >= secure.threshold,
                 "$.privacy.colluding",
@@ -255,6 +237,22 @@ def _privacy_rows(manifest: Manifest) -> list[Row]:
             ),
         ],
     )
+
+
+def _bound_rows(secure: SecureTable, privacy: PrivacyTable) -> list[tuple[bool, str, str, str]]:
+    """One kind of bound on a contribution."""
+    bounds = "[privacy] clip bounds contributions."
+    fixed = "Leave it out, or leave quantile out and leave clip_rate out and leave count_noise out."
+    return [
+        (secure.reach != SecureTable().reach, "$.secure.reach", bounds, "Leave it out."),
+        (bool(secure.reaches), "$.secure.reaches", bounds, "Leave it out."),
+        (
+            privacy.quantile is not None and bool(privacy.clips),
+            "$.privacy.clips",
+            "The bound of one group would move, and those of the others would not.",
+            fixed,
+        ),
+    ]
 
 
 def budget_rows(manifest: Manifest) -> list[Row]:

@@ -23,7 +23,7 @@ class SecureMeans:
     """Round after round. ``seed`` in place of the members' secret chances."""
 
     def __init__(self, terms: SecureSettings, privacy: PrivacySettings | None, seed: int) -> None:
-        """Tensors that are played have other names than the run's: all have one reach and one bound."""
+        """Tensors that are played have other names: all have one reach and one bound."""
         self._terms = msgspec.structs.replace(terms, reaches={})
         self._privacy = privacy and msgspec.structs.replace(
             privacy, clip=privacy.norm(privacy.clip), clips={}

@@ -333,8 +333,9 @@ class FlatVector:
                     "The founder's parameters are the run's first anchor, from "
                     "which every member starts."
                 ),
-                hint="Look at how the model is initialised or loaded, then attach again. An observer's "
-                "range is infinite until it has seen a batch: call the model once on one before.",
+                hint="Look at how the model is initialised or loaded, then attach again. An "
+                "observer's range is infinite until it has seen a batch: call the model once on one "
+                "before.",
             )
         self.write_to(out)
 
@@ -597,8 +598,8 @@ def _check_groups(specs: Sequence[TensorSpec], patterns: Collection[str], key: s
         if pattern not in deciding:
             some = ", ".join([spec.name for spec in specs][:6]) + (" …" if len(specs) > 6 else "")
             raise ConfigError(
-                f"the run's manifest has a number for the tensors {pattern!r}, and decides by it for "
-                "none of the model's",
+                f"the run's manifest has a number for the tensors {pattern!r}, and decides by it "
+                "for none of the model's",
                 key=key,
                 why=f"Its tensors are: {some}.",
                 hint="Make the model that the run is for, or a run with other patterns.",

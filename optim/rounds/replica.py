@@ -44,8 +44,8 @@ NOT_FINITE = (
 )
 
 NULL = (
-    "{} holds NaN or infinity; in its place nothing but noise goes into the sum, so that nobody sees "
-    "that it was missing (the inner optimizer's state may be damaged, too)"
+    "{} holds NaN or infinity; in its place nothing but noise goes into the sum, so that nobody "
+    "sees that it was missing (the inner optimizer's state may be damaged, too)"
 )
 
 MOVED = "{}. The model goes back to the anchor"
