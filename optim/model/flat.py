@@ -334,8 +334,8 @@ class FlatVector:
                     "which every member starts."
                 ),
                 hint="Look at how the model is initialised or loaded, then attach again. An "
-                "observer's range is infinite until it has seen a batch: call the model once on one "
-                "before.",
+                "observer's range is infinite until it has seen a batch: call the model on one, "
+                "once, before.",
             )
         self.write_to(out)
 

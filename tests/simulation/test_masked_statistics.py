@@ -179,7 +179,7 @@ def test_observers_are_averaged_behind_masks_once_they_have_seen_a_batch() -> No
     run = RunSettings(sync_every=1, buffers={"obs.m*_val": "mean"})
     with pytest.raises(ConfigError, match="holds NaN or infinity") as refused:
         attach(model, torch.optim.SGD(model.parameters(), lr=0.1), SoloSwarm(run))
-    assert "call the model once" in refused.value.hint
+    assert "call the model on one, once" in refused.value.hint
     with pytest.raises(ConfigError, match="layers keep running statistics") as refused:
         play(lambda: Observed(MinMaxObserver()), PRIVATE, declared, seen=True)
     assert '"obs.max_val" = "own", "obs.min_val" = "own"' in refused.value.hint
