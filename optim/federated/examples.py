@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from .example_ledger import ExampleLedger
 from .ghost import can_clip, clipped_sum
 
 GRID = 1 << 20  # steps in the clipping bound
+Example = TypeVar("Example")
 
 
 class PrivateExamples:
@@ -99,7 +101,7 @@ class PrivateExamples:
         return [index for index in range(self.count) if self._chance.random() < self.rate]
 
     def step(
-        self, model: nn.Module, examples: Sequence[object], loss: Callable[[object], Tensor]
+        self, model: nn.Module, examples: Sequence[Example], loss: Callable[[Example], Tensor]
     ) -> None:
         """Fill ``grad`` of the model's parameters: the noisy sum over ``examples`` by the batch's
         expected size. ``loss``: of one example, a scalar. Where the parameters have not been
@@ -133,8 +135,11 @@ class PrivateExamples:
         Raises as `step` does; ConfigError for a model that opacus cannot take apart.
         """
         if not can_clip():
-            examples = [[each[at : at + 1] for each in batch] for at in range(len(batch[0]))]
-            return self.step(model, examples, lambda example: losses(*example).sum())
+            return self.step(
+                model,
+                range(len(batch[0])),
+                lambda at: losses(*(each[at : at + 1] for each in batch)).sum(),
+            )
         self._check_limit()
         parameters = _trained(model)
         total = torch.zeros(sum(parameter.numel() for parameter in parameters), dtype=torch.float64)
@@ -173,7 +178,7 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def _no_trace(model: nn.Module) -> Iterator[None]:
+def _no_trace(model: nn.Module) -> Generator[None]:
     """Refuse a model that keeps something of the examples beside their gradients: nothing bounds
     it, and no noise is over it. Vectors of spectral norm follow from the weights alone.
     """

@@ -9,9 +9,11 @@ than the error of a norm.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -82,13 +84,14 @@ def _clear(parameters: Sequence[nn.Parameter]) -> None:
 
 
 @contextmanager
-def _norms_found(model: nn.Module) -> Iterator[None]:
+def _norms_found(model: nn.Module) -> Generator[None]:
     """With opacus' hooks in the modules of ``model``; nothing of them is left in it."""
-    from opacus.grad_sample import GradSampleModuleFastGradientClipping
-
+    opacus: Any = import_module("opacus.grad_sample")
     parameters = list(model.parameters())
     try:
-        hooks = GradSampleModuleFastGradientClipping(model, loss_reduction="sum", strict=False)
+        hooks = opacus.GradSampleModuleFastGradientClipping(
+            model, loss_reduction="sum", strict=False
+        )
     except (RuntimeError, ValueError) as error:  # as where it has hooks already
         raise _unfit(error) from error
     try:
