@@ -809,7 +809,8 @@ class SecureRounds(PreRound):
         total = torch.empty(numel, dtype=torch.float32)
         for _ in Grid(event.codec, numel, event.chunk_elements).results.decode(event.result, total):
             pass
-        self._total = total.numpy().view(np.uint32 if bits == 32 else np.uint64)
+        words = total.numpy()
+        self._total = words.view(np.uint32) if bits == 32 else words.view(np.uint64)
         masking.survivors, self._since = survivors, now
         if masking.me in survivors and masking.client is not None:
             masking.say(masking.client.consent(survivors))

@@ -81,7 +81,8 @@ def bits_of(
 
 def in_bucket(words: Words, bucket: int, buckets: int) -> Words:
     """A masked vector at its bucket's place in the sums of all: (buckets * length,)."""
-    wide = np.zeros(buckets * len(words), words.dtype)
+    length = buckets * len(words)
+    wide = np.zeros(length, np.uint32) if words.dtype == np.uint32 else np.zeros(length, np.uint64)
     wide[bucket * len(words) : (bucket + 1) * len(words)] = words
     return wide
 
