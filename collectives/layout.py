@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from typing import Annotated, Literal
 
 import msgspec
@@ -92,6 +94,23 @@ def make_layout(shapes: list[tuple[str, tuple[int, ...]]]) -> Layout:
         specs.append(spec)
         offset += spec.numel
     return Layout(tuple(specs), offset)
+
+
+def pattern_of(name: str, patterns: Iterable[str]) -> str | None:
+    """The shell pattern that decides for a tensor: of several that match the longest, then the last
+    in the alphabet; None where none does.
+    """
+    matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
+    return max(matching, key=lambda pattern: (len(pattern), pattern)) if matching else None
+
+
+def ranges_of_patterns(layout: Layout, patterns: Iterable[str]) -> dict[str, list[slice]]:
+    """Which elements each pattern decides for."""
+    found: dict[str, list[slice]] = {pattern: [] for pattern in patterns}
+    for spec in layout.tensors:
+        if (pattern := pattern_of(spec.name, found)) is not None and spec.numel:
+            found[pattern].append(slice(spec.offset, spec.offset + spec.numel))
+    return found
 
 
 def cut(layout: Layout, fragments: int) -> list[Layout]:

@@ -147,6 +147,10 @@ PLAIN_MEAN = OuterSettings("sgd", 1.0)
 """The new anchor is the mean of the members' models (`optim.outer.presets` says for whom)."""
 
 
+TensorPattern = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=WORDS)]
+"""A shell pattern of tensors' names."""
+
+
 class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Secure aggregation of what members contribute: nobody sees more than a sum.
 
@@ -158,6 +162,9 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``buckets``: how many sums there are at most, each of at least ``threshold`` vectors, of members
     dealt at random; ``rule``, a robust one by coordinate, is then what a round makes of their
     means.
+
+    ``reaches``: of tensors whose names match a shell pattern, in place of ``reach``; the longest
+    that matches decides.
     """
 
     # Of two, each would know the other's.
@@ -170,6 +177,7 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
     buckets: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
     rule: Annotated[str, msgspec.Meta(max_length=MAX_REDUCER, pattern=PLAIN)] = "mean"
+    reaches: dict[TensorPattern, Annotated[float, msgspec.Meta(gt=0, le=1e9)]] = {}
 
 
 class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -188,6 +196,9 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sum is divided by ``normaliser`` then, a constant that says nothing of who has how many (McMahan
     et al. 2018, arXiv 1710.06963). None: all count the same, and the sum is divided by their
     number, which everybody knows.
+
+    ``clips``: tensors whose names match a shell pattern are a group with a bound of their own, the
+    longest that matches decides; ``clip`` is that of all others. `norm` bounds the whole.
     """
 
     noise: Annotated[float, msgspec.Meta(ge=0.1, le=100)]
@@ -200,6 +211,16 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count_noise: Annotated[float, msgspec.Meta(gt=0, le=1000)] | None = None
     most_examples: Annotated[int, msgspec.Meta(ge=1, lt=MAX_SAMPLES)] | None = None
     normaliser: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
+    clips: dict[TensorPattern, Annotated[float, msgspec.Meta(gt=0, le=1e6)]] = {}
+
+    def norm(self, clip: float) -> float:
+        """The largest norm of a contribution whose tensors of no group are bounded by ``clip``:
+        what noise is measured by (arXiv 1710.06963, per-layer clipping).
+        """
+        square = clip * clip
+        for pattern in sorted(self.clips):  # one after another: the same bits on every machine
+            square += self.clips[pattern] * self.clips[pattern]
+        return math.sqrt(square)
 
     def share(self, examples: int) -> float:
         """What a member of so many examples counts: above 0, at most 1."""

@@ -21,6 +21,7 @@ from atoll.collectives.swarm import Outcome  # noqa: E402
 from atoll.node import join  # noqa: E402
 from atoll.node.client import NodeClient  # noqa: E402
 from atoll.node.home.paths import find_paths  # noqa: E402
+from atoll.node.run.status import read_run_status  # noqa: E402
 from atoll.node.views.documents import run_state  # noqa: E402
 from atoll.optim import attach  # noqa: E402
 
@@ -69,7 +70,7 @@ def main() -> None:
         event="ended",
         round=attachment.round,
         steps=steps,
-        state=run_state(status),
+        state=run_state(read_run_status(status)),
         finished=bool(status.get("finished")),
         spent=privacy.get("steps", 0),
     )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 from ..codec_names import (
     CODECS,
@@ -32,7 +31,7 @@ from ..codec_names import (
 )
 from ..errors import ConfigError
 from ..group import MAX_CODEC_NAME
-from ..layout import Layout, TensorSpec
+from ..layout import Layout, TensorSpec, pattern_of
 from .accuracy import chosen
 
 Range = tuple[str, int, int]
@@ -49,12 +48,8 @@ def codec_of(name: str, default: str, patterns: Mapping[str, str]) -> str:
     """The codec of a tensor. Patterns are shell patterns of names; of several that match, the
     longest decides, then the last in the alphabet.
     """
-    matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
-    return (
-        patterns[max(matching, key=lambda pattern: (len(pattern), pattern))]
-        if matching
-        else default
-    )
+    pattern = pattern_of(name, patterns)
+    return default if pattern is None else patterns[pattern]
 
 
 def exact_of(specs: Sequence[TensorSpec], default: str, patterns: Mapping[str, str]) -> list[bool]:

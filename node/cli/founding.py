@@ -112,7 +112,9 @@ def say_invite(terminal: Terminal, signed: SignedManifest) -> None:
         addresses = addresses_in_use(terminal, (), signed)
         made = fresh_invite(terminal, signed, addresses, INVITE_DAYS * 86_400.0)
     except ConfigError as error:
-        terminal.say(f"No invite yet: {error.message}. Later: atoll invite new {signed.run_id[:8]}")
+        name = " --name SITE" * signed.open().names_sites
+        later = f"atoll invite new {signed.run_id[:8]}{name}"
+        terminal.say(f"No invite yet: {error.message}. Later: {later}")
         return
     terminal.say(f"invite  {made.encode()}")
 

@@ -170,6 +170,7 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
     from ..manifest.federated import noise_text, privacy_lines, site_lines, too_few_sites
     from ..manifest.methods import check_work
     from ..manifest.presets import explain_outer
+    from ..session.pre_round import LEAST_SITES
     from .drawing import tree_of
 
     terminal = current()
@@ -182,7 +183,9 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
             key="$.secure.threshold",
             code="E414",
             why="Every round would wait for ever.",
-            hint="A smaller [secure] threshold, or more sites.",
+            hint="A smaller [secure] threshold, or more sites."
+            if found.secure is not None and found.secure.threshold > LEAST_SITES
+            else "More sites: of fewer than three, each would know the other's.",
         )
     head = terminal.style(f"{found.name}  {found.run_id}", sys.stdout, bold=True)
     lines, described = describe_lines(found), {"valid": True, **describe(found)}
@@ -337,6 +340,7 @@ def new_command(
     if why:
         terminal.say(
             f"No invite yet: {why}. Type  atoll up --background && atoll invite new {found.name}"
+            + " --name SITE, once for each site" * found.names_sites
         )
     terminal.say(finished or f"Train in it: atoll join {signed.run_id[:8]}")
 

@@ -12,7 +12,7 @@ import msgspec
 
 from .manifest import Manifest, arrivals_of, exact_codecs, sample_of
 from .methods import method_rows, work_rows
-from .optional_tables import FederatedTable, SecureTable
+from .optional_tables import FederatedTable, PrivacyTable, SecureTable
 from .refusals import Row, against, faults_of
 
 PLAIN_LANES = "whoever is on the way between members can read and change what they exchange in bulk"
@@ -49,7 +49,7 @@ def _secure_rows(manifest: Manifest) -> list[Row]:
     if secure is None:
         return []
     plain, fewest = type(exchange)(), _fewest(manifest, secure)
-    whole = "Masked values are whole numbers of 32 bits, and travel as they are."
+    whole = "Masked values are whole numbers, and travel as they are."
     untold = "How much each site has trained is not told."
     listed = manifest.join.policy == "allow" and bool(manifest.join.allow)
     out = "Leave it out."
@@ -214,12 +214,7 @@ def _privacy_rows(manifest: Manifest) -> list[Row]:
                 "without noise: each site sees its own in atoll status.",
                 "Leave it out.",
             ),
-            (
-                secure.reach != SecureTable().reach,
-                "$.secure.reach",
-                "[privacy] clip bounds contributions.",
-                "Leave it out.",
-            ),
+            *_bound_rows(secure, privacy),
             (
                 privacy.colluding >= secure.threshold,
                 "$.privacy.colluding",
@@ -242,6 +237,22 @@ def _privacy_rows(manifest: Manifest) -> list[Row]:
             ),
         ],
     )
+
+
+def _bound_rows(secure: SecureTable, privacy: PrivacyTable) -> list[tuple[bool, str, str, str]]:
+    """One kind of bound on a contribution."""
+    bounds = "[privacy] clip bounds contributions."
+    fixed = "Leave it out, or leave quantile out and leave clip_rate out and leave count_noise out."
+    return [
+        (secure.reach != SecureTable().reach, "$.secure.reach", bounds, "Leave it out."),
+        (bool(secure.reaches), "$.secure.reaches", bounds, "Leave it out."),
+        (
+            privacy.quantile is not None and bool(privacy.clips),
+            "$.privacy.clips",
+            "The bound of one group would move, and those of the others would not.",
+            fixed,
+        ),
+    ]
 
 
 def budget_rows(manifest: Manifest) -> list[Row]:
@@ -472,6 +483,7 @@ def site_lines(manifest: Manifest, peers: int) -> list[str]:
     else:
         away = "none" if needed == drawn else f"{drawn - needed}"
         lines = [f"of {among} {away} may be away: a sum needs {needed}"]
+        lines += _ring_lines(secure, drawn) if privacy is None else []
     if privacy is None or rounds is None:
         return lines
     from ...security.privacy.budget import most_rounds
@@ -483,6 +495,18 @@ def site_lines(manifest: Manifest, peers: int) -> list[str]:
         f"{lost} of a site, as where its machine is killed in the middle of a sum: one more, and "
         "it stops before the last round"
         + ("; fewer rounds, more noise or a larger stop_at_epsilon leave room" * (slack < 1)),
+    ]
+
+
+def _ring_lines(secure: SecureTable, members: int) -> list[str]:
+    """What so many sites of such weight cost beyond 32 bits a value."""
+    from ...security.masking.ring import bits_for
+
+    if bits_for(members, secure.max_weight) == 32:
+        return []
+    return [
+        f"a masked value has 64 bits, for {members} sites that count up to {secure.max_weight:,} "
+        "each: a masked sum takes twice the bytes of one of 32"
     ]
 
 
@@ -501,18 +525,16 @@ def noise_text(manifest: Manifest, peers: int) -> str | None:
         return None
     least = max(_fewest(manifest, secure), 2 * peers // 3 + 1)
     sites, smallest = max(peers, least), secure.threshold if secure.buckets > 1 else least
-    divided = privacy.normaliser or sites
+    divided, longest = privacy.normaliser or sites, privacy.settings().norm(privacy.clip)
     deviation = (
-        privacy.noise * privacy.clip * math.sqrt(sites / (smallest - privacy.colluding)) / divided
+        privacy.noise * longest * math.sqrt(sites / (smallest - privacy.colluding)) / divided
     )
     longer = (
         ""
         if manifest.parameters is None
-        else (
-            f": it is {deviation * math.sqrt(manifest.parameters) / privacy.clip:.3g} times as long"
-        )
+        else (f": it is {deviation * math.sqrt(manifest.parameters) / longest:.3g} times as long")
     )
     return (
         f"about {deviation:.2g} in every value of the mean of {sites} sites, whose updates are "
-        f"{privacy.clip:g} long at most{longer}; atoll simulate shows what can be learnt under it"
+        f"{longest:g} long at most{longer}; atoll simulate shows what can be learnt under it"
     )

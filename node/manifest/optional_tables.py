@@ -12,6 +12,7 @@ import msgspec
 from ...collectives.identifiers import PeerId
 from ...collectives.seeded import MOST_PEERS, BtardSettings
 from ...collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
+from .tables import Pattern
 
 LEAST_LEFT = 3  # as `security.btard.AttemptSettings.least`: with fewer nothing goes on
 LEAST_PEERS = LEAST_LEFT + 1  # so that one of them may be removed
@@ -161,11 +162,21 @@ class SecureTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ()
 
     buckets: Annotated[int, msgspec.Meta(ge=1, le=256)] = 1
+    # Of tensors by their names, in place of reach; the longest pattern that matches decides.
+    reaches: Annotated[
+        dict[Pattern, Annotated[float, msgspec.Meta(gt=0, le=1e9)]], msgspec.Meta(max_length=64)
+    ] = {}
 
     def settings(self, rule: str) -> SecureSettings:
         """As a session takes it. ``rule``: of buckets' means."""
         return SecureSettings(
-            self.threshold, self.reach, self.max_weight, self.metrics, self.buckets, rule
+            self.threshold,
+            self.reach,
+            self.max_weight,
+            self.metrics,
+            self.buckets,
+            rule,
+            self.reaches,
         )
 
 
@@ -192,6 +203,10 @@ class PrivacyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     most_examples: Annotated[int, msgspec.Meta(ge=1, le=1 << 40)] | None = None
     # By what the sum of a round is divided then, whoever is in it: public, the same in all rounds.
     normaliser: Annotated[float, msgspec.Meta(gt=0, le=1e6)] | None = None
+    # Groups of tensors by their names, each with a bound of its own; clip is that of the others.
+    clips: Annotated[
+        dict[Pattern, Annotated[float, msgspec.Meta(gt=0, le=1e6)]], msgspec.Meta(max_length=64)
+    ] = {}
 
     def settings(self) -> PrivacySettings:
         """As a session takes it."""

@@ -37,7 +37,7 @@ from ...security.masking import Binding, DealerError, Memory, Unmasking
 from ...security.masking.binding import LEAST_MEMBERS
 from ...security.masking.keys import Words
 from ...security.masking.messages import Keys
-from ..modes.operations.naming import MASKED_SUM, config_key
+from ..modes.operations.naming import MASKED_SUMS, config_key
 from ..modes.operations.operations import Operations
 from ..session import events as ev
 from ..session.contribution_queue import Given
@@ -49,6 +49,7 @@ from .masking import Masking, MaskingStep
 from .vectors import (
     RingLayout,
     Summed,
+    bits_of,
     fewest_sites,
     in_bucket,
     least_buckets,
@@ -435,7 +436,7 @@ class SecureRounds(PreRound):
             roster,
             threshold,
             length_of(self.terms, session.settings.privacy, machine.shape.numel),
-            32,
+            bits_of(self.terms, session.settings.privacy, len(roster)),
         )
         return Masking(
             binding, machine.convener_of(number).peer, session.me, config_key(machine.config)
@@ -592,8 +593,9 @@ class SecureRounds(PreRound):
         waited, many = now - self._since, 1 + min(6.0, masking.binding.attempt / 2)
         if self.mean is not None or self._busy:
             return False
-        if masking.client is None:  # others began without us, and may be gone
-            return self.given is not None and waited > many * SUM_S
+        if masking.client is None:  # others began without us, and may be gone, or could not go on
+            waits = self.given is not None or session.queue.first() is not None
+            return waits and waited > many * SUM_S
         if masking.step >= MaskingStep.MASKED:
             return waited > many * SUM_S
         if len(masking.messages[0].keys() - {masking.me}) + 1 < masking.binding.threshold:
@@ -679,7 +681,7 @@ class SecureRounds(PreRound):
             len(roster),
             self._threshold(masking),
             bound,
-            exact=self.patient,
+            self.session.ports.storage.layout(),
         )
         buckets = masking.buckets(self.terms)
         self._busy, metrics = True, dict(self.metrics)
@@ -768,7 +770,7 @@ class SecureRounds(PreRound):
         self._handed = True
         call = Call(
             self._op_id(masking),
-            reducer=MASKED_SUM,
+            reducer=MASKED_SUMS[masking.binding.bits],
             weight=1,
             deadline_s=1e9,
             under=masking.config,
@@ -820,11 +822,14 @@ class SecureRounds(PreRound):
             )
             return True
         self._left_out = masking.me in buckets.hidden(survivors)
-        numel = masking.binding.numel * len(buckets.members)
+        bits = masking.binding.bits
+        numel = masking.binding.numel * len(buckets.members) * bits // 32
         total = torch.empty(numel, dtype=torch.float32)
         for _ in Grid(event.codec, numel, event.chunk_elements).results.decode(event.result, total):
             pass
-        self._total, masking.survivors, self._since = total.numpy().view(np.uint32), survivors, now
+        words = total.numpy()
+        self._total = words.view(np.uint32) if bits == 32 else words.view(np.uint64)
+        masking.survivors, self._since = survivors, now
         if masking.me in survivors and masking.client is not None:
             masking.say(masking.client.consent(survivors))
         self._step(now)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,7 +23,12 @@ class SecureMeans:
     """Round after round. ``seed`` in place of the members' secret chances."""
 
     def __init__(self, terms: SecureSettings, privacy: PrivacySettings | None, seed: int) -> None:
-        self._terms, self._privacy, self._rng = terms, privacy, random.Random(seed)
+        """Tensors that are played have other names: all have one reach and one bound."""
+        self._terms = msgspec.structs.replace(terms, reaches={})
+        self._privacy = privacy and msgspec.structs.replace(
+            privacy, clip=privacy.norm(privacy.clip), clips={}
+        )
+        self._rng = random.Random(seed)
         self._bound = privacy.clip if privacy is not None else 0.0
 
     def __call__(self, rows: Sequence[Tensor], samples: Sequence[int], asked: int) -> Tensor | None:
@@ -54,7 +60,7 @@ class SecureMeans:
         if len(dealt) < least_buckets(self._terms):
             return None
         sums = [
-            np.array([words[number] for number in numbers], np.uint32).sum(axis=0, dtype=np.uint32)
+            np.array([words[number] for number in numbers]).sum(axis=0, dtype=words[0].dtype)
             for numbers in dealt
         ]
         return self._taken(

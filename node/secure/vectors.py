@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -23,9 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...collectives.errors import SecurityError
+from ...collectives.layout import Layout, ranges_of_patterns
 from ...collectives.reduce import least_of
 from ...collectives.swarm import PrivacySettings, SecureSettings
-from ...security.masking import Ring, most_weight
+from ...security.masking import Ring, bits_for
 from ...security.masking.keys import Words
 from ...security.privacy import AdaptiveBound, NoisePlan, add_noise, clip
 from ...security.rules.reducers import ByCoordinate, find_reducer
@@ -76,9 +78,19 @@ def length_of(terms: SecureSettings, privacy: PrivacySettings | None, numel: int
     )
 
 
-def in_bucket(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
-    """A masked vector at its bucket's place in the sums of all: (buckets * length,), 32 bits."""
-    wide = np.zeros(buckets * len(words), np.uint32)
+def bits_of(
+    terms: SecureSettings, privacy: PrivacySettings | None, members: int
+) -> Literal[32, 64]:
+    """Of a word of so many members' vectors. With noise all weigh 1, and 32 are enough for as many
+    as a masking can have.
+    """
+    return bits_for(members, terms.max_weight) if privacy is None else 32
+
+
+def in_bucket(words: Words, bucket: int, buckets: int) -> Words:
+    """A masked vector at its bucket's place in the sums of all: (buckets * length,)."""
+    length = buckets * len(words)
+    wide = np.zeros(length, np.uint32) if words.dtype == np.uint32 else np.zeros(length, np.uint64)
     wide[bucket * len(words) : (bucket + 1) * len(words)] = words
     return wide
 
@@ -86,7 +98,8 @@ def in_bucket(words: Words, bucket: int, buckets: int) -> NDArray[np.uint32]:
 @dataclass(frozen=True, slots=True)
 class RingLayout:
     """How the vectors of one attempt lie on their ring: the same at all members. ``threshold``: of
-    the attempt. ``bound``: of a run with privacy. ``exact``: what a member counts is never cut.
+    the attempt. ``bound``: of a run with privacy, for tensors of no group. ``layout``: whose
+    tensors have a reach or a bound of their own by their names.
     """
 
     terms: SecureSettings
@@ -95,7 +108,7 @@ class RingLayout:
     members: int
     threshold: int
     bound: float = 0.0
-    exact: bool = False
+    layout: Layout | None = None
 
     @property
     def moving(self) -> AdaptiveBound | None:
@@ -109,31 +122,25 @@ class RingLayout:
         return self.moving.vector_noise(self.privacy.noise) if self.moving else self.privacy.noise
 
     @property
-    def heaviest(self) -> int:
-        """What a member counts at most: what the manifest says; where members count by what they
-        have processed, as far as there is room for so many of them.
-        """
-        most = self.terms.max_weight
-        return most if self.exact else min(most, most_weight(self.members))
-
-    @property
-    def crowded(self) -> str:
-        """Why the ring has no room for so many members of that weight; "": it has."""
-        most = most_weight(self.members)
-        if self.privacy is not None or self.heaviest <= most:
-            return ""
-        return (
-            f"{self.members} members who count up to {self.heaviest:,} each "
-            f"([secure] max_weight) are too many for a masked sum: it has room for {most:,} each"
-        )
-
-    @property
     def ring(self) -> Ring:
         """Steps fine enough for the values, and for the noise."""
         length = length_of(self.terms, self.privacy, self.numel) - 1
         if self.privacy is None:
-            return Ring(length, self.terms.reach, self.members, self.heaviest)
-        return Ring(length, self.bound * max(1.0, self.multiplier), self.members, 1, spare=ROOM)
+            bits = bits_of(self.terms, None, self.members)
+            return Ring(length, self.terms.reach, self.members, self.terms.max_weight, bits)
+        return Ring(length, self.norm * max(1.0, self.multiplier), self.members, 1, spare=ROOM)
+
+    @property
+    def norm(self) -> float:
+        """What a whole contribution is bounded by."""
+        assert self.privacy is not None
+        return self.privacy.norm(self.bound)
+
+    def _groups(self, patterns: Mapping[str, float]) -> Iterator[tuple[float, list[slice]]]:
+        """The number of each group of tensors, and its elements."""
+        if self.layout is not None and patterns:
+            for pattern, pieces in ranges_of_patterns(self.layout, patterns).items():
+                yield patterns[pattern], pieces
 
     @property
     def noise(self) -> NoisePlan | None:
@@ -141,7 +148,7 @@ class RingLayout:
         if self.privacy is None:
             return None
         honest = self.threshold - self.privacy.colluding
-        return NoisePlan(self.multiplier, self.bound, self.ring.step, self.numel, honest)
+        return NoisePlan(self.multiplier, self.norm, self.ring.step, self.numel, honest)
 
     @property
     def count_noise(self) -> NoisePlan | None:
@@ -161,31 +168,33 @@ class RingLayout:
         metrics: Mapping[str, float] | None = None,
     ) -> Words | str:
         """What is masked; or why the vector (float32, (numel,), which stays as it is) cannot be."""
-        if crowded := self.crowded:
-            return crowded
         noise = self.noise
         if self.privacy is None or noise is None:
-            largest = float(np.abs(vector.numpy()).max())
-            if not largest <= self.terms.reach:  # NaN, too
-                what = f"a value of {largest:.3g}" if np.isfinite(largest) else "NaN or infinity"
-                return f"it holds {what}, and [secure] reach is {self.terms.reach:g}"
+            values, groups = vector.numpy(), [*self._groups(self.terms.reaches)]
+            values = values.copy() if groups else values
+            for reach, pieces in groups:
+                for piece in pieces:
+                    values[piece] *= self.terms.reach / reach
+            if not float(np.abs(values).max()) <= self.terms.reach:  # NaN, too
+                return self._beyond(values, vector)
             reported = np.array(
                 [(metrics or {}).get(name, math.nan) for name in self.terms.metrics], np.float32
             )
             there = np.abs(reported) <= self.terms.reach  # neither NaN nor beyond it
             pairs = np.zeros((len(reported), 2), np.float32)
             pairs[there, 0] = reported[there]
-            multiples = self.ring.quantise(np.concatenate([vector.numpy(), pairs.reshape(-1)]), rng)
+            multiples = self.ring.quantise(np.concatenate([values, pairs.reshape(-1)]), rng)
             multiples[self.numel + 1 :: 2] = self.ring.levels
-            words = self.ring.encode(multiples, min(samples, self.heaviest))
+            words = self.ring.encode(multiples, min(samples, self.terms.max_weight))
             hidden = np.flatnonzero(np.repeat(~there, 2)) + self.numel
-            words[hidden] = np.frombuffer(rng.randbytes(4 * len(hidden)), "<u4")
+            chance = rng.randbytes(words.dtype.itemsize * len(hidden))
+            words[hidden] = np.frombuffer(chance, words.dtype)
             return words
         bounded = vector.clone()
         try:
-            within = clip(bounded, self.bound)
-        except ValueError:
-            return "it holds NaN or infinity"
+            within = self._clip(bounded)
+        except ValueError:  # it counts as null: a site that stayed away would tell of its data
+            within = bool(bounded.zero_().numel())
         # clipped first, then weighed by no more than 1: it moves the sum by no more than the bound
         bounded.mul_(self.privacy.share(samples))
         plan = self.count_noise
@@ -197,6 +206,45 @@ class RingLayout:
             multiples[self.numel] = HALF if within else -HALF
             add_noise(multiples[self.numel :], plan, rng)
         return self.ring.encode(multiples, 1)
+
+    def _beyond(self, values: NDArray[np.float32], vector: Tensor) -> str:
+        """Which value is too large for the ring, and what holds it."""
+        finite = np.isfinite(values)
+        if not finite.all():
+            return "it holds NaN or infinity"
+        at = int(np.abs(values).argmax())
+        value = abs(float(vector[at]))
+        reach = self.terms.reach * value / abs(float(values[at]))
+        told = f"it holds a value of {value:.3g}, and [secure] reach is {self.terms.reach:g}"
+        for spec in () if self.layout is None else self.layout.tensors:
+            if spec.offset <= at < spec.offset + spec.numel:
+                room = 10.0 ** math.ceil(math.log10(2 * value))
+                told = (
+                    f"it holds a value of {value:.3g} in {spec.name}, whose reach is {reach:g}: a "
+                    f'run with [secure] reaches = {{ "{spec.name}" = {room:.1f} }} has room for it'
+                )
+        return told
+
+    def _clip(self, vector: Tensor) -> bool:
+        """Bound a vector in place, group by group; whether all that is of no group was within its
+        bound. Raises ValueError where it is not finite.
+        """
+        assert self.privacy is not None
+        if not self.privacy.clips:
+            return clip(vector, self.bound)
+        rest = torch.ones(self.numel, dtype=torch.bool)
+        for bound, pieces in self._groups(self.privacy.clips):
+            if pieces:
+                group = torch.cat([vector[piece] for piece in pieces])
+                clip(group, bound)
+                for piece in pieces:
+                    length = piece.stop - piece.start
+                    vector[piece], group = group[:length], group[length:]
+                    rest[piece] = False
+        others = vector[rest]
+        within = clip(others, self.bound)
+        vector[rest] = others
+        return within
 
     def ruled(self, totals: Sequence[Words]) -> Summed:
         """What a robust rule makes of the means of buckets, each from a sum without masks. One that
@@ -217,6 +265,10 @@ class RingLayout:
         means, weight = self.ring.decode(total)
         if self.privacy is not None and self.privacy.normaliser is not None:
             means *= weight / self.privacy.normaliser  # of the sum: their number is known
+        if self.privacy is None:
+            for reach, pieces in self._groups(self.terms.reaches):
+                for piece in pieces:
+                    means[piece] *= reach / self.terms.reach
         mean = torch.from_numpy(means[: self.numel].astype(np.float32))
         if self.moving is not None:
             return Summed(mean, weight, {}, int(total[self.numel :].view("<i4")[0]) / (2 * HALF))

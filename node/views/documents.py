@@ -328,13 +328,21 @@ def _since(run: RunStatus) -> str:
 
 
 def too_few(run: RunStatus) -> str:
-    """How many sites a masked sum waits for that are no members yet; "" where there are enough, or
-    nobody can tell.
+    """How many sites a masked sum waits for: that are no members yet, or by name that were in the
+    last one and are not heard; "" where there are enough, the run is finished, or nobody can tell.
     """
-    members = len(run.members or ())
-    more = int((run.secure or {}).get("threshold", 0)) - members
-    if not members or more < 1:
+    members, secure = run.members or (), run.secure or {}
+    needed = int(secure.get("threshold", 0))
+    more = needed - len(members)
+    if not members or more < 1 or run.finished:
         return ""
+    before = (secure.get("last") or {}).get("members") or ()
+    if away := [short_peer(str(peer)) for peer in before if peer not in members]:
+        return (
+            f"no sum without {', '.join(away)}: a sum needs {needed} sites, and "
+            f"{len(members)} are here; the round goes on when "
+            f"{'it is' if more == 1 else 'they are'} back"
+        )
     return f"no sum yet: {'one more site' if more == 1 else f'{more} more sites'} must join"
 
 

@@ -204,8 +204,12 @@ class TrainingView:
                     lost = event.get("lost")
                     if isinstance(lost, list) and lost:  # peers
                         self.say(
-                            f"lost {', '.join(short_peer(str(peer)) for peer in lost)}; the round "
-                            "was decided without it, nothing to do"
+                            f"lost {', '.join(short_peer(str(peer)) for peer in lost)}; "
+                            + (
+                                "the round was decided without it, nothing to do"
+                                if kind == "round.committed"
+                                else "it is no member until it is back"
+                            )
                         )
                     if self._live is None and kind == "round.committed":
                         self.say(self._progress.round_line())

@@ -18,6 +18,7 @@ site      what a member of a real run keeps for itself, across its lives, and wh
 server    what a run keeps between rounds, and contributions added up as they come
 example_ledger   what is spent of single examples' privacy, on disk
 examples  DP-SGD: a site's single examples, protected in its own inner steps
+ghost     a batch's clipped gradients at once, where opacus is installed
 arrivals  asynchronous rounds: staleness factors that never grow, FedAsync's mixing, FedBuff's
           scale, FedFix's unbiasing weights
 personal  models of one's own: Ditto, Reptile's fine-tuning

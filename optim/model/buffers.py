@@ -19,7 +19,7 @@ from typing import cast
 from torch import Tensor, nn
 
 from ...collectives.errors import ConfigError
-from ...collectives.layout import BufferClass, Role
+from ...collectives.layout import BufferClass, Role, pattern_of
 
 STATISTICS: Mapping[str, Role] = {"running_mean": "mean", "running_var": "variance"}
 POWER_ITERATION = ("_u", "_v")  # of spectral_norm: estimates, that each forward improves
@@ -83,10 +83,8 @@ def check_patterns(buffers: list[ModelBuffer], patterns: Mapping[str, BufferClas
 
 
 def _declared(name: str, patterns: Mapping[str, BufferClass]) -> BufferClass | None:
-    matching = [pattern for pattern in patterns if fnmatchcase(name, pattern)]
-    if not matching:
-        return None
-    return patterns[max(matching, key=lambda pattern: (len(pattern), pattern))]
+    pattern = pattern_of(name, patterns)
+    return None if pattern is None else patterns[pattern]
 
 
 def _usual(module: nn.Module, key: str, tensor: Tensor) -> BufferClass | None:

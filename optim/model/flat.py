@@ -43,6 +43,7 @@ from ...collectives.layout import (
     Role,
     TensorSpec,
     cut,
+    pattern_of,
 )
 from ...collectives.swarm import RunSettings
 from .buffers import ModelBuffer, check_patterns, model_buffers
@@ -157,6 +158,9 @@ class FlatVector:
             specs.append(TensorSpec(name, tuple(tensor.shape), 0, role))
         if settings.privacy is not None:
             _check_statistics(specs)
+            _check_groups(specs, settings.privacy.clips, "$.privacy.clips")
+        if settings.secure is not None:
+            _check_groups(specs, settings.secure.reaches, "$.secure.reaches")
         self._sums = beside(settings, sum(spec.numel for spec in specs if spec.role == "parameter"))
         specs += [
             TensorSpec(name, tuple(tensor.shape), 0, "mean" if name == STEPS else "sum")
@@ -338,7 +342,9 @@ class FlatVector:
                     "The founder's parameters are the run's first anchor, from "
                     "which every member starts."
                 ),
-                hint="Look at how the model is initialised or loaded, then attach again.",
+                hint="Look at how the model is initialised or loaded, then attach again. An "
+                "observer's range is infinite until it has seen a batch: call the model on one, "
+                "once, before.",
             )
         self.write_to(out)
 
@@ -572,6 +578,12 @@ def _check_statistics(specs: Sequence[TensorSpec]) -> None:
         spec.name.rpartition(".")[0] for spec in specs if spec.role in ("mean", "variance")
     )
     if layers:
+        own = {
+            "*running_*" if "running_" in spec.name else spec.name
+            for spec in specs
+            if spec.role in ("mean", "variance")
+        }
+        declared = ", ".join(f'"{name}" = "own"' for name in sorted(own)[:6])
         some = ", ".join([*layers][:6]) + (" …" if len(layers) > 6 else "")
         raise ConfigError(
             f"{len(layers)} layers keep running statistics, and the run has [privacy]: {some}",
@@ -583,9 +595,24 @@ def _check_statistics(specs: Sequence[TensorSpec]) -> None:
             ),
             hint=(
                 "GroupNorm or LayerNorm in their place, or track_running_stats=False; or each site "
-                'keeps its own: [model] buffers = { "*running_*" = "own" } in the run\'s manifest'
+                f"keeps its own: [model] buffers = {{ {declared} }} in the run's manifest"
             ),
         )
+
+
+def _check_groups(specs: Sequence[TensorSpec], patterns: Collection[str], key: str) -> None:
+    """Refuse a pattern that decides for no tensor: it would do nothing, in silence."""
+    deciding = {pattern_of(spec.name, patterns) for spec in specs}
+    for pattern in patterns:
+        if pattern not in deciding:
+            some = ", ".join([spec.name for spec in specs][:6]) + (" …" if len(specs) > 6 else "")
+            raise ConfigError(
+                f"the run's manifest has a number for the tensors {pattern!r}, and decides by it "
+                "for none of the model's",
+                key=key,
+                why=f"Its tensors are: {some}.",
+                hint="Make the model that the run is for, or a run with other patterns.",
+            )
 
 
 def _check_made(name: str, tensor: Tensor) -> None:

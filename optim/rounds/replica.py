@@ -43,6 +43,11 @@ NOT_FINITE = (
     "state may be damaged, too)"
 )
 
+NULL = (
+    "{} holds NaN or infinity; in its place nothing but noise goes into the sum, so that nobody "
+    "sees that it was missing (the inner optimizer's state may be damaged, too)"
+)
+
 MOVED = "{}. The model goes back to the anchor"
 
 OUTLIER = (
@@ -231,7 +236,11 @@ class Replica:
         self._rebase(self.swarm.anchor())
         if self.unsent == 0 or self.finished:
             return
-        if why := self._why_not():
+        if self.settings.privacy is not None and (bad := self.not_finite()):
+            # That it was missing would tell of its data, as no noise is put over who takes part.
+            self._dropped(self.unsent, NULL.format(bad))
+            yield self._offer(deadline_s, decidable)
+        elif why := self._why_not():
             self.drop(self.swarm.anchor(), why)
         else:
             yield self._offer(deadline_s, decidable)

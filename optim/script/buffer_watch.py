@@ -76,6 +76,7 @@ class BufferWatch:
     def __init__(self, model: nn.Module, swarm: Swarm, *, alone: bool) -> None:
         """``alone``: members do not compare: a job of several ranks has no gather."""
         self._model, self._swarm = weakref.ref(model), swarm
+        self._private = swarm.settings.privacy is not None
         buffers = buffers_of(model, swarm.settings.buffers)
         watched = [b for b in buffers if b.kind in ("same", None) and _readable(b.tensor)]
         self._watched = [
@@ -151,14 +152,18 @@ class BufferWatch:
                 same[0],
             )
         if learnt:
+            # under [privacy] one bound and one noise do not fit both
+            kind = "own" if self._private else "mean"
             logger.warning(
                 "learnt here, and not averaged: the buffers %s. Training changes them, and they "
                 "are this member's own, so the run's model is another one at each member. In a new "
-                "run the manifest declares them: [model] buffers = { %s }; "
-                '"own" in place of "mean" keeps them apart on purpose',
+                "run the manifest declares them: [model] buffers = { %s }; %s",
                 some(learnt),
-                ", ".join(f'"{name}" = "mean"' for name in learnt[:MOST_NAMED])
+                ", ".join(f'"{name}" = "{kind}"' for name in learnt[:MOST_NAMED])
                 + (", …" if len(learnt) > MOST_NAMED else ""),
+                "with [privacy] they cannot be averaged"
+                if self._private
+                else '"own" in place of "mean" keeps them apart on purpose',
             )
         self._tell({f"buffer_learnt/{name[-NAME:]}": 1.0 for name in (*same, *learnt)[:MOST_NAMED]})
 

@@ -38,7 +38,7 @@ from .binding import Binding
 from .buckets import Buckets
 from .client import Client, Memory
 from .misdealt import Misdealt, verify_misdealt
-from .ring import Ring, most_weight
+from .ring import Ring, bits_for
 from .unmasking import DealerError, Unmasking
 
 __all__ = [
@@ -50,6 +50,6 @@ __all__ = [
     "Misdealt",
     "Ring",
     "Unmasking",
-    "most_weight",
+    "bits_for",
     "verify_misdealt",
 ]

@@ -20,13 +20,17 @@ from numpy.typing import NDArray
 from ...collectives.errors import ConfigError, LocalProtocolError, SecurityError
 from .keys import Words
 
-_MOST_LEVELS = 1 << 24  # float32 has no more digits
+# float32 has no more digits; where there is room, small values have theirs, too
+_MOST_LEVELS = {32: 1 << 24, 64: 1 << 32}
 _LEAST_LEVELS = 1 << 7
+_FINE_LEVELS = 1 << 16  # with fewer a step is as long as what a round moves
 
 
-def most_weight(members: int, bits: int = 32) -> int:
-    """The largest weight that so many members may all have, without noise."""
-    return ((1 << (bits - 1)) - 1) // (_LEAST_LEVELS * members)
+def bits_for(members: int, weight: int) -> Literal[32, 64]:
+    """Of a ring for so many members who count up to ``weight`` each, without noise: 64 where 32
+    leave fewer than 65,536 steps between 0 and the largest value.
+    """
+    return 32 if ((1 << 31) - 1) // (members * weight) >= _FINE_LEVELS else 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,7 @@ class Ring:
     def levels(self) -> int:
         """Steps between 0 and ``clip``."""
         return min(
-            _MOST_LEVELS,
+            _MOST_LEVELS[self.bits],
             int((1 - self.spare) * ((1 << (self.bits - 1)) - 1)) // (self.members * self.weight),
         )
 

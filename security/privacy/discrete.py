@@ -8,6 +8,12 @@ whole numbers needs whole numbers.
 Exact, though numpy works in floating point: a coin of probability p compares 53 random bits with p,
 and where they are nearer to each other than p's error, more bits are drawn and compared with p as a
 fraction.
+
+Wide ones, of which a step of DP-SGD has one a parameter, are made ten times faster by rejection
+from steps: the numbers from 0 are cut into blocks of a 64th of the deviation, a block is drawn by
+the density at its beginning, a place in it evenly, and both are kept with probability exp(-(x² -
+first²) / 2σ²). Both draws are exact in the same way; left out is what is 16 deviations away (below
+2^-180), and exponentials are of 60 digits.
 """
 
 from __future__ import annotations
@@ -15,7 +21,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from decimal import Context, Decimal
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +39,9 @@ Exact = Callable[[int], Fraction]
 MOST_VARIANCE = 1 << 60  # samples are far below 2^40
 BATCH = 1 << 16  # samples made at once
 _NEAR = 2.0**-46  # far above the rounding errors of what is compared
+_WIDE = 1 << 20  # from this variance on blocks are wide enough
+_REACH = 16  # deviations
+_DIGITS = Context(prec=60)
 
 
 def discrete_gaussian(variance: Fraction | int, count: int, rng: random.Random) -> Integers:
@@ -49,6 +60,8 @@ def discrete_gaussian(variance: Fraction | int, count: int, rng: random.Random) 
     out = np.zeros(count, np.int64)
     if variance == 0:
         return out
+    if variance >= _WIDE:
+        return _wide(variance, out, rng)
     scale = _root(variance) + 1
     for start in range(0, count, BATCH):
         missing = np.arange(start, min(count, start + BATCH))
@@ -58,6 +71,85 @@ def discrete_gaussian(variance: Fraction | int, count: int, rng: random.Random) 
             out[missing[taken]] = tried[taken]
             missing = missing[~taken]
     return out
+
+
+def _wide(variance: Fraction, out: Integers, rng: random.Random) -> Integers:
+    """Samples by rejection from steps: see the module."""
+    bits, bounds, rests = _steps(variance)
+    twice = 2 * float(variance)
+    for start in range(0, len(out), BATCH):
+        missing = np.arange(start, min(len(out), start + BATCH))
+        while len(missing):
+            drawn = _bits(len(missing), rng)
+            block = np.searchsorted(bounds, drawn, side="left")
+            for index in np.flatnonzero(
+                bounds[np.minimum(block, len(bounds) - 1)] == drawn
+            ).tolist():
+                # the word in which the bound lies: 64 bits more say on which side of it
+                at, more = int(block[index]), rng.getrandbits(64)
+                while at < len(rests) and bounds[at] == drawn[index] and more >= rests[at]:
+                    at += 1
+                block[index] = at
+            word = _bits(len(missing), rng)
+            place = (word & np.uint64((1 << bits) - 1)).astype(np.int64)
+            negative = (word >> np.uint64(bits)) & np.uint64(1)
+            first = block.astype(np.int64) << bits
+            size = first + place + negative.astype(np.int64)  # below 0 a block begins one later
+            gamma = (size - first).astype(np.float64) * (size + first) / twice
+            taken = _below_exp(
+                word >> np.uint64(bits + 1), 63 - bits, gamma, size, first, variance, rng
+            )
+            value = np.where(negative.astype(bool), -size, size)
+            out[missing[taken]] = value[taken]
+            missing = missing[~taken]
+    return out
+
+
+def _below_exp(
+    word: NDArray[np.uint64],
+    bits: int,
+    gamma: Floats,
+    size: Integers,
+    first: Integers,
+    variance: Fraction,
+    rng: random.Random,
+) -> Truth:
+    """Heads with probability exp(-gamma), by so many random bits, and more where these are too
+    near.
+    """
+    drawn = (word >> np.uint64(max(0, bits - 53))).astype(np.float64) * 2.0 ** -min(bits, 53)
+    chance = np.exp(-gamma)
+    heads = drawn < chance
+    width = Fraction(1, 1 << min(bits, 53))
+    for index in np.flatnonzero(np.abs(drawn - chance) <= _NEAR + float(width)).tolist():
+        a, b = int(size[index]), int(first[index])
+        exact = Fraction(_exp(Fraction(a * a - b * b) / (2 * variance)))
+        heads[index] = _decided(Fraction(float(drawn[index])), exact, rng, width)
+    return heads
+
+
+@lru_cache(maxsize=8)
+def _steps(variance: Fraction) -> tuple[int, NDArray[np.uint64], tuple[int, ...]]:
+    """Blocks of 2^bits numbers each: the bits; after each block the share of all that is before its
+    end, as 64 bits, and the next 64 of it.
+    """
+    bits = max(0, (_root(variance) >> 6).bit_length() - 1)
+    count = (_REACH * (_root(variance) + 1) >> bits) + 1
+    weights = [
+        int(_exp(Fraction((at << bits) ** 2) / (2 * variance)) * (1 << 256)) for at in range(count)
+    ]
+    total, so_far, bounds, rests = sum(weights), 0, list[int](), list[int]()
+    for weight in weights[:-1]:
+        so_far += weight
+        share = (so_far << 128) // total
+        bounds.append(share >> 64)
+        rests.append(share & ((1 << 64) - 1))
+    return bits, np.array(bounds, np.uint64), tuple(rests)
+
+
+def _exp(exponent: Fraction) -> Decimal:
+    """exp(-exponent), to 60 digits."""
+    return _DIGITS.exp(-_DIGITS.divide(Decimal(exponent.numerator), Decimal(exponent.denominator)))
 
 
 def _root(variance: Fraction) -> int:
@@ -156,9 +248,11 @@ def _coin(p: Floats, exact: Exact, rng: random.Random) -> Truth:
     return heads
 
 
-def _decided(low: Fraction, p: Fraction, rng: random.Random) -> bool:
-    """Whether a uniform number, of which the first 53 bits are ``low``, is below p."""
-    width = Fraction(1, 1 << 53)
+def _decided(
+    low: Fraction, p: Fraction, rng: random.Random, width: Fraction = Fraction(1, 1 << 53)
+) -> bool:
+    """Whether a uniform number is below p, of which the first bits are ``low``; as many as
+    ``width`` says."""
     while low < p < low + width:
         width /= 1 << 64
         low += rng.getrandbits(64) * width

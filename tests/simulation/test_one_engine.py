@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +16,12 @@ from hospitals_kit import manifest
 from seeds import daily
 from torch import nn
 
+from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import Outcome, RunSettings
 from atoll.node.cli.simulating import _fewest
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import Manifest, parse_manifest
+from atoll.node.session import events as ev
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
 from atoll.optim.federated.simulation import Device, Fleet, StudySettings, Task, simulate
@@ -77,10 +81,21 @@ CASES = {
 }
 
 
-def by_nodes(case: Case, run: RunSettings) -> list[Round]:
-    """With the code of nodes and of scripts."""
+@dataclass(frozen=True)
+class MaskedSum:
+    """What its sites know of a sum whose masks are off: who is in it, what all count together, and
+    each site what itself put on the ring.
+    """
+
+    members: frozenset[int]
+    weight: int
+    own: dict[int, int]
+
+
+def by_nodes(case: Case, run: RunSettings) -> tuple[list[Round], dict[int, MaskedSum]]:
+    """With the code of nodes and of scripts; of masked rounds the sums, too."""
     rounds, masked = dict[int, Round](), run.secure is not None
-    equal = run.work is not None and run.work.weights == "equal"
+    sums = dict[int, MaskedSum]()
 
     def script(member: LocalMember) -> None:
         model, count = nn.Linear(2, 2), case.sizes[member.index]
@@ -92,8 +107,12 @@ def by_nodes(case: Case, run: RunSettings) -> list[Round]:
         def heard(outcome: Outcome) -> None:
             counts = {share.peer: share.samples for share in outcome.contributors}
             if outcome.counted:
-                # behind masks nobody is told it, and a site knows its own
-                weight = count if masked and not equal else counts[member.peer]
+                # behind masks nobody is told it, and a site knows what it gave
+                weight = counts[member.peer]
+                if masked:
+                    found = sums[sorted(sums)[outcome.round - 1]]  # by entries of the log
+                    assert frozenset(map(swarm.names.index, counts)) == found.members
+                    weight = found.own[member.index]
                 rounds.setdefault(outcome.round, {})[member.index] = (steps, weight)
 
         attachment = attach(
@@ -112,11 +131,24 @@ def by_nodes(case: Case, run: RunSettings) -> list[Round]:
             attachment.samples(len(batch))
             optimizer.step()
 
+    def unmasked(peer: PeerId, event: object) -> None:
+        if isinstance(event, ev.Unmasked):
+            site, process = swarm.names.index(peer), swarm.peers[swarm.names.index(peer)].process
+            assert process is not None
+            secure: Any = process.session.pre_round
+            _, given, vector, _ = secure.given
+            ring = secure.vectors.words(vector, given, Random(0))
+            members = frozenset(map(swarm.names.index, event.members))
+            found = sums.setdefault(event.round, MaskedSum(members, event.weight, {}))
+            assert (found.members, found.weight) == (members, event.weight)
+            found.own[site] = int(ring[-1])
+
     swarm = LocalSwarm(len(case.sizes), settings=run)
+    swarm.listener = unmasked
     for who, at_s, back_s in case.deaths:
         swarm = swarm.crash_at(who, at_s, back_after_s=back_s)
     swarm.run(script, step_s=case.speeds, limit_s=1e6)
-    return [rounds[number] for number in sorted(rounds)]
+    return [rounds[number] for number in sorted(rounds)], sums
 
 
 def by_simulation(case: Case, read: Manifest) -> list[Round]:
@@ -161,6 +193,10 @@ def by_simulation(case: Case, read: Manifest) -> list[Round]:
 def test_both_close_a_round_for_the_same_sites(case: str) -> None:
     played = CASES[case]
     read = parse_manifest(manifest(played.federated, played.more, played.rounds), "run.toml")
-    nodes, simulated = by_nodes(played, read.settings()), by_simulation(played, read)
+    (nodes, sums), simulated = by_nodes(played, read.settings()), by_simulation(played, read)
     assert len(simulated) == played.rounds
     assert simulated == nodes
+    assert len(sums) == (played.rounds if read.secure is not None else 0)
+    for masked, round_ in zip((sums[number] for number in sorted(sums)), simulated, strict=False):
+        assert masked.members == masked.own.keys() == round_.keys()
+        assert masked.weight == sum(weight for _, weight in round_.values())

@@ -49,7 +49,8 @@ def drawn(seed: int) -> DrawnRun:
     if kind != "open":
         threshold = rng.choice([3, sites]) if sample is None else 3
         heavy = "max_weight = 1000\n" if kind == "masked" and weights == "examples" else ""
-        more = f"[secure]\nthreshold = {threshold}\n{heavy}"
+        far = "reach = 64.0\n" if kind == "masked" else ""  # two epochs move a weight by 32
+        more = f"[secure]\nthreshold = {threshold}\n{heavy}{far}"
     if kind == "private":
         rounds = ALLOWED - rng.choice([0, 0, 0, 1, 2])
         declared = "most_examples = 100\nnormaliser = 2.0\n" if weights == "examples" else ""

@@ -5,6 +5,7 @@ dies in which phase; each vector in one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from session_table import Peer, Table
 from atoll.collectives.api import enter
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SampleSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.run.evidence import MISDEALT
@@ -148,14 +150,16 @@ def test_what_cannot_be_masked_is_refused_and_the_others_go_on() -> None:
     sites.until(sites.committed(1))
     peer = sites.peers[2]
     reach = TERMS.reach
-    for number, value in enumerate((2 * reach, float("nan")), 1):
+    for number, (value, why) in enumerate(
+        ((2 * reach, "whose reach is 16"), (float("nan"), "it holds NaN or infinity")), 1
+    ):
         sites.next[peer.name] = value
         sites.until(lambda number=number: len(sites.refused) == number)
         told = next(
             event for event in reversed(peer.heard) if isinstance(event, ev.ContributionRefused)
         )
         assert told.unfit
-        assert "[secure] reach is 16" in told.reason
+        assert why in told.reason
     rounds = peer.session.completed
     sites.until(sites.committed(rounds + 2))
     sites.table.end()
@@ -348,26 +352,72 @@ def test_a_masked_vector_is_bounded_and_carries_its_part_of_the_noise() -> None:
     assert mean * numel**0.5 == pytest.approx(1.0, abs=0.1)
     honest = values[1] + values[2] + values[3]
     assert float(honest.std()) == pytest.approx(terms.noise * terms.clip, rel=0.05)
-    assert vectors.words(torch.full((numel,), float("nan")), 7, rng) == "it holds NaN or infinity"
+
+
+def test_groups_of_tensors_are_clipped_one_by_one_and_noise_is_measured_by_all_of_them() -> None:
+    """The longest pattern decides; what no pattern names is a group, too (arXiv 1710.06963)."""
+    shapes = [("a.weight", (3, 4)), ("a.bias", (4,)), ("b.weight", (5,)), ("c", (2,))]
+    layout = make_layout([*shapes])
+    clips = {"a.*": 3.0, "*.bias": 2.0, "b.weight": 6.0}
+    terms = PrivacySettings(2.0, 1.0, 1e-5, 9.0, clips=clips)
+    vectors = RingLayout(TERMS, terms, layout.numel, 5, 4, terms.clip, layout)
+    norm = math.sqrt(1.0 + 9.0 + 4.0 + 36.0)
+    noise = vectors.noise
+    assert noise is not None
+    assert (vectors.norm, noise.clip) == (pytest.approx(norm), pytest.approx(norm))
+    assert vectors.ring.clip == pytest.approx(2.0 * norm)
+    quiet = RingLayout(
+        TERMS, structs.replace(terms, noise=0.001), layout.numel, 5, 4, terms.clip, layout
+    )
+    words = quiet.words(torch.full((layout.numel,), 100.0), 7, Random(3))
+    assert not isinstance(words, str)
+    found = torch.from_numpy(words[:-1].view(np.int32) * quiet.ring.step)
+    groups = {spec.name: found[spec.offset : spec.offset + spec.numel] for spec in layout.tensors}
+    lengths = {name: float(part.norm()) for name, part in groups.items()}
+    wanted = {"a.weight": 3.0, "a.bias": 2.0, "b.weight": 6.0, "c": 1.0}
+    assert lengths == {name: pytest.approx(value, abs=0.1) for name, value in wanted.items()}
+    short = quiet.words(torch.full((layout.numel,), 0.25), 7, Random(4))
+    assert not isinstance(short, str)
+    same = short[:-1].view(np.int32) * quiet.ring.step
+    assert np.abs(same - 0.25).max() < 0.1
+
+
+def test_a_private_vector_that_is_not_finite_counts_as_null() -> None:
+    terms = PrivacySettings(noise=1.0, clip=1.0, delta=1e-5, stop_at_epsilon=9.0)
+    vectors = RingLayout(TERMS, terms, 4000, 5, 4, terms.clip)
+    row = torch.full((4000,), 5.0)
+    row[17] = float("nan")
+    words = vectors.words(row, 7, Random(1))
+    assert not isinstance(words, str)
+    values = words[:-1].view(np.int32) * vectors.ring.step
+    assert values.mean() == pytest.approx(0.0, abs=0.05)
+    assert values.std() == pytest.approx(1 / math.sqrt(3), rel=0.05)
 
 
 def test_there_is_room_for_every_members_weight_however_many_there_are() -> None:
-    """The seventeenth of a million samples each does not end the others' rounds: all of them count
-    a little less.
-    """
-    terms, rng = structs.replace(TERMS, max_weight=1_000_000), Random(2)
-    for members, heaviest in ((16, 1_000_000), (17, 986_895), (256, 65_535)):
+    """Where 32 bits are too coarse the ring has 64, and nobody counts less."""
+    for members, heaviest, bits in (
+        (3, 10_922, 32),
+        (3, 10_923, 64),
+        (1000, 32, 32),
+        (1000, 33, 64),
+        (1024, 1_000_000, 64),
+    ):
+        terms, rng = structs.replace(TERMS, max_weight=heaviest), Random(2)
         vectors = RingLayout(terms, None, 3, members, 3)
+        assert vectors.ring.bits == bits
+        assert vectors.ring.levels >= 1 << 16
         words = [
             vectors.words(torch.tensor([16.0, -16.0, 0.0]), samples, rng)
             for samples in (2_000_000, 3)
         ]
-        total = np.array([words[0]] * (members - 1) + [words[1]], np.uint32).sum(
-            axis=0, dtype=np.uint32
+        assert not any(isinstance(each, str) for each in words)
+        total = np.array([words[0]] * (members - 1) + [words[1]]).sum(
+            axis=0, dtype=f"<u{bits // 8}"
         )
         found = vectors.summed(total)
         assert found.weight == (members - 1) * heaviest + 3
-        assert found.mean.tolist() == pytest.approx([16.0, -16.0, 0.0], abs=1e-4)
+        assert found.mean.tolist() == pytest.approx([16.0, -16.0, 0.0], abs=16 / (1 << 16))
 
 
 def test_a_threshold_is_more_than_two_thirds_and_what_the_manifest_asks_for() -> None:

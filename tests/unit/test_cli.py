@@ -30,6 +30,7 @@ from atoll.node.home.output import (
     error_object,
     iso_time,
     painted,
+    short_peer,
     show_error,
     span_text,
 )
@@ -38,7 +39,7 @@ from atoll.node.manifest import load_run, parse_manifest
 from atoll.node.run.capability import capability_name
 from atoll.node.run.invite import make_invite
 from atoll.node.run.status import RunStatus, read_run_status
-from atoll.node.views.documents import peers_table, runs_table, status_text
+from atoll.node.views.documents import peers_table, runs_table, status_text, too_few
 from atoll.node.views.live import RunProgress, TrainingView, sparkline
 from atoll.security.identity import Identity, encode_base58, load
 
@@ -874,6 +875,30 @@ def test_a_site_that_waits_for_others_says_so_once(capsys: pytest.CaptureFixture
             view.take_status(read_run_status(run_), draining=False)
     told = [line for line in capsys.readouterr().err.splitlines() if "sum" in line]
     assert told == ["no sum yet: 2 more sites must join", "no sum yet: one more site must join"]
+
+
+def test_a_site_of_the_last_sum_that_is_gone_is_named_until_the_run_is_finished() -> None:
+    secure = {"threshold": 3, "last": {"members": ["p", "q", "12D3KooWgone"]}}
+    run = {"phase": "running", "script": True, "members": ["p", "q"], "secure": secure}
+    told = too_few(read_run_status(run))
+    assert told.startswith(
+        f"no sum without {short_peer('12D3KooWgone')}: a sum needs 3 sites, and 2"
+    )
+    assert told.endswith("goes on when it is back")
+    assert too_few(read_run_status({**run, "finished": True})) == ""
+    assert too_few(read_run_status({**run, "members": ["p", "q", "r"]})) == ""
+
+
+def test_a_lost_member_is_told_by_what_was_decided(capsys: pytest.CaptureFixture[str]) -> None:
+    with TrainingView(Terminal(), RunProgress("tide", 9)) as view:
+        for kind in ("round.committed", "entry.committed"):
+            view.take_event({"event": kind, "round": 1, "lost": ["12D3KooWgone"]})
+    told = [line for line in capsys.readouterr().err.splitlines() if "lost" in line]
+    name = short_peer("12D3KooWgone")
+    assert told == [
+        f"lost {name}; the round was decided without it, nothing to do",
+        f"lost {name}; it is no member until it is back",
+    ]
 
 
 def test_a_run_that_is_paused_is_said_to_be_once_and_when_it_goes_on(

@@ -192,6 +192,50 @@ def test_samples_have_the_distribution(variance: Fraction) -> None:
     )  # another variance is seen
 
 
+@pytest.mark.parametrize("variance", [1 << 20, (1 << 21) + Fraction(1, 3)])
+def test_wide_samples_have_the_distribution(variance: Fraction) -> None:
+    """In cells of an eighth of the deviation, and in cells of the low four bits."""
+    samples = discrete_gaussian(variance, 200_000, random.Random(6))
+    deviation = math.sqrt(variance)
+    xs = np.arange(-math.ceil(8 * deviation), math.ceil(8 * deviation) + 1)
+    p = np.exp(-(xs.astype(float) ** 2) / (2 * float(variance)))
+    p /= p.sum()
+    for cells_of, count in (
+        (lambda x: np.clip(np.floor(x / deviation * 8), -32, 31) + 32, 64),
+        (lambda x: x & 15, 16),
+    ):
+        wanted = np.bincount(cells_of(xs).astype(int), p, count) * len(samples)
+        seen = np.bincount(cells_of(samples).astype(int), minlength=count)
+        held = wanted >= 5
+        statistic = float(((seen - wanted) ** 2 / wanted)[held].sum())
+        freedom = int(held.sum()) - 1
+        assert statistic < freedom + 4.5 * math.sqrt(2 * freedom), (statistic, freedom)
+    off = float(np.abs(samples).mean()) / deviation - math.sqrt(2 / math.pi)
+    assert abs(off) < 4 * math.sqrt((1 - 2 / math.pi) / len(samples))
+
+
+def test_blocks_of_wide_samples_are_drawn_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares add up as the exact ones do; where all coins are called near, all fall as before; a
+    word in which several bounds lie is decided by the bits after it.
+    """
+    variance = Fraction(1 << 20)
+    bits, bounds, rests = discrete._steps(variance)
+    assert (1 << bits) * 64 == math.isqrt(1 << 20)
+    firsts = [math.exp(-((at << bits) ** 2) / (2 << 20)) for at in range(len(bounds) + 1)]
+    share = np.cumsum(firsts)[:-1] / sum(firsts)
+    assert np.abs(bounds / 2.0**64 - share).max() < 1e-14
+    assert (len(rests), bool((np.diff(bounds.astype(object)) >= 0).all())) == (len(bounds), True)
+    quick = discrete_gaussian(variance, 300, random.Random(7))
+    with monkeypatch.context() as near:
+        near.setattr(discrete, "_NEAR", 2.0)
+        again = discrete_gaussian(variance, 300, random.Random(7))
+    assert (again == quick).mean() > 0.95  # the few that are drawn again meet other bits
+
+    at = int(np.searchsorted(bounds, np.uint64(2**64 - 1), side="left"))
+    assert len({*bounds[at:].tolist()}) == 1
+    assert list(rests[at:]) == sorted(rests[at:])
+
+
 def test_wide_samples_have_the_variance() -> None:
     samples = discrete_gaussian(1 << 40, 20_000, random.Random(4)).astype(float) / (1 << 20)
     assert abs(samples.mean()) < 4 / math.sqrt(20_000)

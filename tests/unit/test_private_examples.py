@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.ao.quantization import MinMaxObserver
 
 from atoll.collectives.errors import ConfigError, StateError
 from atoll.optim.federated.examples import PrivateExamples
@@ -91,7 +92,7 @@ def test_parameters_that_an_example_does_not_meet_get_noise_all_the_same() -> No
 def test_what_is_spent_survives_five_kills(tmp_path: Path) -> None:
     """Never below the truth, and by less than a fiftieth above it."""
     kept, made, model = tmp_path / "patients.json", 0, model_of(2)
-    for steps in (310, 1, 97, 260, 411):
+    for steps in (310, *Random(17).choices(range(1, 420), k=4)):
         if (child := os.fork()) == 0:
             life = private(noise=1.0, kept=kept)
             for _ in range(steps):
@@ -132,6 +133,105 @@ def test_two_calls_before_a_step_are_added_and_both_are_paid() -> None:
     optimizer.step()
     examples.step(model, [row], lambda row: model(row).sum())  # of the new point alone
     assert torch.allclose(gradient(model), torch.tensor([0.0, 0.05, 0.0, 0.0]), atol=0.01)
+
+
+class Tokens(nn.Module):
+    """A little of everything: an embedding, a parameter of its own, layers, a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(11, 6), nn.LayerNorm(6)
+        self.mix, self.conv, self.unmet = nn.Linear(6, 6), nn.Conv1d(6, 4, 2), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.norm(self.mix(self.embed(x)).tanh())
+        return self.conv(found.transpose(1, 2)).amax(2)
+
+
+def test_a_batch_at_once_gives_what_its_examples_give_one_by_one() -> None:
+    """By ghost clipping, where opacus is; some examples are clipped, others are not."""
+    torch.manual_seed(0)
+    model, x, y = Tokens(), torch.randint(0, 11, (9, 5)), torch.randint(0, 4, (9,))
+
+    def losses(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(x), y, reduction="none")
+
+    found, quiet = list[torch.Tensor](), {"noise": 1e-4, "bound": 1.5}
+    for at_once in (True, False):
+        if at_once:
+            private(**quiet).step_batch(model, [x, y], losses)
+        else:
+            rows = [(x[at : at + 1], y[at : at + 1]) for at in range(9)]
+            private(**quiet).step(model, rows, lambda row: losses(*row).sum())
+        found.append(
+            torch.cat([each.grad.view(-1) for each in model.parameters() if each.grad is not None])
+        )
+    assert len(found[0]) == sum(each.numel() for each in model.parameters())
+    assert float(found[1].norm()) > 0.1
+    assert float((found[0] - found[1]).norm()) < 4e-3 * float(found[1].norm())
+    private(**quiet).step_batch(model, [x[:0], y[:0]], losses)
+    assert 0 < float(model.mix.weight.grad.abs().max()) < 1e-3  # type: ignore[union-attr]
+
+
+def test_ghost_clipping_keeps_gradients_that_are_there_and_refuses_what_it_cannot() -> None:
+    pytest.importorskip("opacus")
+    model, x = nn.Linear(3, 1), torch.ones(4, 3)
+    tied = nn.Sequential(model, nn.Linear(1, 3), model)
+    examples = private(noise=1e-4)
+    examples.step_batch(model, [x], lambda x: model(x).sum(1))
+    before = model.weight.grad
+    assert before is not None
+    kept = before.clone()
+    with pytest.raises(ConfigError, match="losses of shape"):
+        examples.step_batch(model, [x], lambda x: model(x).sum())
+    with pytest.raises(ConfigError, match="does not go with this model"):
+        private().step_batch(tied, [x], lambda x: tied(x).sum(1))
+    with pytest.raises(ValueError, match="not finite"):
+        examples.step_batch(model, [x * float("nan")], lambda x: model(x).sum(1))
+    assert model.weight.grad is before
+    assert torch.equal(before, kept)
+    assert examples.accountant.steps == 1
+    examples.step_batch(
+        model, [x], lambda x: model(x).sum(1)
+    )  # before a step: both are paid, and count
+    assert float((model.weight.grad - 2 * kept).abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("layer", "told"),
+    [
+        (nn.BatchNorm1d(3), "1 layers keep statistics of the examples, or mix those of a batch: 1"),
+        (nn.BatchNorm1d(3, track_running_stats=False), "1 layers"),
+        (nn.InstanceNorm1d(3, track_running_stats=True), "1 layers"),
+        (MinMaxObserver(), "2 buffers are learnt from the examples: 1.min_val, 1.max_val"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_learns_from_examples_beside_their_gradients_is_refused(
+    layer: nn.Module, told: str, at_once: bool
+) -> None:
+    """It would go out as it is, without a bound and without noise."""
+    model, x = nn.Sequential(nn.Linear(3, 3), layer), torch.ones(4, 3, 3)
+    examples = private()
+
+    def step() -> None:
+        if at_once:
+            examples.step_batch(model, [x], lambda x: model(x).sum((1, 2)))
+        else:
+            examples.step(model, [each[None] for each in x], lambda each: model(each).sum())
+
+    with pytest.raises(ConfigError, match=told):
+        step()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert examples.accountant.steps == 0
+
+
+def test_layers_that_keep_nothing_of_the_examples_are_not_refused() -> None:
+    spectral = nn.utils.parametrizations.spectral_norm(nn.Linear(3, 3))
+    frozen = nn.InstanceNorm1d(3, track_running_stats=True).eval()
+    model = nn.Sequential(spectral, nn.GroupNorm(3, 3), frozen)
+    private().step(model, [torch.ones(1, 3, 3)], lambda each: model(each).sum())
+    assert spectral.bias.grad is not None
 
 
 def test_a_model_that_opacus_has_wrapped_is_the_same_model() -> None:

@@ -25,7 +25,7 @@ from ...session.shapes import shape_of
 _TAG = re.compile(TAG)
 MAX_NUMEL = MOST_OPERATION_ELEMENTS
 
-MASKED_SUM = "wrap32"  # the reducer of secure rounds' sums
+MASKED_SUMS = {32: "wrap32", 64: "wrap64"}  # the reducers of secure rounds' sums, by bits
 
 
 def operation_key(run: str, op_id: str) -> str:

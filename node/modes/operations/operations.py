@@ -37,7 +37,7 @@ from ...session.budgets import MADE
 from ...session.other_logs import OtherLogs
 from ...session.record import MAX_SPENT
 from ...session.serving import Serving
-from .naming import MASKED_SUM, Spec, config_key, operation_key, parse, spec_of
+from .naming import MASKED_SUMS, Spec, config_key, operation_key, parse, spec_of
 from .operation import Operation
 
 if TYPE_CHECKING:
@@ -489,7 +489,7 @@ class Operations(OtherLogs):
         machine = self.session.machine
         return (
             self.session.settings.secure is not None
-            and spec.reducer == MASKED_SUM
+            and spec.reducer in MASKED_SUMS.values()
             and machine is not None
             and not machine.takes_part
         )
