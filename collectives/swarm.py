@@ -151,6 +151,10 @@ TensorPattern = Annotated[str, msgspec.Meta(min_length=1, max_length=512, patter
 """A shell pattern of tensors' names."""
 
 
+LEAST_SITES = 3
+"""Of a masked sum: of two, each would know the other's vector."""
+
+
 class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Secure aggregation of what members contribute: nobody sees more than a sum.
 
@@ -167,8 +171,7 @@ class SecureSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     that matches decides.
     """
 
-    # Of two, each would know the other's.
-    threshold: Annotated[int, msgspec.Meta(ge=3, le=1024)] = 3
+    threshold: Annotated[int, msgspec.Meta(ge=LEAST_SITES, le=1024)] = LEAST_SITES
     reach: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 16.0
     max_weight: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     metrics: Annotated[

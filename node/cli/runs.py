@@ -166,7 +166,7 @@ every = 10                         # rounds
 @shared_options
 def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> None:
     """Check a run's manifest and say what it means."""
-    from ...security.masking.binding import LEAST_MEMBERS
+    from ...collectives.swarm import LEAST_SITES
     from ..manifest import load_manifest
     from ..manifest.federated import noise_text, privacy_lines, site_lines, too_few_sites
     from ..manifest.methods import check_work
@@ -184,7 +184,7 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
             code="E414",
             why="Every round would wait for ever.",
             hint="A smaller [secure] threshold, or more sites."
-            if found.secure is not None and found.secure.threshold > LEAST_MEMBERS
+            if found.secure is not None and found.secure.threshold > LEAST_SITES
             else "More sites: of fewer than three, each would know the other's.",
         )
     head = terminal.style(f"{found.name}  {found.run_id}", sys.stdout, bold=True)

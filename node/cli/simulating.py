@@ -417,7 +417,8 @@ def _fewest(manifest: Manifest) -> Callable[[int], int]:
     secure = manifest.settings().secure
     if secure is None:
         return lambda _: 1
-    from ..secure.vectors import LEAST_SITES, threshold_of
+    from ...collectives.swarm import LEAST_SITES
+    from ..secure.vectors import threshold_of
 
     return lambda members: max(LEAST_SITES, threshold_of(secure, members))
 

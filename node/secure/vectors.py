@@ -26,7 +26,7 @@ from torch import Tensor
 from ...collectives.errors import SecurityError
 from ...collectives.layout import Layout, ranges_of_patterns
 from ...collectives.reduce import least_of
-from ...collectives.swarm import PrivacySettings, SecureSettings
+from ...collectives.swarm import LEAST_SITES, PrivacySettings, SecureSettings
 from ...security.masking import Ring, bits_for
 from ...security.masking.keys import Words
 from ...security.privacy import AdaptiveBound, NoisePlan, add_noise, clip
@@ -55,9 +55,6 @@ def threshold_of(terms: SecureSettings, members: int) -> int:
     bucket a rule needs, and more than two thirds.
     """
     return max(terms.threshold * least_buckets(terms), 2 * members // 3 + 1)
-
-
-LEAST_SITES = 3  # of a masked sum, whatever the manifest says
 
 
 def fewest_sites(terms: SecureSettings) -> int:

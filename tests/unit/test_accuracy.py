@@ -173,7 +173,7 @@ def test_of_a_long_vector_some_chunks_are_measured() -> None:
         (
             "kind = 'federated'\nsecure = {}\nexchange = { error = 0.01 }",
             "$.exchange.error",
-            "32 bits",
+            "whole numbers",
         ),
     ],
 )

@@ -16,8 +16,8 @@ import torch
 
 from atoll.collectives import forced
 from atoll.collectives.forced import make_folder, new_file, sync_folder
-from atoll.node.home import paths
-from atoll.node.home.paths import write_atomic
+from atoll.node.home import private_files
+from atoll.node.home.private_files import write_atomic
 from atoll.optim.model import tensor_file
 from atoll.optim.model.tensor_file import write_tensors
 
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
 ]
 
-FILES = {forced.__file__, paths.__file__, tensor_file.__file__}
+FILES = {forced.__file__, private_files.__file__, tensor_file.__file__}
 
 
 class Stop(BaseException):
