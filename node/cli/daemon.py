@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ...collectives.errors import AtollError, NetworkError, SwarmClosedError
+from ...collectives.errors import AtollError, DeadlineExceededError, NetworkError, SwarmClosedError
 from ..home.interpreter import PYTHON
 from ..home.logs import open_log
 from ..home.output import Terminal, current
@@ -354,9 +354,14 @@ def down_command(now: bool, scripts: bool) -> int:
 
     A script that trains on this node trains on alone: it waits 20 seconds for a node to be there
     again and then starts one of its own, with the same key. --scripts ends it first.
+
+    A node that does not answer is told to end by a signal.
     """
     terminal = current()
-    client = running(terminal)
+    try:
+        client = running(terminal)
+    except DeadlineExceededError as silent:
+        return _end_silent(terminal, silent, now=now)
     if client is None:
         terminal.data("no node is running", {"stopped": False})
         return 0
@@ -398,6 +403,25 @@ def down_command(now: bool, scripts: bool) -> int:
             "ended": ended,
         },
     )
+    return 0
+
+
+def _end_silent(terminal: Terminal, silent: DeadlineExceededError, *, now: bool) -> int:
+    """End a node that does not answer, as one that the system refuses new connections: by the
+    signal that a service manager sends. Raises ``silent`` where it stays.
+    """
+    from ..client.link import process_behind
+    from ..home.lifecycle import is_stopped
+
+    process = process_behind(terminal.paths.control_socket)
+    if not process or is_stopped(process):
+        raise silent
+    terminal.say(f"the node does not answer; process {process} is told to end by a signal")
+    with suppress(ProcessLookupError):
+        os.kill(process, signal.SIGINT if now else signal.SIGTERM)
+        if not _wait_gone(process):
+            raise silent
+    terminal.data("the node ended", {"stopped": True, "pid": process, "scripts": [], "ended": []})
     return 0
 
 
@@ -464,16 +488,17 @@ def _ending_signal(process: int) -> signal.Signals:
     return signal.SIGINT
 
 
-def _wait_gone(pid: int) -> None:
-    """Wait until a process that closed its connection has ended: port and home are then free. 0:
-    one that cannot be seen from here.
+def _wait_gone(pid: int) -> bool:
+    """Wait until a process that was told to end has ended, and say whether: port and home are then
+    free. 0: one that cannot be seen from here.
     """
     for _ in range(round(GONE_S / _SLICE_S) if pid else 0):
         try:
             os.kill(pid, 0)
         except (ProcessLookupError, PermissionError):  # another user's has its number now
-            return
+            return True
         threading.Event().wait(_SLICE_S)
+    return not pid
 
 
 @click.command("status")

@@ -484,6 +484,19 @@ def _peer_process(sock: socket.socket) -> int | None:
     return None
 
 
+def process_behind(path: Path) -> int:
+    """The process that listens at ``path``, whether it answers or not; 0 where that is not known,
+    or in another container. Raises NotAdmittedError where it is another user's.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, contextlib.suppress(OSError):
+        sock.setblocking(False)
+        check_folder(path)
+        sock.connect(os.fsencode(path))
+        check_peer(sock)
+        return _peer_process(sock) or 0
+    return 0
+
+
 def _silent(sock: socket.socket, waited_s: float) -> DeadlineExceededError:
     """E112: the node exists and does not answer."""
     why, hint = why_silent(_peer_process(sock) or 0)

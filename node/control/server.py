@@ -21,7 +21,7 @@ from .service import NodeService
 MAX_CONNECTIONS = 64
 BACKLOG = 32
 _TRY_AGAIN_S = 0.1
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NOT_LISTENING = (errno.EBADF, errno.ENOTSOCK, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ async def _accept(listener: trio.socket.SocketType) -> trio.socket.SocketType | 
     try:
         return (await listener.accept())[0]
     except OSError as error:
-        if error.errno in (*_OUT_OF_DESCRIPTORS, errno.ECONNABORTED):
-            return None
-        raise
+        # Out of descriptors, a connection that is gone again, one that the system forbids (EPERM).
+        if error.errno in _NOT_LISTENING:
+            raise
+        return None

@@ -199,13 +199,23 @@ def locks_here(folder: Path) -> bool:
     return True
 
 
-def why_silent(pid: int) -> tuple[str, str]:
-    """Why the node of process ``pid`` (0: not known) may not answer, and what its user can do."""
+def _state_of(pid: int) -> str:
+    """The system's letter for the state of a process; "" where it is not known."""
     try:
         # after the name, which is in brackets and may hold anything
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (OSError, IndexError):
-        state = ""
+        return ""
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped (Ctrl-Z, a debugger)."""
+    return _state_of(pid) in ("T", "t")
+
+
+def why_silent(pid: int) -> tuple[str, str]:
+    """Why the node of process ``pid`` (0: not known) may not answer, and what its user can do."""
+    state = _state_of(pid)
     if state in ("T", "t"):
         return f"process {pid} is stopped (Ctrl-Z, a debugger)", f"Let it go on: kill -CONT {pid}"
     if state == "D":

@@ -210,9 +210,9 @@ def apart_s(seed: int) -> float | None:
 @pytest.mark.rota(3)
 def test_members_that_are_ballots_apart_come_together() -> None:
     """How far apart they are when all wait differs by the seed: the planted bug shows in some."""
-    assert None not in [apart_s(seed) for seed in (10, 20)]
+    assert None not in [apart_s(seed) for seed in (7, 20)]
     with DEAR_PLANTS["nobody-waits-for-a-quorum"]().planted():
-        assert any(apart_s(seed) is None for seed in (20, 10, 17, 8))
+        assert any(apart_s(seed) is None for seed in (7, 20, 10, 17))
 
 
 def test_nobody_is_accused_where_nobody_lies() -> None:

@@ -43,6 +43,8 @@ from .unread import UnreadShare
 
 _read, _init = TrioTCPStream.read, TrioTCPStream.__init__  # the library's, however often replaced
 
+REPEATED_S = 60.0
+"""Between two records of a library that say the same."""
 WRITE_S = 5.0
 """A frame that cannot be handed to TCP for so long means that the peer is frozen or gone."""
 CREDIT_BYTES = 65_536
@@ -440,6 +442,20 @@ def repeat_steadily() -> None:
     TrioTCPStream.__init__ = begin
 
 
+class _Seldom(logging.Filter):
+    """Of a record that comes again and again one in a minute, without its traceback."""
+
+    next_at = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether it is logged."""
+        record.exc_info = record.exc_text = None
+        if record.created < self.next_at:
+            return False
+        self.next_at = record.created + REPEATED_S
+        return True
+
+
 def quiet_logs() -> None:
     """libp2p logs what peers do to it, at warning and error level, so that a stranger could fill
     our terminal.
@@ -449,8 +465,14 @@ def quiet_logs() -> None:
     `logging.debug()` of the root logger (network/connection/swarm_connection.py:77), which installs
     a handler that prints to stderr: the root gets a handler that does nothing, unless the
     application has installed one.
+
+    Where the system refuses connections, for want of descriptors, say, trio's listener logs a
+    traceback ten times a second.
     """
     logging.getLogger("libp2p").setLevel(logging.CRITICAL)
+    accepting = logging.getLogger("trio.serve_listeners")
+    if not any(isinstance(each, _Seldom) for each in accepting.filters):
+        accepting.addFilter(_Seldom())
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(logging.NullHandler())
