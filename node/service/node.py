@@ -44,6 +44,7 @@ from .subscribers import Subscribers
 from .troubles import described
 from .views import finished, sealed
 
+QUIET_S = 8.0  # then it says what came of the addresses
 MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
 POLL_S = 0.1
 CLOCK_S = 600.0  # how often peers are asked what time it is
@@ -262,6 +263,10 @@ class Node:
         if run.signed is None:
             progress("asking members for the run's manifest", 0, 0)
         with trio.move_on_after(MANIFEST_PATIENCE_S):
+            with trio.move_on_after(QUIET_S):
+                await run.known.wait()
+            if not run.known.is_set():
+                progress(f"nobody has answered yet: {self._tried()}", 0, 0)
             await run.known.wait()
         if run.error is not None:
             if run.signed is None:  # else it stays, for `atoll status` to show what is wrong
@@ -335,12 +340,14 @@ class Node:
         asked = await self.links.check("")
         return wrong_clock([row["ahead_s"] for row in asked["clock"]])
 
-    def _nobody_answered(self, run: RunService, named: Sequence[str]) -> AtollError:
+    def _tried(self) -> str:
+        """What came of each address from which the node starts."""
         bootstrap = self.context.network.status()["bootstrap"]
-        tried = (
-            "; ".join(f"{peer[-8:]}: {state}" for peer, state in bootstrap.items())
-            or "no address was given"
-        )
+        found = "; ".join(f"{peer[-8:]}: {state}" for peer, state in bootstrap.items())
+        return found or "no address was given"
+
+    def _nobody_answered(self, run: RunService, named: Sequence[str]) -> AtollError:
+        bootstrap, tried = self.context.network.status()["bootstrap"], self._tried()
         if any(state == "connected" for state in bootstrap.values()):
             return _no_member(run, self.context.network)
         if run.organiser == self.peer:
