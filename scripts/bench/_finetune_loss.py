@@ -27,14 +27,18 @@ def load(folder: str, base: str, dtype: torch.dtype | None = None) -> tuple[Any,
     """A model, in the type of its files or in ``dtype``, and its tokenizer."""
     import transformers
 
+    # Folders of this machine: nothing is downloaded.
     whole = folder if base == "-" else base
-    model = transformers.AutoModelForCausalLM.from_pretrained(whole, dtype=dtype or "auto")
+    model = transformers.AutoModelForCausalLM.from_pretrained(  # nosec B615
+        whole, dtype=dtype or "auto", local_files_only=True
+    )
     if "-" not in (folder, base):
         import peft
 
         model = peft.PeftModel.from_pretrained(model, folder)
     named = whole if folder == "-" else folder
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(named)
+    words = transformers.AutoTokenizer.from_pretrained(named, local_files_only=True)  # nosec B615
+    return model.eval(), words
 
 
 def windows(tokenizer: Any, file: str) -> torch.Tensor:
