@@ -6,8 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import federated_numpy as numpy_says
+import msgspec
 import numpy as np
 import torch
 from federated_numpy import Array, D, Site
@@ -54,6 +57,11 @@ rounds = {rounds}
 """
 
 
+def _array(type_: type, values: Any) -> NDArray[Any]:
+    del type_
+    return np.asarray(values)
+
+
 @dataclass
 class Hospital:
     """What one site did and saw."""
@@ -61,6 +69,17 @@ class Hospital:
     indices: list[list[NDArray[np.int64]]] = field(default_factory=lambda: [[]])  # by round
     outcomes: list[Outcome] = field(default_factory=list[Outcome])
     anchors: list[Array] = field(default_factory=list[Array])
+
+    def save(self, file: Path) -> None:
+        """Write it."""
+        file.write_bytes(msgspec.msgpack.encode(self, enc_hook=np.ndarray.tolist))
+
+    @classmethod
+    def load(cls, file: Path) -> Hospital:
+        """What was saved."""
+        found = msgspec.msgpack.decode(file.read_bytes(), type=cls, dec_hook=_array)
+        found.anchors = [np.asarray(each, np.float64) for each in found.anchors]
+        return found
 
     @property
     def shares(self) -> list[dict[str, int]]:

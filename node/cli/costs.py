@@ -171,7 +171,7 @@ def _steps_text(manifest: Manifest) -> str:
         )
     return (
         f"{settings.method}, outer {settings.outer.kind} lr {settings.outer.lr:g} momentum "
-        + momentum_text(settings.outer)
+        + momentum_text(settings.outer, settings.rounds)
         + (" in bf16" if settings.outer.momentum_dtype == "bf16" else "")
     )
 

@@ -318,9 +318,13 @@ def _compared(outer: OuterSettings, mixing: float | None) -> tuple[object, ...]:
     return outer.kind, outer.lr, momentum, outer.warmup, outer.hold, mixing
 
 
-def momentum_text(outer: OuterSettings) -> str:
-    """The momentum, and after how many rounds a run has it and its lr: for people."""
+def momentum_text(outer: OuterSettings, rounds: int | None = None) -> str:
+    """The momentum, and after how many rounds a run has it and its lr: for people. ``rounds``: how
+    many the run has, if it ends.
+    """
     text = f"{outer.momentum:g}"
+    if rounds is not None and 0 < rounds <= outer.hold:
+        return f"{text} after {outer.hold} rounds, which are all: the plain mean throughout"
     if outer.hold:
         text += f" after {outer.hold} rounds of the plain mean"
         return f"{text} and {outer.warmup} of warm-up" if outer.warmup else text

@@ -4,7 +4,6 @@ and 20 patients, the smallest five times as slow a machine, on the batches that 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,12 +42,11 @@ def nodes(folder: Path, text: str) -> tuple[list[Hospital], list[str]]:
     """Three sites with a node each train to the run's end: what they did, and their ids."""
     with Peers(folder, 3, 0, PEER, manifest=text) as swarm:
         for site, peer in enumerate(swarm.all):
-            peer.say(do="train", step_s=STEP_S[site], out=str(folder / f"{site}.pickle"))
+            peer.say(do="train", step_s=STEP_S[site], out=str(folder / f"{site}.seen"))
         for peer in swarm.all:
             peer.expect("trained")
         ids = [peer.peer for peer in swarm.all]
-    files = [folder / f"{site}.pickle" for site in range(3)]
-    return [pickle.loads(file.read_bytes()) for file in files], ids  # noqa: S301 (our own)
+    return [Hospital.load(folder / f"{site}.seen") for site in range(3)], ids
 
 
 def as_defined(seen: list[Hospital], ids: list[str], weights: list[int]) -> None:

@@ -293,6 +293,10 @@ def test_validate_explains_the_outer_values(atoll: Cli, tmp_path: Path) -> None:
     assert "outer nesterov lr 0.9 momentum 0.6 after 40 rounds of the plain mean" in atoll.out
     assert "; the first 115 shorter, from one step on, 1000 steps in all" in atoll.out
     assert "explained" not in atoll.json("validate", "run.toml")
+    own = '[train.outer]\noptimizer = "nesterov"\nlr = 0.9\nmomentum = 0.6\nhold = 40\n'
+    (tmp_path / "run.toml").write_text(RUN + f"[train]\nrounds = 40\n{own}")
+    assert atoll("validate", "run.toml") == 0
+    assert "momentum 0.6 after 40 rounds, which are all: the plain mean throughout" in atoll.out
 
 
 def test_validate_names_the_key(atoll: Cli, tmp_path: Path) -> None:
