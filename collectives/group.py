@@ -1,7 +1,7 @@
 """Who takes part: members, configurations, quorums, plans and log entries. Frozen values, pure
 functions.
 
-The round protocol over them is specified in docs/protocol/round.md.
+The round protocol over them is specified in docs/internals/protocol/round.md.
 """
 
 from __future__ import annotations

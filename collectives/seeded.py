@@ -2,8 +2,8 @@
 compute of each other.
 
 A step of such a run is the average of vectors that anybody can compute who has the anchor
-(docs/protocol/btard.md). So a member's node asks its script for vectors by seed: for the member's
-own, and for another's that it looks into.
+(docs/internals/protocol/btard.md). So a member's node asks its script for vectors by seed: for the
+member's own, and for another's that it looks into.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""All that a round under lying members can do, state by state: docs/protocol/byzantine.md.
+"""All that a round under lying members can do, state by state:
+docs/internals/protocol/byzantine.md.
 
 Messages are a soup that only grows: whatever was sent may arrive at any time, any number of times,
 or never. The liars need no state. What they can sign is there from the start: every echo and every

@@ -5,7 +5,7 @@ The log decides one entry a round by single-decree Paxos. A *ballot* is an attem
 convener (`convener.Convener`). The acceptors of entry r are exactly the configuration that entry
 r-1 decided. A *vote* says "I hold state r-1 and all bytes of r". The data plane
 (`atoll.collectives.exchange`) yields bytes for a plan; safety does not depend on it. The protocol
-is specified in docs/protocol/round.md.
+is specified in docs/internals/protocol/round.md.
 
 **The life of a round**, which is the order of this file:
 

@@ -6,7 +6,7 @@ answered (``waits``), and learns from their answers, and from certified entries 
 (`on_entries`), whether the life that it began with has forgotten anything. If so, ``forgotten`` is
 the incarnation under which to go on; the machine takes it up (`RoundMachine.renew`). The whole
 life of this state is in this file. Who heard what, and when enough have answered, are values of
-`returning`; the proof is in docs/protocol/liveness.md (assumption 2).
+`returning`; the proof is in docs/internals/protocol/liveness.md (assumption 2).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ was heard by one convener. So each member notes the newest that it *heard* every
 answered, and it must have reached the entries that they had by then. Who was heard to say more than
 its journal knows has lost votes: it goes on as another life (`RoundMachine.renew`), which asks in
 its turn. Who answers need not have asked itself, so a run whose members all start at once goes on
-after one round trip. What this proves, and what is assumed, is in docs/protocol/liveness.md
-(assumption 2).
+after one round trip. What this proves, and what is assumed, is in
+docs/internals/protocol/liveness.md (assumption 2).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ A *capability* is the organiser's signed word that whoever holds a certain priva
 key*, may name peers that enter its run. A *certificate* is a capability and one peer id, signed by
 that invite key. Only certificates travel. One is worth nothing to any other peer, since every
 channel proves the peer id at its other end; and who sees it learns no key with which to make
-another. What each attacker gets by what it holds: docs/protocol/admission.md.
+another. What each attacker gets by what it holds: docs/internals/protocol/admission.md.
 
 Inside, keys and run ids are bytes: a certificate is shown in every announcement, so it has to be
 small (about 270 bytes).

@@ -3,7 +3,7 @@ announcement is taken in.
 
 It decides by what this node knows: the manifest's policy, the newest configuration, the organiser's
 bans and revocations, and the certificate that is shown. Sans I/O; the clock is an argument. The
-rules as a table: docs/protocol/admission.md.
+rules as a table: docs/internals/protocol/admission.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,8 @@ Merging is a maximum by (sequence, hash), so that replicas converge in any order
 is the tombstone. Records travel by gossip: the hash of the table first, the digest when it differs.
 Liveness is separate: any message is a sign of life, a silent peer is asked for through two others
 before it is suspected, and probes are answered here, by the application, so that a stopped process
-is found out although its kernel still answers. Parameters and costs: docs/protocol/membership.md.
+is found out although its kernel still answers. Parameters and costs:
+docs/internals/protocol/membership.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ many members are there.
 
 It is each node's own affair, and no rule of the log: a member that waits has a script that
 contributes nothing yet, which a round may always have. Once a round with contributions is committed
-the run has begun, for everybody and for good (docs/protocol/joining.md).
+the run has begun, for everybody and for good (docs/internals/protocol/joining.md).
 """
 
 from __future__ import annotations

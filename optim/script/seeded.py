@@ -1,5 +1,5 @@
-"""Training that anybody can do again: a script of a run with BTARD (docs/protocol/btard.md;
-Gorbunov et al. 2022, arXiv 2106.11257).
+"""Training that anybody can do again: a script of a run with BTARD
+(docs/internals/protocol/btard.md; Gorbunov et al. 2022, arXiv 2106.11257).
 
     model = Net()
 

@@ -1,9 +1,9 @@
 """BTARD: gradients are averaged among peers of whom fewer than half lie, and liars are found,
 proven and removed. State machines without I/O.
 
-Gorbunov, Borzunov, Diskin and Ryabinin, ICML 2022, arXiv 2106.11257; docs/protocol/btard.md has the
-messages, the rules, and where this differs. Every gradient follows from a public seed, so anybody
-can compute anybody's.
+Gorbunov, Borzunov, Diskin and Ryabinin, ICML 2022, arXiv 2106.11257;
+docs/internals/protocol/btard.md has the messages, the rules, and where this differs. Every gradient
+follows from a public seed, so anybody can compute anybody's.
 
 settings   what a run's peers have in common
 messages   what is said: bounded, signed for one attempt

@@ -1,5 +1,5 @@
-"""The law of liveness (docs/protocol.md) with real processes: members that live go on, although
-others died for good with what they knew, or came back from a backup.
+"""The law of liveness (docs/internals/protocol.md) with real processes: members that live go on,
+although others died for good with what they knew, or came back from a backup.
 
 `tests/simulation/test_liveness.py` plays the same with other numbers of rounds, and with loss.
 """

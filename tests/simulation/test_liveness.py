@@ -1,5 +1,5 @@
-"""The law of liveness (docs/protocol/liveness.md): a quorum that lives goes on, whatever the dead took
-with them.
+"""The law of liveness (docs/internals/protocol/liveness.md): a quorum that lives goes on, whatever
+the dead took with them.
 """
 
 from __future__ import annotations

@@ -383,7 +383,7 @@ def test_every_script_says_what_it_does() -> None:
 
 def test_classes_that_the_glossary_names_exist() -> None:
     """A word's class is renamed in both places."""
-    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "internals" / "glossary.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([A-Z][a-z]+[A-Za-z]*)`", text))
     code = "\n".join((ROOT / path).read_text(encoding="utf-8") for path in package_files())
     assert len(named) > 8
@@ -408,7 +408,7 @@ def test_protocols_are_found() -> None:
 
 def test_every_protocol_has_a_reason() -> None:
     """A Protocol that repeats the signatures of one class sends a reader from header to header."""
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(
         r"^\| `(\w+)` \| `([\w/]+\.py)` \| (seam|callback|library) \| (.+) \|$", text, flags=re.M
     )

@@ -1,4 +1,5 @@
-"""A home grows by its log's entries alone, by as much as docs/protocol/joining.md says."""
+"""A home grows by its log's entries alone, by as much as docs/internals/protocol/joining.md
+says."""
 
 from __future__ import annotations
 

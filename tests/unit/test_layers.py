@@ -151,8 +151,8 @@ def test_no_two_files_import_each_other_at_run_time() -> None:
 
 
 def test_folders_import_only_what_stands_above_them_in_the_map() -> None:
-    """The map is the list of folders in docs/architecture.md. Imports for types count, too."""
-    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    """The map is docs/internals/architecture.md's list of folders. Imports for types count, too."""
+    text = (ROOT / "docs/internals/architecture.md").read_text(encoding="utf-8")
     order = [Path(row) for row in re.findall(r"^([a-z0-9_/]+)/ +\S", text, flags=re.MULTILINE)]
     assert sorted(order) == sorted({path.parent for path in package_files()})
     assert [row.parts[0] for row in order] == sorted(

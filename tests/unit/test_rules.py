@@ -117,7 +117,7 @@ def test_a_name_is_of_a_function_and_of_a_row_in_each_page() -> None:
     assert tuple(BY_COORDINATE) == PLAN_BY_COORDINATE
     assert tuple(BY_GRAM) == PLAN_BY_GRAM
     for name in collective_rules:
-        for page in ("docs/protocol/robust-rules.md", "docs/operating/hostile.md"):
+        for page in ("docs/internals/protocol/robust-rules.md", "docs/operating/hostile.md"):
             assert f"`{name}`" in (ROOT / page).read_text(encoding="utf-8"), (name, page)
 
 

@@ -1,5 +1,5 @@
 """Byzantine quorum: some members of a configuration may do anything, and the log stays one. Behind
-`atoll.collectives.round.faults`; docs/protocol/byzantine.md.
+`atoll.collectives.round.faults`; docs/internals/protocol/byzantine.md.
 
 model     Byzantine, the fault model: what a log is given
 acceptor  the acceptor's side: claims, turns, pledges, echoes, votes

@@ -1,5 +1,6 @@
-"""The acceptor's side of a round under members that lie: docs/protocol/byzantine.md. An echo comes
-before each vote, and nothing is taken on trust but what this member has just signed itself.
+"""The acceptor's side of a round under members that lie: docs/internals/protocol/byzantine.md. An
+echo comes before each vote, and nothing is taken on trust but what this member has just signed
+itself.
 """
 
 from __future__ import annotations

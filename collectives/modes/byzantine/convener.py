@@ -1,5 +1,5 @@
-"""The convener's side of a round under members that lie: docs/protocol/byzantine.md. It shows why
-its proposal is one that it may make.
+"""The convener's side of a round under members that lie: docs/internals/protocol/byzantine.md. It
+shows why its proposal is one that it may make.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Whether what a convener proposes is justified, by what others have signed:
-docs/protocol/byzantine.md.
+docs/internals/protocol/byzantine.md.
 
 What is wrong follows from messages, configuration and keys, not from what this member happens to
 have seen: honest members judge alike, and accuse only who is wrong. One judgement does not

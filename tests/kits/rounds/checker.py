@@ -1,10 +1,10 @@
 """The oracle: what must hold whatever happens. It trusts nothing a member says and recomputes every
 result from its inputs.
 
-The predicates are those of docs/protocol/round.md: agreement, honest outcome, nothing lost,
-one entry a ballot, durability, contiguity; where the organiser recertifies, that a chosen value is
-lost only if nobody who is left voted for it or applied it. Liveness after healing is checked by
-`swarm`.
+The predicates are those of docs/internals/protocol/round.md: agreement, honest outcome, nothing
+lost, one entry a ballot, durability, contiguity; where the organiser recertifies, that a chosen
+value is lost only if nobody who is left voted for it or applied it. Liveness after healing is
+checked by `swarm`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ of liveness promises whoever is left.
 Of some the home was deleted ("home"): their machines start again a little later, as peers that
 nobody has met.
 
-docs/protocol/liveness.md: the living of a log go on if they are a quorum of the
+docs/internals/protocol/liveness.md: the living of a log go on if they are a quorum of the
 newest configuration that one of them knows to be decided. Who is no quorum waits, and says why.
 """
 

@@ -9,9 +9,9 @@ Each kind is drawn from a stream of its own, so that a seed without it is played
 * "backup": a copy is made of a member's disks; some time later its process is killed, and the copy
   is what the next one finds. As of a journal that is lost, a majority must hold without it all that
   was decided; and others must be able to tell, from their logs or since they heard it, that the
-  member has said more than the copy knows (docs/protocol/liveness.md, the second assumption).
-* "disk": calls that change something on a member's disk fail with ENOSPC or EIO, until the faults
-  are healed.
+  member has said more than the copy knows (docs/internals/protocol/liveness.md, the second
+assumption). * "disk": calls that change something on a member's disk fail with ENOSPC or EIO, until
+  the faults are healed.
 """
 
 from __future__ import annotations
