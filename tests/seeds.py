@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-RARE = (pytest.mark.slow, pytest.mark.rota(7))
-SELDOM = (pytest.mark.slow, pytest.mark.rota(3))
+RARE = (pytest.mark.slow, pytest.mark.rota(7))  # once a week
 
 
 def seeds(daily: int, slow: int) -> list[Any]:
@@ -29,12 +28,12 @@ def seeds(daily: int, slow: int) -> list[Any]:
 
 def daily(count: int, values: Iterable[Any]) -> list[Any]:
     """Values of a parameter (tuples, where there are several): all from the ``count``-th on are
-    marked slow, and played every third day.
+    marked slow, and played once a week.
     """
     return [
         pytest.param(
             *(value if isinstance(value, tuple) else (value,)),
-            marks=() if index < count else SELDOM,
+            marks=() if index < count else RARE,
         )
         for index, value in enumerate(values)
     ]

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from hostile.kit import Cost, Swarm, hostile_swarm
-from seeds import SELDOM
+from seeds import RARE
 
 from atoll.node.session.budgets import SHUT_OUT
 
-pytestmark = [*SELDOM, pytest.mark.flaky(reruns=1)]
+pytestmark = [*RARE, pytest.mark.flaky(reruns=1)]
 
 SECONDS = 1.5
 MEMORY = 64 << 20

@@ -13,7 +13,7 @@ from netns.lab import Lab
 from real_faults import Seen, Watch
 from swarm_kit import Peers
 
-pytestmark = [pytest.mark.netns, pytest.mark.rota(3)]
+pytestmark = [pytest.mark.netns, pytest.mark.rota(7)]
 
 NUMEL = 3_000_000  # a shorter operation says too little of links as fast as these
 TRIES = 6

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pytest
 from netns.script_kit import printed
-from seeds import SELDOM
+from seeds import RARE
 
 pytestmark = [
     pytest.mark.netns,
-    *SELDOM,
+    *RARE,
 ]  # slow: the longer limit; .ci/run takes each test once
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from seeds import SELDOM
+from seeds import RARE
 from swarm_kit import Peer, Peers
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 NUMEL = 2_000_000
 SCRIPT = Path(__file__).parent / "reduce_peer.py"

@@ -16,7 +16,7 @@ import pytest
 import trio
 from bad_input_kit import PATIENCE_S, Member, Run, atoll, ended, new_home, new_run, one_round, soon
 from process.test_garbage import Stranger
-from seeds import SELDOM
+from seeds import RARE
 
 from atoll.collectives.errors import NotAdmittedError
 from atoll.collectives.identifiers import PeerId
@@ -34,7 +34,7 @@ from atoll.node.session.actions import main_log
 from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.security.identity import load_or_create
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 
 def others(member: Member) -> dict[str, str]:

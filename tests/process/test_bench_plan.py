@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from house import ROOT
-from seeds import SELDOM
+from seeds import RARE
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 
 def printed(out: Path) -> dict[str, Any]:

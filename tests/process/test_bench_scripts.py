@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from house import ROOT
-from seeds import SELDOM
+from seeds import RARE
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 
 def printed(script: str, *arguments: str) -> dict[str, Any]:

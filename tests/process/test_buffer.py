@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from bad_input_kit import three_members
-from seeds import SELDOM
+from seeds import RARE
 from torch import Tensor
 
 from atoll.collectives.api import Handle
@@ -21,7 +21,7 @@ from atoll.collectives.swarm import Outcome
 from atoll.node.client import RunSwarm
 
 pytestmark = [
-    *SELDOM,
+    *RARE,
     pytest.mark.skipif(sys.platform != "linux", reason="buffers are ordinary tensors elsewhere"),
 ]
 

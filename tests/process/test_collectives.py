@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 import torch
 from blake3 import blake3
-from seeds import SELDOM
+from seeds import RARE
 from swarm_kit import Peer, Peers
 
 from atoll.node.client.commands import NodeClient
 from atoll.node.home.paths import find_paths
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 LENGTH = 300_001
 SCRIPT = Path(__file__).parent / "collective_peer.py"

@@ -9,9 +9,9 @@ import subprocess
 import sys
 
 from house import ROOT
-from seeds import SELDOM
+from seeds import RARE
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 
 def test_no_round_is_lost_to_a_crowd_and_a_fifth_of_a_core_at_most() -> None:

@@ -23,14 +23,14 @@ from bad_input_kit import (
     refused,
     soon,
 )
-from seeds import SELDOM
+from seeds import RARE
 
 from atoll.collectives.errors import StorageError
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.security.identity import load_or_create
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 
 def flip(path: Path, at: int = -5) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from process.resume_peer import BATCH, SIZE
-from seeds import SELDOM
+from seeds import RARE
 from swarm_kit import MANIFEST, Peer, free_port
 
 from atoll.node.home.paths import find_paths
@@ -18,7 +18,7 @@ from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run.invite import make_invite
 from atoll.security.identity import load_or_create
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 H, KILLED_AFTER, STEPS = (
     3,

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from bad_input_kit import Member, atoll, ended, new_home, odd, soon
 from process.site_peer import LR, loss_of
-from seeds import SELDOM
+from seeds import RARE
 from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.layout import make_layout
@@ -28,7 +28,7 @@ from atoll.node.manifest import load_run
 from atoll.node.records.audit import of_node
 from atoll.optim.federated.arrivals import buffered_factor
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 SITE = Path(__file__).parent / "site_peer.py"
 FEDERATED = 'kind = "federated"\n' + MANIFEST.replace('method = "local_sgd"\n', "").replace(

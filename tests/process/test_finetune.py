@@ -171,7 +171,7 @@ def until_given(home: Path, wanted: int, after: int) -> int:
         time.sleep(0.2)
 
 
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 def test_a_member_is_killed_and_returns_and_a_third_joins_late(tmp_path: Path) -> None:
     base = random_models.write_model(tmp_path / "tiny", "llama_tied")
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 from bad_input_kit import Member, atoll, ended, new_home, new_run, odd, one_round, refused, soon
-from seeds import SELDOM
+from seeds import RARE
 
 from atoll.collectives.errors import StorageError
 from atoll.collectives.layout import make_layout
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 
 class Disk:

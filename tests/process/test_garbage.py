@@ -18,7 +18,7 @@ import psutil
 import pytest
 import trio
 from bad_input_kit import Member, Run, ended, new_run, one_round
-from seeds import SELDOM
+from seeds import RARE
 
 from atoll.collectives import messages as m
 from atoll.collectives.errors import SwarmClosedError
@@ -39,7 +39,7 @@ from atoll.node.service.announced import read_invite
 from atoll.node.session.actions import main_log
 from atoll.security.identity import Identity
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 RNG = random.Random(7)
 NOISE = [

@@ -25,12 +25,12 @@ from hospitals_kit import (
     ring_step,
     sites,
 )
-from seeds import SELDOM
+from seeds import RARE
 from swarm_kit import Peers
 
 from atoll.collectives.codec_names import FACTS
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 PEER = Path(__file__).parent / "hospital_peer.py"
 STEPS = [-(-count // BATCH) for count in COUNTS]

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from bad_input_kit import ended, new_run, one_round
-from seeds import SELDOM
+from seeds import RARE
 
 from atoll.node.net.lean import UNUSED
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 MAPPED = {
     "Crypto": "RSA keys of libp2p peers",

@@ -101,7 +101,7 @@ def test_a_hidden_plan_stops_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert accused(*honest) == {liar.swarm.peer}
 
 
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 def test_who_adds_to_its_part_moves_no_model_and_is_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

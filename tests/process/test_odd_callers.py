@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from bad_input_kit import three_members
-from seeds import SELDOM
+from seeds import RARE
 
 from atoll.collectives import (
     all_gather,
@@ -26,7 +26,7 @@ from atoll.collectives.errors import AtollError, LocalProtocolError, SwarmClosed
 from atoll.collectives.swarm import Outcome
 from atoll.node.client import RunSwarm
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 PATIENCE_S = 60.0  # a bound for hangs
 NUMEL = 5000

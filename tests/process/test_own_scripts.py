@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from cli_kit import LISTEN, atoll, nothing_stays, start
 from own_scripts_kit import PACED, RUN, WRONG, attached_as, plain, until
+from seeds import RARE
 from terminal_kit import ATOLL, Person
 
-pytestmark = pytest.mark.slow
+pytestmark = [*RARE]
 
 OTHER = PACED.replace("Linear(4, 1)", "Linear(5, 1)").replace("randn(8, 4)", "randn(8, 5)")
 NOTHING = "import time\nfrom atoll.node import join\nswarm = join()\ntime.sleep(600)\n"

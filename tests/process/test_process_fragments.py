@@ -20,7 +20,7 @@ import pytest
 from blake3 import blake3
 from process.fragment_peer import LAYOUT, values
 from safetensors.numpy import load_file
-from seeds import SELDOM
+from seeds import RARE
 from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.layout import cut
@@ -29,7 +29,7 @@ from atoll.node.home.paths import find_paths
 from atoll.node.manifest import list_runs
 from atoll.node.records.export import export_run
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 SCRIPT = Path(__file__).parent / "fragment_peer.py"
 NUMELS = [part.numel for part in cut(LAYOUT, 2)]

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from bad_input_kit import soon
-from seeds import SELDOM
+from seeds import RARE
 from swarm_kit import Peer, Peers
 
 from atoll.collectives.round.timing import Timing
 from atoll.node.client import NodeClient
 from atoll.node.home.paths import bytes_in, find_paths
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 PATIENCE_S = 180.0  # a bound for hangs, not a measurement
 NUMEL = 1000

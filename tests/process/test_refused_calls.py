@@ -1,5 +1,5 @@
 """A system that refuses one call of a node with one errno: of all cases that
-scripts/check_refusals.py plays, ten of each phase a day.
+scripts/check_refusals.py plays, five of each phase a day.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from refusing_kit import missing
 from seeds import trials
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing())]
-DAILY = 10
+DAILY = 5
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from cli_kit import LISTEN, nothing_stays, start
-from seeds import SELDOM
+from seeds import RARE
 from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.node.control.shared_memory import memfd_works
@@ -21,7 +21,7 @@ from atoll.node.home.lifecycle import read_node_file
 from atoll.node.home.paths import find_paths
 
 pytestmark = [
-    *SELDOM,
+    *RARE,
     pytest.mark.skipif(not memfd_works(), reason="no memory here that can be given back"),
 ]
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from bad_input_kit import LAYOUT, Member, ended, new_home, new_run, odd, one_round, soon
-from seeds import SELDOM
+from seeds import RARE
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.node import join
 from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 
 @pytest.mark.parametrize("where", ["defect", "job"])

@@ -14,7 +14,7 @@ import psutil
 import trio
 from bad_input_kit import Member, ended, new_run, one_round
 from process.test_garbage import Stranger
-from seeds import SELDOM
+from seeds import RARE
 
 from atoll.collectives.identifiers import PeerId
 from atoll.node.run.invite import parse_invite
@@ -28,7 +28,7 @@ from atoll.node.run.membership_records import (
 from atoll.node.session.session import MEMBERSHIP
 from atoll.security.identity import Identity
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 SIGNATURES, SECONDS = 10_000, 10.0
 SHARE = 0.3

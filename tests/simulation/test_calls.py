@@ -73,6 +73,7 @@ def test_what_a_program_of_calls_is_told_is_right(seed: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 def test_hundreds_of_programs() -> None:
     ended = Counter[str]()
     for seed in range(1000, 1200):

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from seeds import RARE
 
 from atoll.collectives import messages as m
 from atoll.collectives.group import NO_READING, Contributor, Entry, Member
@@ -210,7 +211,7 @@ def with_open_round(lying: int, do: Callable[[Session, Member], None]) -> None:
             kind,
             lying,
             id=f"{kind.__name__}-{lying}",
-            marks=[] if kind in ONCE_KEPT and not lying else [pytest.mark.slow],
+            marks=[] if kind in ONCE_KEPT and not lying else RARE,
         )
         for kind in KINDS
         for lying in (0, 1)
@@ -268,6 +269,7 @@ def gossip(session: Session, liar: Member, kind: type, number: int) -> wire.Mess
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 @pytest.mark.parametrize("kind", wire.Message.__args__, ids=lambda kind: kind.__name__)
 def test_distinct_gossip_of_a_member_is_bounded(kind: type) -> None:
     sizes = list[int]()

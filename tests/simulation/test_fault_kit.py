@@ -49,7 +49,7 @@ def test_a_fault_in_each_phase_is_survived(kind: Kind) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_of_each_target_in_each_phase_is_survived(kind: Kind) -> None:
     cells = [

@@ -165,6 +165,7 @@ def test_a_round_takes_the_slowest_links_time_and_every_machine_counts() -> None
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_larger_model_takes_as_many_bytes_more_and_is_no_slower_to_play() -> None:
     small, large = (
         play(RunSettings(sync_every=500, rounds=2), "3 x 100ms@100Mbit", parameters=size)
@@ -234,6 +235,7 @@ def test_who_is_cut_off_or_frozen_misses_rounds_and_comes_back() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_run_without_a_quorum_stalls_and_says_so() -> None:
     played = churned("at 25 kill 1\nat 25 kill 2\nat 25 kill 3", of="2s", every=5)
     assert (played.ended, played.rounds) == ("stalled", 2)
@@ -269,6 +271,7 @@ def test_the_loss_is_measured_and_the_page_shows_the_run(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_large_fleet_comes_in_by_waves_adds_up_in_three_levels_and_bears_churn() -> None:
     """Two machines die for good, one comes back, one comes late: rounds go on, all the while with
     everybody who is there.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import RARE
 
 from atoll.collectives.api import enter
 from atoll.collectives.series import number_of, series_tag
@@ -84,7 +85,7 @@ def test_groups_agree_and_merge_to_one_model_though_a_member_is_lost() -> None:
 
 
 SLOW = [
-    pytest.param(slower, f"gossip {number}", marks=pytest.mark.slow)
+    pytest.param(slower, f"gossip {number}", marks=RARE)
     for slower in (1, 2, 3, 4, 6, 8, 12, 16)
     for number in range(6)
 ]

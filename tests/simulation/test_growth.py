@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from seeds import RARE
 from session_table import Peer, Table
 
 from atoll.collectives.round import RECENT, MemoryJournal
@@ -74,7 +75,7 @@ def live(table: Table, count: int) -> None:
             peer.heard.clear()
 
 
-@pytest.mark.parametrize("rounds", [1000, pytest.param(6000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1000, pytest.param(6000, marks=RARE)])
 def test_what_a_member_holds_does_not_grow_with_its_log(rounds: int) -> None:
     table = Table(2)
     peers = table.all_in()

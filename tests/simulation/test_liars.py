@@ -115,7 +115,7 @@ def costs(*lies: Lie) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 def test_who_withholds_or_reports_falsely_costs_little_in_the_mean() -> None:
     usual_s, _ = costs()
     for lies in WITHHOLDING:
@@ -125,7 +125,7 @@ def test_who_withholds_or_reports_falsely_costs_little_in_the_mean() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 @pytest.mark.parametrize(
     ("lie", "plant"), [("hoard", "owners-forgotten"), ("starve", "givers-forgotten")]
 )
@@ -207,7 +207,7 @@ def apart_s(seed: int) -> float | None:
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 def test_members_that_are_ballots_apart_come_together() -> None:
     """How far apart they are when all wait differs by the seed: the planted bug shows in some."""
     assert None not in [apart_s(seed) for seed in (7, 20)]
@@ -242,7 +242,7 @@ def test_a_planted_bug_is_found(plant: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 @pytest.mark.parametrize("plant", sorted(LYING_PLANTS.keys() - SOON))
 def test_a_planted_bug_that_shows_late_is_found(plant: str) -> None:
     assert any(found(plant, seed, ("crash",)) for seed in range(200))

@@ -84,7 +84,7 @@ def test_a_planted_bug_that_shows_at_one_moment_only_is_found(
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 @pytest.mark.parametrize(
     ("plant", "predicate", "faults", "seeds"),
     [

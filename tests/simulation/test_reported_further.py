@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from reported_kit import BATCH, ROUNDS, H, Script, adamw, both, play
+from seeds import RARE
 from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.utils.data import DataLoader, Sampler, TensorDataset
@@ -161,6 +162,7 @@ class Codes(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 @pytest.mark.parametrize(("make", "named"), [(Taught, []), (Codes, ["codes.weight"])])
 def test_a_teacher_is_a_members_own_and_a_codebook_is_named(
     make: Callable[[], nn.Module], named: list[str]
@@ -207,6 +209,7 @@ def dormant_units(swarm: LocalMember) -> Script:
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 def test_averages_that_are_left_in_are_dropped_and_units_that_begin_again_are_training() -> None:
     _, stats, (line,) = play(swapped_in_at_the_end)
     assert (stats["counted"], stats["samples_dropped"]) == (6, BATCH)
@@ -232,6 +235,7 @@ def masked_weights(script: Script) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -359,7 +363,7 @@ def fused_backward(swarm: LocalMember) -> Script:
     [
         (short_epochs(set_to_none=False), "256 times and were cleared"),
         *(
-            pytest.param(*each, marks=pytest.mark.slow)
+            pytest.param(*each, marks=RARE)
             for each in (
                 (without_steep_steps(0.0), "65 times and were cleared"),
                 (short_epochs(set_to_none=True), "193 times and were cleared"),
@@ -379,6 +383,7 @@ def test_training_that_is_not_counted_is_told(
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 def test_steps_that_are_left_out_at_times_are_not_counted_and_nothing_is_said() -> None:
     _, stats, words = play(without_steep_steps(1e4))
     assert (words, stats["counted"], stats["samples_dropped"]) == ([], ROUNDS, 0)
@@ -398,6 +403,7 @@ def zeros_in_a_long_accumulation(swarm: LocalMember) -> Script:
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 def test_gradients_that_are_zero_by_themselves_are_not_cleared() -> None:
     found, words = both(zeros_in_a_long_accumulation)
     assert words == []
@@ -471,6 +477,7 @@ def plainly(model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 @pytest.mark.parametrize("codec", ["int8_dither", "int8", "int4"])
 @pytest.mark.parametrize(
     ("make", "optimizer"), [(Experts, plainly), (Gated, plainly), (Layers, by_layers)]
@@ -572,6 +579,7 @@ class Normalised(nn.Module):
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 @pytest.mark.parametrize(
     ("make", "learnt"),
     [(Routed, ["expert_bias"]), (Narrow, ["amax_history"]), (Normalised, ["mean", "count"])],
@@ -649,9 +657,9 @@ def whole_batches_by_lot(index: int) -> Iterator[Tensor]:
     ("batches", "rounds", "running"),
     [
         (without_set_epoch, 28, 20),
-        pytest.param(without_a_seed, 12, 3, marks=pytest.mark.slow),
-        pytest.param(with_a_seed_each, 28, 0, marks=pytest.mark.slow),
-        pytest.param(whole_batches_by_lot, 60, 0, marks=pytest.mark.slow),
+        pytest.param(without_a_seed, 12, 3, marks=RARE),
+        pytest.param(with_a_seed_each, 28, 0, marks=RARE),
+        pytest.param(whole_batches_by_lot, 60, 0, marks=RARE),
     ],
 )
 def test_members_that_read_alike_are_told(

@@ -174,7 +174,7 @@ def test_a_planted_bug_is_found_in_a_fragment() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 @pytest.mark.parametrize(
     ("plant", "first"),
     [
@@ -199,7 +199,7 @@ def test_a_snapshot_that_hides_what_it_counted_is_found() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 def test_a_convener_that_ignores_what_was_accepted_is_found() -> None:
     """Shown where one member alone hears the votes, decides and is cut off: such whispers are rare
     in seeds, so here are four in each.

@@ -60,6 +60,7 @@ def worked(turns: list[list[int]]) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_rusher_costs_a_tenth_of_the_others_time_at_most() -> None:
     alone, _ = play(9.0)
     kept, rounds = play(9.0, rushers=1)

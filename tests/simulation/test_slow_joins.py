@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import session_table
-from seeds import SELDOM
+from seeds import RARE
 from session_table import Peer, Table
 
 from atoll.collectives import messages as m
@@ -17,7 +17,7 @@ MIB = 1 << 20
 CHUNKS = 16  # of the state: anchor and outer state
 LAYOUT = make_layout([("w", (CHUNKS // 2 * MIB // 4,))])
 
-pytestmark = [*SELDOM]
+pytestmark = [*RARE]
 
 
 @pytest.fixture

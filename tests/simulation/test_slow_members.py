@@ -47,7 +47,7 @@ def test_one_that_is_twenty_times_slower_costs_the_others_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("fifth", ["5s@100Mbit", "250ms@5Mbit", "5s@5Mbit"])
 def test_a_fifth_that_is_twenty_times_slower_leaves_four_their_training(
@@ -88,7 +88,7 @@ def test_it_contributes_to_every_other_round_where_a_step_takes_longer_than_a_ro
 
 
 @pytest.mark.slow
-@pytest.mark.rota(3)
+@pytest.mark.rota(7)
 def test_in_short_rounds_it_costs_the_others_its_first_step() -> None:
     """A step of 5 s lasts as long as a dozen rounds of one step, each of which waited a second for
     it: 43.5 s in place of 31.2. What others do meanwhile is in the log, and nothing else is known
