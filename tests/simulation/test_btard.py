@@ -27,7 +27,7 @@ def honest_removed(swarm: BtardSwarm) -> set[Fault]:
     }
 
 
-@pytest.mark.parametrize("attack", PROTOCOL_ATTACKS)
+@pytest.mark.parametrize("attack", daily(4, PROTOCOL_ATTACKS))
 def test_an_attack_on_the_protocol_ends_with_the_attackers_and_no_other(attack: str) -> None:
     swarm = BtardSwarm(1, replace(SMALL, attack=attack))
     checker = swarm.run()
@@ -36,7 +36,7 @@ def test_an_attack_on_the_protocol_ends_with_the_attackers_and_no_other(attack: 
     assert {fault for fault, _ in checker.removals.values()} <= set(ATTACKS[attack].faults)
 
 
-@pytest.mark.parametrize("attack", VECTORS)
+@pytest.mark.parametrize("attack", daily(3, VECTORS))
 def test_hostile_gradients_end_with_the_attackers_and_no_other(attack: str) -> None:
     swarm = BtardSwarm(2, replace(SMALL, attack=attack, steps=400, rate=1.0))
     checker = swarm.run()
@@ -61,15 +61,18 @@ def test_of_a_flood_of_messages_that_nobody_signed_few_are_checked() -> None:
 
 @pytest.mark.parametrize(
     ("attack", "n", "b"),
-    [
-        ("grudge", 7, 3),
-        ("demands", 7, 3),
-        ("demands", 16, 7),
-        ("ambush", 4, 1),
-        ("ambush", 7, 3),
-        ("elimination", 7, 3),
-        ("elimination", 16, 7),
-    ],
+    daily(
+        3,
+        (
+            ("grudge", 7, 3),
+            ("ambush", 4, 1),
+            ("elimination", 7, 3),
+            ("demands", 7, 3),
+            ("demands", 16, 7),
+            ("ambush", 7, 3),
+            ("elimination", 16, 7),
+        ),
+    ),
 )
 def test_no_attacker_takes_an_honest_peer_along(attack: str, n: int, b: int) -> None:
     """Before, each took one where parts got from one of the two to the other in public only: of 7
@@ -240,7 +243,7 @@ def test_a_draw_is_fair_though_attackers_abort_those_that_they_do_not_like() -> 
     assert 0.25 < sum(draws) / len(draws) < 0.75
 
 
-@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("name", daily(4, PLANTS))
 def test_a_planted_bug_is_found(name: str) -> None:
     found = find(PLANTS[name], 200)
     assert found is not None, PLANTS[name].what

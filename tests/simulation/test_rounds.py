@@ -34,7 +34,7 @@ FAULTY_SEEDS = 25
 NO_FAULTS = Options(faults=())
 
 
-@pytest.mark.parametrize("seed", daily(12, range(FIRST, FIRST + FAULTY_SEEDS)))
+@pytest.mark.parametrize("seed", daily(6, range(FIRST, FIRST + FAULTY_SEEDS)))
 def test_a_swarm_with_faults_keeps_its_promises(seed: int) -> None:
     verdict = run_seed(seed)
     assert verdict.problem == ""
@@ -64,7 +64,7 @@ def test_momentum_warms_up_alike_at_all_members(seed: int) -> None:
     assert run_seed(seed, Options(warmup=9, fragments=fragments)).problem == ""
 
 
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + 4))
+@pytest.mark.parametrize("seed", daily(2, range(FIRST, FIRST + 4)))
 def test_without_faults_nobody_needs_a_second_ballot(seed: int) -> None:
     verdict = run_seed(seed, NO_FAULTS)
     assert verdict.problem == ""
@@ -148,7 +148,7 @@ def found_by(plant: str, seeds: range, options: Options | None = None) -> tuple[
 @pytest.mark.parametrize(
     "plant",
     daily(
-        11,
+        5,
         (
             "owner-decides",
             "vote-without-bytes",
