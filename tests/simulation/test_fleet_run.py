@@ -193,7 +193,7 @@ def test_fragments_travel_one_by_one() -> None:
     } == {0, 1}
 
 
-def churned(lines: str, rounds: int = 12, *, of: str = "100ms", every: int = 100) -> PlayedRun:
+def churned(lines: str, rounds: int = 12, *, of: str = "500ms", every: int = 20) -> PlayedRun:
     peers = fleet(f"4 x {of}@20Mbit")
     mishaps = parse_script(lines, [peer.name for peer in peers])
     settings = RunSettings(sync_every=every, rounds=rounds)
@@ -230,7 +230,8 @@ def test_who_is_cut_off_or_frozen_misses_rounds_and_comes_back() -> None:
     assert counts[:2] == [4, 4]
     # Thirty seconds last over three rounds of eleven, fifteen over two. Who comes back has a
     # contribution at once and opens one round more, in the middle of the others' turn.
-    assert Counter(counts[2:6]) == {3: 3, 2: 1}
+    assert counts[2:5] == [3, 3, 3]
+    assert counts[5] < 3
     assert counts[6:] == [4, 3, 3, 4, 4, 4]
 
 
