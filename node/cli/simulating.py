@@ -390,8 +390,8 @@ def _settings(manifest: Manifest, name: str, seed: int, given: dict[str, Any]) -
 
 def _secure_means(manifest: Manifest, settings: StudySettings, clients: int) -> Callable[[], Means]:
     from ..manifest.federated import check_budget
-    from ..secure.simulated import SecureMeans
-    from ..secure.vectors import threshold_of
+    from ..modes.secure.simulated import SecureMeans
+    from ..modes.secure.vectors import threshold_of
 
     run = manifest.settings()
     assert run.secure is not None
@@ -418,7 +418,7 @@ def _fewest(manifest: Manifest) -> Callable[[int], int]:
     if secure is None:
         return lambda _: 1
     from ...collectives.swarm import LEAST_SITES
-    from ..secure.vectors import threshold_of
+    from ..modes.secure.vectors import threshold_of
 
     return lambda members: max(LEAST_SITES, threshold_of(secure, members))
 

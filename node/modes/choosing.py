@@ -18,13 +18,13 @@ from ...collectives.round.faults import FaultModel, FaultModelMaker
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
 from ...security.rules.reducers import find_reducer
-from ..btard.rounds import BtardRounds
-from ..secure.rounds import SecureRounds
 from ..session.modes import Modes
 from ..session.pre_round import PreRound
+from .btard.rounds import BtardRounds
 from .distances import Distances
 from .operations.operations import Operations, operations_of
 from .recertifying import Recertifying
+from .secure.rounds import SecureRounds
 
 if TYPE_CHECKING:
     from ..session.session import Session

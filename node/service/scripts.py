@@ -21,8 +21,8 @@ from ..control.service import ReduceMemory
 from ..control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer, alive
 from ..manifest import Manifest
 from ..modes.operations.operations import operations_of
+from ..modes.secure.rounds import SecureRounds
 from ..run.same_order import said_by, shows_order
-from ..secure.rounds import SecureRounds
 from ..session import events as ev
 from ..session.fragments import Whole
 from .reductions import Reductions

@@ -14,11 +14,11 @@ import trio
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Spent
-from ..btard.rounds import BtardRounds
+from ..modes.btard.rounds import BtardRounds
+from ..modes.secure.rounds import SecureRounds
 from ..run.gain import cost_of, gain_of
 from ..run.quorum import quorum_of
 from ..run.status import RunStatus
-from ..secure.rounds import SecureRounds
 from ..session.documents import rounded
 from .chronicle import SEEKING
 from .troubles import described, other_histories

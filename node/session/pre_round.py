@@ -1,5 +1,5 @@
 """What members do together before anything is given to the log: the seam between a session and
-secure rounds (`node.secure`), or BTARD (`node.btard`).
+secure rounds (`node.modes.secure`), or BTARD (`node.modes.btard`).
 
 Both end with one vector that all who took part have, and each of them contributes a copy of it:
 cids that begin alike (`round.KIN_BYTES`).

@@ -17,32 +17,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import Grid
-from ...collectives.errors import (
+from ....collectives.codecs.codec import Grid
+from ....collectives.errors import (
     GroupError,
     LocalProtocolError,
     RemoteProtocolError,
     SecurityError,
     StorageError,
 )
-from ...collectives.group import CID_BYTES, Admitted, Entry, Plan, Reading, SpentWord
-from ...collectives.identifiers import PeerId
-from ...collectives.modes.site_ledger import SiteLedger
-from ...collectives.round import KIN_BYTES
-from ...collectives.round.log import Log
-from ...collectives.round.site_names import SiteNames, spent_payload
-from ...collectives.round.turns import AWAY_S
-from ...collectives.swarm import MAX_OP_ID, Call, SecureSettings, Spent
-from ...security.masking import Binding, DealerError, Memory, Unmasking
-from ...security.masking.binding import LEAST_MEMBERS
-from ...security.masking.keys import Words
-from ...security.masking.messages import Keys
-from ..modes.operations.naming import MASKED_SUMS, config_key
-from ..modes.operations.operations import Operations
-from ..session import events as ev
-from ..session.contribution_queue import Given
-from ..session.copies import Copies
-from ..session.pre_round import PreRound
+from ....collectives.group import CID_BYTES, Admitted, Entry, Plan, Reading, SpentWord
+from ....collectives.identifiers import PeerId
+from ....collectives.modes.site_ledger import SiteLedger
+from ....collectives.round import KIN_BYTES
+from ....collectives.round.log import Log
+from ....collectives.round.site_names import SiteNames, spent_payload
+from ....collectives.round.turns import AWAY_S
+from ....collectives.swarm import MAX_OP_ID, Call, SecureSettings, Spent
+from ....security.masking import Binding, DealerError, Memory, Unmasking
+from ....security.masking.binding import LEAST_MEMBERS
+from ....security.masking.keys import Words
+from ....security.masking.messages import Keys
+from ...session import events as ev
+from ...session.contribution_queue import Given
+from ...session.copies import Copies
+from ...session.pre_round import PreRound
+from ..operations.naming import MASKED_SUMS, config_key
+from ..operations.operations import Operations
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, MaskingStep
@@ -59,8 +59,8 @@ from .vectors import (
 from .wire import PREFIX, AttemptMessage, AuthoredMessage, Fixed, Pass, Want, decode, encode
 
 if TYPE_CHECKING:
-    from ...security.identity import Identity
-    from ..session.session import Session
+    from ....security.identity import Identity
+    from ...session.session import Session
 
 # how the operations of secure rounds are called, at greater length than any script's
 OPERATION = "masking/"
