@@ -29,11 +29,11 @@ from ....security.btard.finished import Finished
 from ....security.btard.messages import CommittedVector, Frame, Vector
 from ....security.btard.trail import Trail
 from ....security.identity import verify
-from ...run.evidence import removal
 from ...session import events as ev
 from ...session.contribution_queue import Given
 from ...session.copies import Copies
 from ...session.pre_round import PreRound
+from .evidence import removal
 from .vectors import VectorTransfers
 from .wire import PREFIX, Offered, Taken, decode, encode
 

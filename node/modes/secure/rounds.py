@@ -9,7 +9,7 @@ it: their members are told, go back to the anchor and train anew.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -42,7 +42,7 @@ from ...session.contribution_queue import Given
 from ...session.copies import Copies
 from ...session.pre_round import PreRound
 from ..operations.naming import MASKED_SUMS, config_key
-from ..operations.operations import Operations
+from ..operations.operations import operations_of
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, MaskingStep
@@ -92,7 +92,6 @@ class SecureRounds(PreRound):
     def __init__(
         self,
         session: Session,
-        operations: Operations,
         terms: SecureSettings,
         identity: Identity,
         rng: random.Random | None,
@@ -100,7 +99,7 @@ class SecureRounds(PreRound):
         """``rng`` makes secrets and rounds; None (no simulation): `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
         self._ledger: SiteLedger | None = None  # of a run with noise, once there is a log
-        self._operations = operations
+        self._operations = operations_of(session)
         self.rng = rng or random.SystemRandom()
         self.masking: Masking | None = None
         self.given: Given | None = None  # the script's vector, in the attempt
@@ -156,6 +155,9 @@ class SecureRounds(PreRound):
         if self._budget is None and self.session.settings.privacy is not None:
             self._budget = Budget(self.session.settings.privacy, self.session.ports.storage)
         return self._budget
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        self.metrics.update(metrics)
 
     def spent(self) -> Spent | None:
         """What this member has spent of its privacy; None in a run without noise. Raises
