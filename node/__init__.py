@@ -11,8 +11,6 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     manifest/          what a run trains, and by which rules; signed
     net/               libp2p, DHT, relays, lanes
     session/           a run's log at one member: rounds, state, transfer; sans I/O
-    btard/             rounds whose contributions follow from public seeds; beside a session
-    secure/            rounds whose contributions are masked; likewise
     modes/             what some runs ask of a session; which of it a run does
     storage/           what a run keeps on disk
     control/           the control socket: messages, shared memory, the server

@@ -48,10 +48,11 @@ from atoll.collectives.round.certificate import (
     genesis_payload,
     vote_payload,
 )
-from atoll.node.btard import wire as btard_wire
 from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
 from atoll.node.manifest.signed import DOMAIN as MANIFEST
+from atoll.node.modes.btard import wire as btard_wire
 from atoll.node.modes.operations.naming import parse
+from atoll.node.modes.secure import wire as secure
 from atoll.node.net import announcements, greeting, lane_talk, look, rendezvous
 from atoll.node.net.dht import records as values
 from atoll.node.net.dht import wire as kad
@@ -72,7 +73,6 @@ from atoll.node.run.evidence import check
 from atoll.node.run.invite import PREFIX, inspect_invite, make_invite
 from atoll.node.run.membership import Membership
 from atoll.node.run.proof import twice
-from atoll.node.secure import wire as secure
 from atoll.node.service.announced import read_invite
 from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.node.storage.frames import framed, read_frames

@@ -10,8 +10,8 @@ from session_table import LAYOUT, LIMIT_S, Peer, Table
 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
+from atoll.node.modes.secure.wire import PREFIX, AuthoredMessage, decode
 from atoll.node.run.evidence import check
-from atoll.node.secure.wire import PREFIX, AuthoredMessage, decode
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.masking import Client

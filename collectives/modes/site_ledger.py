@@ -6,10 +6,10 @@ says (`Doors.name`); the name of a member that needs no invite is its peer id. A
 a time: the entry that lets in another key under it leaves the one before out, and that never comes
 back. A key has one name for ever. So no sum holds a site's data twice.
 
-**What a lost disk cost.** A site hands over one masked vector an entry at most (`node.secure`). So
-the entries decided while a life of a name was asked to contribute bound how many it gave. Its next
-life begins at that number at least (`before`): under another key, with another incarnation, or as a
-member anew, since nobody can tell then whether it has its disk.
+**What a lost disk cost.** A site hands over one masked vector an entry at most
+(`node.modes.secure`). So the entries decided while a life of a name was asked to contribute bound
+how many it gave. Its next life begins at that number at least (`before`): under another key, with
+another incarnation, or as a member anew, since nobody can tell then whether it has its disk.
 
 **The end.** Who may spend no more says so, signed (`SpentWord`). Entries carry these words. Once
 fewer sites than a sum needs are left that have not said it, the run is over (`over`): that follows

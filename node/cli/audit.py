@@ -16,7 +16,7 @@ from .options import RUN, GivenPath, shared_options
 
 if TYPE_CHECKING:
     from ..records.audit import Audited, AuditSource, ConfigurationChange, LogFork, Proven
-    from ..records.leaning import Leans
+    from ..records.figures import Leans
     from ..records.recompute import Recomputed
 
 EVERY = 20_000  # entries between two words of progress
@@ -307,10 +307,11 @@ def _again_lines(again: list[Recomputed]) -> list[str]:
 def _leans(
     terminal: Terminal, source: AuditSource, log: str, rounds: int | None, folders: tuple[Path, ...]
 ) -> Leans | None:
-    from ..records.leaning import leans
-
     if rounds is None:
         return None
+    from ..registry import MODES
+
+    leans = MODES.load("rules.leaning", "leans", key="--leaning")
     return leans(
         source,
         log,

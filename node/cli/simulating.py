@@ -19,6 +19,7 @@ from ...collectives.errors import ConfigError, StorageError
 from ..home.output import Terminal, bytes_text, current
 from ..manifest.manifest import fading_of
 from ..manifest.optional_tables import READS
+from ..registry import MODES
 from .options import GIVEN, GivenPath, shared_options
 from .simulating_fleet import fleet_options, simulated_fleet
 
@@ -390,9 +391,9 @@ def _settings(manifest: Manifest, name: str, seed: int, given: dict[str, Any]) -
 
 def _secure_means(manifest: Manifest, settings: StudySettings, clients: int) -> Callable[[], Means]:
     from ..manifest.federated import check_budget
-    from ..secure.simulated import SecureMeans
-    from ..secure.vectors import threshold_of
 
+    means = MODES.load("secure.simulated", "SecureMeans", key="[secure]")
+    threshold_of = MODES.load("secure.vectors", "threshold_of", key="[secure]")
     run = manifest.settings()
     assert run.secure is not None
     if settings.asked is None:
@@ -409,7 +410,7 @@ def _secure_means(manifest: Manifest, settings: StudySettings, clients: int) -> 
             key="clients",
             hint=f"--clients {needed}, or more",
         )
-    return partial(SecureMeans, run.secure, run.privacy, settings.seed)
+    return partial(means, run.secure, run.privacy, settings.seed)
 
 
 def _fewest(manifest: Manifest) -> Callable[[int], int]:
@@ -418,8 +419,8 @@ def _fewest(manifest: Manifest) -> Callable[[int], int]:
     if secure is None:
         return lambda _: 1
     from ...collectives.swarm import LEAST_SITES
-    from ..secure.vectors import threshold_of
 
+    threshold_of = MODES.load("secure.vectors", "threshold_of", key="[secure]")
     return lambda members: max(LEAST_SITES, threshold_of(secure, members))
 
 
@@ -427,8 +428,7 @@ def _spent(manifest: Manifest, rounds: float) -> dict[str, float]:
     """What a site has spent that was in all rounds, in a run with [privacy]."""
     if manifest.privacy is None:
         return {}
-    from ...security.privacy.budget import epsilon_after
-
+    epsilon_after = MODES.load("privacy.budget", "epsilon_after", key="[privacy]")
     return {"epsilon": epsilon_after(manifest.privacy.settings(), round(rounds))}
 
 

@@ -13,7 +13,7 @@ from .options import RUN, GivenPath, shared_options
 
 if TYPE_CHECKING:
     from ..manifest import Manifest
-    from ..records.splitting import Split
+    from ..records.figures import Split
 
 MODEL = "model"  # folder of the exported model below --out
 
@@ -59,8 +59,12 @@ def split_command(
     """
     from ..manifest import load_run
     from ..records.audit import audit, of_node
-    from ..records.splitting import check_split, manifests, split
+    from ..registry import MODES
 
+    check_split, split, manifests = (
+        MODES.load("clusters", name, key="atoll split")
+        for name in ("check_split", "split", "manifests")
+    )
     terminal = current()
     signed = load_run(terminal.paths, run)
     parent = signed.open()
@@ -101,8 +105,9 @@ def _write(terminal: Terminal, run: str, parent: Manifest, found: Split, out: Pa
     from ..manifest import load_run, parse_manifest
     from ..manifest.form import as_toml
     from ..records.export import export_run
-    from ..records.splitting import manifests
+    from ..registry import MODES
 
+    manifests = MODES.load("clusters", "manifests", key="atoll split")
     export_run(terminal.paths, load_run(terminal.paths, run), out / MODEL, force=True)
     files = list[Path]()
     for made in manifests(parent, found):

@@ -21,6 +21,7 @@ from .presets import growth_rows
 from .pretrained import data_rows, pretrained_rows
 from .quorum import quorum_rows
 from .refusals import Row, against
+from .registered import registered_rows
 from .robust import robust_rows
 from .tables import ExchangeTable, Tree
 
@@ -385,6 +386,7 @@ def fragment_rows(manifest: Manifest) -> list[Row]:
 
 
 ROWS: tuple[Callable[[Manifest], list[Row]], ...] = (
+    registered_rows,
     ends_rows,
     exchange_rows,
     fragment_rows,

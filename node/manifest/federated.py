@@ -10,6 +10,7 @@ import math
 
 import msgspec
 
+from ..registry import MODES
 from .manifest import Manifest, arrivals_of, exact_codecs, sample_of
 from .methods import method_rows, work_rows
 from .optional_tables import FederatedTable, PrivacyTable, SecureTable
@@ -266,7 +267,7 @@ def budget_rows(manifest: Manifest) -> list[Row]:
         return []
     if privacy.count_noise is not None and privacy.count_noise <= privacy.noise / 2:
         return []  # refused already, and nothing can be counted
-    from ...security.privacy.budget import most_rounds
+    most_rounds = MODES.load("privacy.budget", "most_rounds", key="[privacy]")
 
     most = most_rounds(privacy.settings())
     fewer = f"rounds = {most}, or " if most else ""
@@ -441,7 +442,7 @@ def _privacy_line(manifest: Manifest) -> str:
             "the sum itself, and the model, can still give away something of what they were "
             "trained on: there is no [privacy] in this run"
         )
-    from ...security.privacy.budget import epsilon_after
+    epsilon_after = MODES.load("privacy.budget", "epsilon_after", key="[privacy]")
 
     terms = privacy.settings()
     spent = epsilon_after(terms, rounds)
@@ -486,7 +487,7 @@ def site_lines(manifest: Manifest, peers: int) -> list[str]:
         lines += _ring_lines(secure, drawn) if privacy is None else []
     if privacy is None or rounds is None:
         return lines
-    from ...security.privacy.budget import most_rounds
+    most_rounds = MODES.load("privacy.budget", "most_rounds", key="[privacy]")
 
     slack = most_rounds(privacy.settings()) - rounds
     lost = "no contribution may be lost" if slack < 1 else f"{slack} contributions may be lost"
@@ -500,7 +501,7 @@ def site_lines(manifest: Manifest, peers: int) -> list[str]:
 
 def _ring_lines(secure: SecureTable, members: int) -> list[str]:
     """What so many sites of such weight cost beyond 32 bits a value."""
-    from ...security.masking.ring import bits_for
+    bits_for = MODES.load("secure.ring", "bits_for", key="[secure]")
 
     if bits_for(members, secure.max_weight) == 32:
         return []

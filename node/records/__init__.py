@@ -7,7 +7,6 @@ sharding     weights in several files, with an index
 export       the model of a run as files that load without atoll
 beginnings   a run that goes on from what was exported
 audit        the log checked and handed over
+figures      what comes of looking at kept contributions
 recompute    a committed round computed again from contributions that were kept
-splitting    clusters of a run's members, for a run of each
-leaning      whose contributions keep pointing one way over many rounds
 """

@@ -21,7 +21,7 @@ from ...collectives.reduce import MEAN, TwoPhaseReducer, Weighing
 from ...collectives.round import rounds_in
 from ...collectives.trees import Tree, trees_of
 from ...security.identity import verify
-from ...security.rules.reducers import find_reducer
+from ..composing import find_reducers
 from ..run.evidence import DOMAIN
 from ..storage.contributions import FOLDER as CONTRIBUTIONS
 from ..storage.contributions import find_kept
@@ -173,7 +173,9 @@ class _Round:
 
     def __init__(self, entry: Entry, grid: Grid, vectors: Sequence[memoryview]) -> None:
         self._entry, self._grid, self._vectors = entry, grid, vectors
-        reducer = self._reducer = MEAN if entry.reducer == "mean" else find_reducer(entry.reducer)
+        reducer = self._reducer = (
+            MEAN if entry.reducer == "mean" else find_reducers()(entry.reducer)
+        )
         self._trees: tuple[Tree, ...] = ()
         if (
             reducer is not None

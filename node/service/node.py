@@ -28,9 +28,9 @@ from ..home.memory_use import resident_bytes
 from ..home.paths import Paths, write_atomic
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..manifest.presets import averaging_text
-from ..modes.recertifying import recertify
 from ..net.network import PeerNetwork
 from ..net.transport.addresses import at_home
+from ..registry import MODES
 from ..run.clocks import wrong_clock
 from ..run.invite import parse_invite
 from ..run.standing import Standing, forget_standing, load_standing, save_standing, standing_by
@@ -408,6 +408,7 @@ class Node:
         service = self._find(run)
         if service.whole is None and service.error is None:
             raise RecertifyError("the run's state is not here yet")
+        recertify = MODES.load("sealing.recertifying", "recertify", key="recertify")
         recertify(service.driven.sessions, trio.current_time(), without)
         service.wake()
         return sealed(service) or {"removed": list(without), "awaited": []}

@@ -26,7 +26,7 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.record_layer import DEFAULT_CIPHER, PLAIN
 from ...security.identity import Identity, load_or_create
-from ...security.rules.reducers import find_reducer
+from ..composing import find_reducers
 from ..control.parent import watch_parent
 from ..control.server import ControlServer
 from ..home.ending import end_signals
@@ -180,7 +180,7 @@ async def _main(
         identity.peer,
         emit=from_engine,
         result_buffer=lambda plan: _result_buffer(nodes, pool, plan),
-        reducers=find_reducer,
+        reducers=find_reducers(),
         settings=settings,
     )
     engine.start()

@@ -17,9 +17,9 @@ from ...collectives.swarm import Call, Outcome
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import PooledBuffer
-from ..modes.operations.operations import operations_of
 from ..session import events as ev
 from ..session.documents import weights_of
+from ..session.other_logs import calls_of
 from .buffers import BufferPool
 from .run import RunService
 
@@ -83,7 +83,7 @@ class Reductions:
         if call.op_id in self._open:
             raise LocalProtocolError(f"{call.name} is open already", hint=OWN_NAME)
         session = self.run.driven.sessions[0]
-        operation = operations_of(session).prepare(trio.current_time(), call, numel)
+        operation = calls_of(session).prepare(trio.current_time(), call, numel)
         self.run.node.lanes.soon(
             trio.current_time(), frozenset(operation.peers) - {self.run.node.identity.peer}
         )
@@ -112,7 +112,7 @@ class Reductions:
         reduction.cid, reduction.started_at, reduction.running = os.urandom(16), now, True
         reduction.traffic = self.run.traffic()
         try:
-            operations_of(session).start(
+            calls_of(session).start(
                 now, reduction.call, reduction.numel, reduction.source, reduction.cid
             )
         except BaseException:
@@ -138,7 +138,7 @@ class Reductions:
 
         def abandon() -> None:
             if session is not None:
-                says.append(operations_of(session).abandon(now, op_id))
+                says.append(calls_of(session).abandon(now, op_id))
                 session.settle(now)
 
         if reduction.running:

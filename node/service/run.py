@@ -26,10 +26,10 @@ from ...collectives.errors import (
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
+from ..composing import modes_of
 from ..control.shared_memory import AnchorSlots
 from ..home.paths import make_private
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
-from ..modes.choosing import modes_of
 from ..net.look import Look
 from ..net.transport.addresses import split_peer
 from ..run.capability import invite_of

@@ -20,11 +20,10 @@ from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer, alive
 from ..manifest import Manifest
-from ..modes.operations.operations import operations_of
 from ..run.same_order import said_by, shows_order
-from ..secure.rounds import SecureRounds
 from ..session import events as ev
 from ..session.fragments import Whole
+from ..session.other_logs import calls_of
 from .reductions import Reductions
 from .run import RunFailed, RunService
 from .views import finished, spent
@@ -211,7 +210,7 @@ class AttachedScript:
 
     def next_number(self, name: str, least: int) -> int:
         """Of a series of operations."""
-        return operations_of(self.run.driven.sessions[0]).next_number(name, least)
+        return calls_of(self.run.driven.sessions[0]).next_number(name, least)
 
     def report(
         self,
@@ -229,8 +228,8 @@ class AttachedScript:
             self.run.standstill.stepped(trio.current_time(), float(step_s))
             self.run.idle.over()
         session = self.run.session
-        if session is not None and isinstance(session.pre_round, SecureRounds):
-            session.pre_round.metrics.update(metrics)
+        if session is not None and session.pre_round is not None:
+            session.pre_round.report(metrics)
         self.run.node.publish(
             {"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)}
         )

@@ -14,11 +14,9 @@ import trio
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Spent
-from ..btard.rounds import BtardRounds
 from ..run.gain import cost_of, gain_of
 from ..run.quorum import quorum_of
 from ..run.status import RunStatus
-from ..secure.rounds import SecureRounds
 from ..session.documents import rounded
 from .chronicle import SEEKING
 from .troubles import described, other_histories
@@ -190,7 +188,8 @@ def _newcomer(run: RunService, peer: PeerId) -> dict[str, Any]:
 
 def _btard(run: RunService) -> dict[str, Any] | None:
     pre_round = run.session.pre_round if run.session is not None else None
-    return pre_round.view() if isinstance(pre_round, BtardRounds) else None
+    asked = run.session is not None and run.session.settings.btard is not None
+    return pre_round.view() if pre_round is not None and asked else None
 
 
 def _secure(run: RunService) -> dict[str, Any] | None:
@@ -198,7 +197,7 @@ def _secure(run: RunService) -> dict[str, Any] | None:
     None where they are not masked.
     """
     pre_round = run.session.pre_round if run.session is not None else None
-    if not isinstance(pre_round, SecureRounds):
+    if pre_round is None or run.session is None or run.session.settings.secure is None:
         return None
     return {"threshold": pre_round.needed, "last": run.chronicle.unmasked}
 
@@ -206,7 +205,7 @@ def _secure(run: RunService) -> dict[str, Any] | None:
 def spent(run: RunService) -> Spent | None:
     """What this site has spent of its privacy; None in a run without noise."""
     session = run.session
-    if session is not None and isinstance(session.pre_round, SecureRounds):
+    if session is not None and session.pre_round is not None:
         with contextlib.suppress(StorageError):  # told as a trouble where the run needs it
             return session.pre_round.spent()
     return None

@@ -1,5 +1,5 @@
 """What members do together before anything is given to the log: the seam between a session and
-secure rounds (`node.secure`), or BTARD (`node.btard`).
+secure rounds (`node.modes.secure`), or BTARD (`node.modes.btard`).
 
 Both end with one vector that all who took part have, and each of them contributes a copy of it:
 cids that begin alike (`round.KIN_BYTES`).
@@ -7,8 +7,8 @@ cids that begin alike (`round.KIN_BYTES`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...collectives.round.site_names import SiteNames
 
@@ -131,6 +131,13 @@ class PreRound(Protocol):
         nobody wants it any more.
         """
         return None
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """What the script has reported last."""
+
+    def view(self) -> dict[str, Any]:
+        """For `atoll status`: JSON-able."""
+        return {}
 
     def drop_all(self) -> None:
         """The end of the session: the data plane lets go of what it holds."""

@@ -38,9 +38,9 @@ from ...optim.data.shard import Shard
 from ...optim.outer import effective_outer, reading_of
 from ...optim.outer.worth import WorthWatch
 from ...optim.solo import AnchorLease
-from ..modes.operations.operations import operations_of
 from ..run.same_order import SameOrder, said_by
 from ..session import events as ev
+from ..session.other_logs import calls_of
 from ..session.replica import ModelReplica, PlainSlots
 from ..session.session import Session
 from .process import NodeProcess, Place
@@ -399,7 +399,7 @@ class LocalMember:
                 f"{call.name} is under way",
                 hint=f"wait() for it. {OWN_NAME}",
             )
-        operations, cid = operations_of(node.session), self._rng.randbytes(16)
+        operations, cid = calls_of(node.session), self._rng.randbytes(16)
         operation = operations.prepare(self.clock(), call, source.numel())
         vector = placed(
             source.detach().view(-1).to("cpu", copy=True),
@@ -448,7 +448,7 @@ class LocalMember:
             return self.still_open(f"{reason}: this swarm was closed")
         says = ""
         with self._node().alive():
-            says = operations_of(self._node().session).abandon(self.clock(), op_id)
+            says = calls_of(self._node().session).abandon(self.clock(), op_id)
         return self.still_open(f"{reason}: {says}" if says else reason)
 
     def ended(
@@ -523,7 +523,7 @@ class LocalMember:
         return self._session(0).tallies(first)
 
     def next_number(self, name: str, least: int = 0) -> int:
-        return operations_of(self._node().session).next_number(name, least)
+        return calls_of(self._node().session).next_number(name, least)
 
     def shard(self, loader: Any) -> Shard:
         return Shard(self, loader)

@@ -32,18 +32,22 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.messages import shared_decoding
-from ...collectives.round import Timing
+from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.simulation import Network, World
 from ...collectives.swarm import RunSettings, Swarm
 from ...optim.outer import effective_outer
 from ...optim.solo import MemoryShelf
 from ...security.identity import Identity
 from ..session.memory_storage import MemoryStorage
+from ..session.ports import Storage
 from .local_member import LocalMember
 from .process import NodeProcess, Place
 from .stage import Actor, Stage
 
 Script = Callable[[Any], Any]
+MakeStorage = Callable[[PeerId, int, Storage | None], Storage]
+"""The storage of a peer's fragment for its next life, given that of the life before: None at first.
+"""
 LIMIT_S = 86_400.0  # virtual seconds after which a run that does not end is given up
 
 
@@ -53,7 +57,7 @@ class _Peer:
     def __init__(self, swarm: LocalSwarm, index: int) -> None:
         self.swarm, self.index, self.name = swarm, index, swarm.names[index]
         self.storages = [
-            MemoryStorage(effective_outer(swarm.settings)) for _ in range(swarm.settings.fragments)
+            swarm.storage(self.name, number, None) for number in range(swarm.settings.fragments)
         ]
         self.shelf = MemoryShelf()  # outlives the script, as its disk does
         self.process: NodeProcess | None = None
@@ -63,6 +67,11 @@ class _Peer:
 
     def boot(self, script: Script) -> None:
         swarm, self.life = self.swarm, self.life + 1
+        if self.life:
+            self.storages = [
+                swarm.storage(self.name, number, before)
+                for number, before in enumerate(self.storages)
+            ]
         rng = swarm.world.stream(f"{self.name}/{self.life}")
         member = self.member = LocalMember(swarm.place, self.name, self.index, rng, self.shelf)
         storage, *others = self.storages
@@ -99,8 +108,6 @@ class _Peer:
         member.lost()
         actor.dead = True
         actor.dismiss()
-        for storage in self.storages:
-            storage.restart()
         for other in self.swarm.peers:
             if other.process is not None:
                 other.process.link(self.name, False)
@@ -126,7 +133,8 @@ class LocalSwarm:
     ``names``: of the peers, in place of p0, p1, …. ``latency_s`` one way, with up to ``jitter_s``
     more; ``bandwidth_bytes_per_s`` of each link (0: without limit). ``sites``: the label of each
     peer's place, for plans of two levels. Where ``settings`` cut the model into fragments, its
-    members are FragmentSwarms. Faults are arranged by virtual time, before `run` or meanwhile;
+    members are FragmentSwarms. ``storage``: what peers keep their state in (in this process's
+    memory); ``doors``: by what each peer lets others in (all). Faults are arranged by virtual time, before `run` or meanwhile;
     `world` and `network` are there for more.
     """
 
@@ -143,6 +151,8 @@ class LocalSwarm:
         chunk_elements: int | None = None,
         sites: Sequence[str] = (),
         names: Sequence[str] = (),
+        storage: MakeStorage | None = None,
+        doors: Callable[[PeerId], Doors] = lambda peer: OPEN,
     ) -> None:
         if count < 1 or (names and len(set(names)) != count):
             raise ConfigError(f"a swarm of {count} peers", key="count")
@@ -162,6 +172,7 @@ class LocalSwarm:
         self.names = [person.peer for person in people] or [
             PeerId(name) for name in names or (f"p{index}" for index in range(count))
         ]
+        self.storage = storage or self._in_memory
         self.listener: Callable[[PeerId, object], None] | None = None  # hears all session events
         self.stage = Stage(self.world)
         self.place = Place(
@@ -176,6 +187,7 @@ class LocalSwarm:
             checkpoint_every=1,
             sites=dict(zip(self.names, sites, strict=False)),
             identities={person.peer: person for person in people},
+            doors=doors,
         )
         self.peers = [_Peer(self, index) for index in range(count)]
         self.playing: dict[threading.Thread, _Peer] = {}  # by its script's
@@ -183,6 +195,13 @@ class LocalSwarm:
         self._away = 0  # killed peers that will be back
         self._faults: list[tuple[float, Callable[[Script], None]]] = []
         self._script: Script | None = None  # while it runs
+
+    def _in_memory(self, peer: PeerId, fragment: int, before: Storage | None) -> Storage:
+        if before is None:
+            return MemoryStorage(effective_outer(self.settings))
+        assert isinstance(before, MemoryStorage)
+        before.restart()
+        return before
 
     @property
     def now(self) -> float:

@@ -22,8 +22,7 @@ from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
-from ...security.rules.reducers import find_reducer
-from ..modes.choosing import modes_of
+from ..composing import find_reducers, modes_of
 from ..session.barrier import Barrier
 from ..session.fragments import Whole, whole_of
 from ..session.ports import DataPlane, Storage
@@ -150,7 +149,7 @@ class NodeProcess:
         self.plane = place.exchange(
             peer,
             emit=lambda event: self._events.append(event),
-            reducers=find_reducer,
+            reducers=find_reducers(),
             clock=lambda: place.world.now,
             resend_after_s=lambda: 8 * place.timing.pull_s,
             # no limit where nothing is known, as in a node

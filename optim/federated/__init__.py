@@ -16,13 +16,9 @@ member    a member's turn in a round of any method, put together from these
 site      what a member of a real run keeps for itself, across its lives, and what travels beside
           the model
 server    what a run keeps between rounds, and contributions added up as they come
-example_ledger   what is spent of single examples' privacy, on disk
-examples  DP-SGD: a site's single examples, protected in its own inner steps
-ghost     a batch's clipped gradients at once, where opacus is installed
 arrivals  asynchronous rounds: staleness factors that never grow, FedAsync's mixing, FedBuff's
           scale, FedFix's unbiasing weights
 personal  models of one's own: Ditto, Reptile's fine-tuning
-clusters  members by the direction of their updates, with names that stay
 simulation/   runs of any size in virtual time, for researchers
 """
 

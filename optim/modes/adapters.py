@@ -10,7 +10,6 @@ the products. Parameters are told by PEFT's names, ``…lora_A…`` and ``…lor
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ...collectives.errors import ConfigError
+from ..model.factors import FACTOR
 
-FACTOR = re.compile(r"(?<![^.])lora_(embedding_)?([AB])(?![^.])")
 Factor = Literal["A", "B"]
 
 

@@ -35,12 +35,11 @@ from ...collectives.errors import (
 )
 from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
+from ..composing import flat_vector, strands_of, turns_of
 from ..data.first_batch import FirstBatches
 from ..data.ledger import SHORT, SampleLedger, attached, attached_to
 from ..model.accuracy import ENCODING_ERROR
 from ..model.flat import showing
-from ..modes.adapters import AdapterTurns
-from ..modes.choosing import flat_vector, strands_of
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import WaitedOutcome
 from ..rounds.schedule import Since, StepCounter, WaitBudget
@@ -298,9 +297,7 @@ class Attachment:
         self._counter = StepCounter()
         self._budget = WaitBudget.of(swarm.settings)
         self._ranks = cast("RankSwarm", swarm) if hasattr(swarm, "ranks") else None
-        self._adapters = AdapterTurns(
-            model, swarm.settings.adapters.mode, wrapped=self._ranks is not None
-        )
+        self._adapters = turns_of(model, swarm.settings, wrapped=self._ranks is not None)
         self._flat = flat_vector(
             model, swarm.settings, included=included, sharded=self._ranks is not None
         )

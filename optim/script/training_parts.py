@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from ...collectives.errors import AtollError
 from ...collectives.layout import Layout
 from ...collectives.swarm import OuterSettings, Swarm
+from ..model.factors import FACTOR
 from ..model.flat import clean_name, unwrap
-from ..modes.adapters import FACTOR
 from .saving import some
 
 logger = logging.getLogger("atoll")

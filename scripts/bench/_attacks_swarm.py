@@ -22,8 +22,8 @@ from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import DiLoCo
+from atoll.optim.composing import flat_vector
 from atoll.optim.federated.simulation.attacks import ATTACKS, flipped_labels
-from atoll.optim.modes.choosing import flat_vector
 from atoll.optim.outer import presets
 
 SYNC_EVERY, CODEC = 10, "int8"

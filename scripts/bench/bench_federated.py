@@ -29,7 +29,6 @@ from rivals import _flwr
 
 from atoll.collectives.arrivals import Fading
 from atoll.optim.federated import METHODS, server_settings
-from atoll.optim.federated.clusters import adjusted_rand
 from atoll.optim.federated.member import Knobs
 from atoll.optim.federated.server import FederatedServer
 from atoll.optim.federated.simulation import (
@@ -42,6 +41,7 @@ from atoll.optim.federated.simulation import (
 )
 from atoll.optim.federated.simulation.report import row
 from atoll.optim.federated.simulation.study import ARRIVING
+from atoll.optim.modes.clusters import adjusted_rand
 
 BETA = 0.3
 OPTIONS: dict[str, dict[str, Any]] = {

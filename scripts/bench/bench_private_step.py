@@ -24,8 +24,8 @@ import torch
 from _bench import emit, progress
 from torch import Tensor, nn
 
-from atoll.optim.federated.examples import PrivateExamples
-from atoll.optim.federated.ghost import can_clip
+from atoll.optim.modes.privacy.examples import PrivateExamples
+from atoll.optim.modes.privacy.ghost import can_clip
 
 CLASSES, INPUTS, WIDE, WORDS = 10, 512, 152, 512
 

@@ -61,7 +61,9 @@ MIB = {"ext4": 160, "xfs": 320}
 ENDS_S = 15.0  # for the last contribution of a script
 PAUSE_S = 0.05  # between two contributions
 LEAST = 4  # members of a run with privacy
-GIVEN = "given/"  # how a node notes a vector that was handed over: see atoll.node.secure.rounds
+GIVEN = (
+    "given/"  # how a node notes a vector that was handed over: see atoll.node.modes.secure.rounds
+)
 PRIVATE = """
 schema = 1
 name = "private"

@@ -17,9 +17,9 @@ is an owner of all of it.
     5 unmask   Client.reveal     one share for each member, never both; Unmasking takes the masks
                off the sum
 
-For runs with ``[secure]`` (`node/secure`). Whoever drives it carries messages between members,
-tells all of them one set of members at each stage, and starts anew, with another attempt, when too
-few are left.
+For runs with ``[secure]`` (`node/modes/secure`). Whoever drives it carries messages between
+members, tells all of them one set of members at each stage, and starts anew, with another attempt,
+when too few are left.
 
 binding    what a masking is for: run, round, attempt, members, threshold, ring
 ring       float32 vectors as whole numbers modulo 2^bits, weights inside; room for the sum

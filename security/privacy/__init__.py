@@ -1,9 +1,9 @@
 """Differential privacy as numbers: what a run has spent, how much noise a step needs, exact
 discrete noise, clipping. No I/O.
 
-Runs with ``[privacy]`` use it through `node/secure`. What is protected is a client (all of its
-data) where a vector is clipped as a whole, or an example where an inner step clips each example's
-gradient: the accounting is the same.
+Runs with ``[privacy]`` use it through `node/modes/secure`. What is protected is a client (all of
+its data) where a vector is clipped as a whole, or an example where an inner step clips each
+example's gradient: the accounting is the same.
 
 rdp         one step of the Poisson-subsampled Gaussian in Rényi terms; (epsilon, delta) from them
 accountant  a run's steps added up; which step would pass epsilon; the noise that a plan needs

@@ -53,9 +53,9 @@ from atoll.collectives.round import RoundMachine, machine
 from atoll.node.__main__ import main
 from atoll.node.manifest import reading
 from atoll.node.modes.operations import operations
+from atoll.node.modes.secure.rounds import SecureRounds
 from atoll.node.net.measuring import Measuring
 from atoll.node.net.network import PeerNetwork
-from atoll.node.secure.rounds import SecureRounds
 from atoll.node.service import lanes, scripts
 from atoll.node.service import node as service
 from atoll.node.session import Session
@@ -234,7 +234,8 @@ def replace_the_mean() -> None:
     """Let the mean that it gives to the log, and makes results of, be off by seven while that is
     wanted.
     """
-    from atoll.node.secure.rounds import SecureRounds  # here: only after the session's modules
+    # here: only after the session's modules
+    from atoll.node.modes.secure.rounds import SecureRounds
 
     honest, told = SecureRounds._give, set[bytes]()
 

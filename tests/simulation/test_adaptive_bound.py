@@ -16,8 +16,8 @@ from session_table import LAYOUT, Peer, Table
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import PrivacySettings
-from atoll.node.secure.bound import bound_at, rule
-from atoll.node.secure.vectors import HALF, RingLayout, length_of
+from atoll.node.modes.secure.bound import bound_at, rule
+from atoll.node.modes.secure.vectors import HALF, RingLayout, length_of
 from atoll.node.session import events as ev
 
 NORMS = (1.0, 2.0, 3.0, 4.0, 5.0)

@@ -21,9 +21,10 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import RoundMachine
 from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node.btard.rounds import BtardRounds, StepOutcome
-from atoll.node.btard.wire import MOST_SPANS, Offered, Taken, decode, encode
-from atoll.node.run.evidence import FAULTS, check
+from atoll.node.modes.btard.evidence import FAULTS
+from atoll.node.modes.btard.rounds import BtardRounds, StepOutcome
+from atoll.node.modes.btard.wire import MOST_SPANS, Offered, Taken, decode, encode
+from atoll.node.run.evidence import check
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.security.btard import BtardPeer

@@ -30,7 +30,7 @@ from hospitals_kit import (
 from atoll.collectives.swarm import RunSettings, SecureSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import parse_manifest
-from atoll.node.secure.vectors import RingLayout
+from atoll.node.modes.secure.vectors import RingLayout
 from atoll.node.simulation.local_member import LocalMember
 
 SPEEDS = (0.01, 0.01, 0.05)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from atoll.collectives.arrivals import Fading
 from atoll.collectives.errors import ConfigError, NotEnoughPeersError
 from atoll.optim.federated import METHODS, server_settings
-from atoll.optim.federated.clusters import adjusted_rand, clusters, same_names
 from atoll.optim.federated.member import InnerSteps, Knobs, Served
 from atoll.optim.federated.personal import ditto, fine_tuned
 from atoll.optim.federated.simulation import (
@@ -35,6 +34,7 @@ from atoll.optim.federated.simulation.report import curve, row
 from atoll.optim.federated.simulation.study import Study
 from atoll.optim.federated.simulation.synchronous import run_synchronous
 from atoll.optim.federated.simulation.task import Learner
+from atoll.optim.modes.clusters import adjusted_rand, clusters, same_names
 
 SPEEDS = (1.0, 1.5, 2.0, 4.0, 5.0)
 CLASSES = 4

@@ -20,9 +20,9 @@ from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.cli.audit import _lean_lines
 from atoll.node.home.output import Terminal, short_peer
 from atoll.node.manifest import parse_manifest
+from atoll.node.modes.leaning import leans
 from atoll.node.records import recompute
 from atoll.node.records.audit import AuditSource
-from atoll.node.records.leaning import leans
 from atoll.node.storage.contributions import ContributionFiles
 from atoll.security.rules.leaning import LEAST_ROUNDS, chance
 

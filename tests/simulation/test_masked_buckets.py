@@ -16,7 +16,7 @@ from session_table import LAYOUT, Peer, Table
 
 from atoll.collectives.errors import LocalProtocolError, NotEnoughPeersError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.secure.vectors import least_buckets, threshold_of
+from atoll.node.modes.secure.vectors import least_buckets, threshold_of
 from atoll.node.session import events as ev
 from atoll.security.identity import Identity
 from atoll.security.masking import Binding, Buckets, Client, Memory, Ring, Unmasking

@@ -19,8 +19,8 @@ from session_table import LAYOUT, SETTINGS, Peer, Table
 
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import RunSettings
-from atoll.node.secure.rounds import SecureRounds
-from atoll.node.secure.vectors import RingLayout, Summed
+from atoll.node.modes.secure.rounds import SecureRounds
+from atoll.node.modes.secure.vectors import RingLayout, Summed
 from atoll.node.session import events as ev
 from atoll.optim import SoloSwarm, attach
 

@@ -24,10 +24,10 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SampleSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.run.evidence import MISDEALT
-from atoll.node.secure.rounds import GIVEN, SecureRounds
-from atoll.node.secure.vectors import RingLayout, threshold_of
-from atoll.node.secure.wire import AttemptMessage, AuthoredMessage, encode
+from atoll.node.modes.secure.evidence import MISDEALT
+from atoll.node.modes.secure.rounds import GIVEN, SecureRounds
+from atoll.node.modes.secure.vectors import RingLayout, threshold_of
+from atoll.node.modes.secure.wire import AttemptMessage, AuthoredMessage, encode
 from atoll.node.session import events as ev
 from atoll.node.session.copies import Copies
 from atoll.node.session.memory_storage import MemoryStorage

@@ -20,8 +20,8 @@ from atoll.collectives.layout import Layout, TensorSpec
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.manifest import parse_manifest
 from atoll.node.manifest.form import as_toml
+from atoll.node.modes import splitting as s
 from atoll.node.records import recompute
-from atoll.node.records import splitting as s
 from atoll.node.records.audit import AuditSource
 from atoll.node.storage.contributions import DATA, ContributionFiles
 from atoll.security.identity import Identity

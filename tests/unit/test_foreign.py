@@ -265,8 +265,8 @@ OURS = {
         f"node.look.view.{name}": "of a file, escaped in node/look/document.py"
         for name in ("Committed", "Slowest", "ReductionSpan", "Reported", "CodedTrouble")
     },
-    "node.records.leaning.Leaner": "a report",
-    "node.records.leaning.Leans": "a report",
+    "node.records.figures.Leaner": "a report",
+    "node.records.figures.Leans": "a report",
     "node.records.recompute.RecomputedPart": "a report",
     "node.records.recompute.Recomputed": "a report",
     "node.storage.results._Trailer": "written by this node",
@@ -275,7 +275,7 @@ OURS = {
     "node.run.invite.Invite": "its addresses are checked where they are unpacked",
     "node.session.events.Waiting": "sentences of a session's own",
     "node.control.shared_memory.AnchorSlot": "between a script and its node",
-    "node.records.splitting.Split": "a report",
+    "node.records.figures.Split": "a report",
     "optim.model.card.ModelCard": "written by the user's own script",
     "optim.model.card.Saved": "written by the user's own script",
     "optim.ranks.swarm._SwarmHead": "between ranks of one job",

@@ -296,7 +296,7 @@ def test_only_the_machine_of_a_round_writes_its_fields() -> None:
     wrong = [
         f"{path}:{line} {what}"
         for path in package_files()
-        if path.as_posix().startswith(("collectives/round/", "node/session/", "node/secure/"))
+        if path.as_posix().startswith(("collectives/round/", "node/session/", "node/modes/secure/"))
         and path.as_posix() != mine
         for line, what in _written(tree(path), fields)
     ]

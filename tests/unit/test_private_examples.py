@@ -16,8 +16,8 @@ from torch import nn
 from torch.ao.quantization import MinMaxObserver
 
 from atoll.collectives.errors import ConfigError, StateError
-from atoll.optim.federated.examples import PrivateExamples
 from atoll.optim.model.flat import FlatVector
+from atoll.optim.modes.privacy.examples import PrivateExamples
 from atoll.security.privacy import Accountant
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from atoll.collectives.errors import BadSignatureError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.node.secure.masking import Masking, MaskingStep
-from atoll.node.secure.wire import (
+from atoll.node.modes.secure.masking import Masking, MaskingStep
+from atoll.node.modes.secure.wire import (
     PREFIX,
     AttemptMessage,
     AuthoredMessage,

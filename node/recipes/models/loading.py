@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ....collectives.errors import ConfigError
-from ....optim.modes.adapters import FACTOR
+from ....optim.model.factors import FACTOR
 from ...manifest.tables import LoraTable, ModelTable
 from .files import CONFIG, read_json
 from .libraries import first_line, library

@@ -8,13 +8,14 @@ import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
-from ....collectives.modes.arrivals.compass import Compass, Decision
+from ...registry import MODES
 from ..arrivals import async_weights, buffer_weights, buffered_factor, faded, fixed_weights, mixed
 from ..member import Served
 from ..server import FederatedServer
@@ -214,7 +215,7 @@ class FedCompass(Scheme):
 
     def __init__(self, study: Study) -> None:
         settings = study.settings
-        self._compass: Compass[ClientDelta] = Compass(
+        self._compass = MODES.load("arrivals.compass", "Compass", key="--methods fedcompass")(
             settings.least, settings.most, settings.slack, first=settings.first
         )
 
@@ -240,7 +241,7 @@ class FedCompass(Scheme):
     def tick(self, run: Arriving) -> None:
         self._do(run, self._compass.tick(run.now))
 
-    def _do(self, run: Arriving, decisions: Sequence[Decision[ClientDelta]]) -> None:
+    def _do(self, run: Arriving, decisions: Sequence[Any]) -> None:
         study, settings = run.study, run.study.settings
         for decision in decisions:
             if decision.parts:

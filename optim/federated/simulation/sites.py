@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ....collectives.errors import ConfigError
-from ..clusters import clusters, same_names
+from ...registry import MODES
 from ..personal import ditto, fine_tuned
 from .devices import Fleet
 from .partition import Indices
@@ -127,6 +127,10 @@ def _clustered(
         run_synchronous(first)
         served, before = first.server.served(), found
         deltas = torch.stack([first.probe(client, served) for client in range(first.clients)])
+        clusters, same_names = (
+            MODES.load("clusters", name, key="--personal clusters")
+            for name in ("clusters", "same_names")
+        )
         found = clusters(deltas) if not before else same_names(before, clusters(deltas))
         if found == before:
             break

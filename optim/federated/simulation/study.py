@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from torch import Tensor
 from ....collectives.arrivals import Fading
 from ....collectives.errors import ConfigError
 from ....collectives.swarm import OuterSettings, WorkSettings
-from ....security.rules.aggregate import RULES, aggregate
+from ....security.rule_names import BY_COORDINATE, BY_GRAM
+from ...registry import MODES
 from ..member import InnerSteps, Knobs, Served, first_control
 from ..methods import ARRIVING, METHODS, Method, method_of_steps, server_settings
 from ..personal import Gradient
@@ -27,6 +28,7 @@ from .devices import Fleet
 from .partition import Indices
 from .task import Learner, Task, endless, passes
 
+RULES = (*BY_COORDINATE, *BY_GRAM, "monna")
 Means = Callable[[Sequence[Tensor], Sequence[int], int], Tensor | None]
 """What an outer step gets of contributions (numel,) and their samples, of so many members that were
 asked, in place of their mean or a rule; None: nothing, there is none.
@@ -378,7 +380,7 @@ class Study:
         return (
             rows.mean(0)
             if rule == "mean" or len(rows) < 2 * f + 1
-            else aggregate(rows, rule, f).value
+            else _aggregate(rows, rule, f).value
         )
 
     def combined(self, works: Sequence[ClientDelta], asked: int) -> None:
@@ -415,7 +417,7 @@ class Study:
             return
         rows = torch.stack([work.pseudo for work in works])
         self.server.step_with(
-            aggregate(rows, self.settings.rule, self.settings.f).value,
+            _aggregate(rows, self.settings.rule, self.settings.f).value,
             steps,
             self.settings.knobs.lr,
         )
@@ -450,3 +452,7 @@ class Study:
             self.learner.measure(self.server.anchor, x, y)[0] for x, y in self._data
         ]
         return self.result
+
+
+def _aggregate(rows: Tensor, rule: str, f: int) -> Any:
+    return MODES.load("rules", "aggregate", key="rule")(rows, rule, f)

@@ -22,7 +22,6 @@ from atoll.collectives.round import convener as convener_module
 from atoll.collectives.round import faults as faults_module
 from atoll.collectives.round import machine as machine_module
 from atoll.collectives.round import recovery as recovery_module
-from atoll.node.modes import choosing as choosing_module
 from atoll.node.session import barrier as barrier_module
 from atoll.node.session import prior_contributions as prior_module
 from atoll.node.session import session as session_module
@@ -88,7 +87,7 @@ class Plant:
         seams: list[tuple[Any, str, Any]] = [
             (session_module, "RoundMachine", self.machine),
             (faults_module, "Convener", self.convener),
-            (choosing_module, "Sealing", self.sealing),
+            (sealing_module, "Sealing", self.sealing),
             (machine_module, "Recovery", self.recovery),
             (byzantine_model_module, "ByzantineAcceptor", self.byzantine_acceptor),
             (byzantine_model_module, "ByzantineConvener", self.byzantine_convener),

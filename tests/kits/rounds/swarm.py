@@ -21,7 +21,8 @@ from atoll.collectives.messages import QuorumVotes, RoundCloses, decode
 from atoll.collectives.round import Timing
 from atoll.collectives.simulation import Network, World
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node.run.evidence import RELABELLED, UNFOUNDED, check
+from atoll.node.modes.byzantine import UNFOUNDED
+from atoll.node.run.evidence import RELABELLED, check
 from atoll.node.session.events import (
     ContributionRefused,
     EarlierSettled,

@@ -9,7 +9,7 @@ it: their members are told, go back to the anchor and train anew.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -17,32 +17,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import Grid
-from ...collectives.errors import (
+from ....collectives.codecs.codec import Grid
+from ....collectives.errors import (
     GroupError,
     LocalProtocolError,
     RemoteProtocolError,
     SecurityError,
     StorageError,
 )
-from ...collectives.group import CID_BYTES, Admitted, Entry, Plan, Reading, SpentWord
-from ...collectives.identifiers import PeerId
-from ...collectives.modes.site_ledger import SiteLedger
-from ...collectives.round import KIN_BYTES
-from ...collectives.round.log import Log
-from ...collectives.round.site_names import SiteNames, spent_payload
-from ...collectives.round.turns import AWAY_S
-from ...collectives.swarm import MAX_OP_ID, Call, SecureSettings, Spent
-from ...security.masking import Binding, DealerError, Memory, Unmasking
-from ...security.masking.binding import LEAST_MEMBERS
-from ...security.masking.keys import Words
-from ...security.masking.messages import Keys
-from ..modes.operations.naming import MASKED_SUMS, config_key
-from ..modes.operations.operations import Operations
-from ..session import events as ev
-from ..session.contribution_queue import Given
-from ..session.copies import Copies
-from ..session.pre_round import PreRound
+from ....collectives.group import CID_BYTES, Admitted, Entry, Plan, Reading, SpentWord
+from ....collectives.identifiers import PeerId
+from ....collectives.modes.site_ledger import SiteLedger
+from ....collectives.round import KIN_BYTES
+from ....collectives.round.log import Log
+from ....collectives.round.site_names import SiteNames, spent_payload
+from ....collectives.round.turns import AWAY_S
+from ....collectives.swarm import MAX_OP_ID, Call, SecureSettings, Spent
+from ....security.masking import Binding, DealerError, Memory, Unmasking
+from ....security.masking.binding import LEAST_MEMBERS
+from ....security.masking.keys import Words
+from ....security.masking.messages import Keys
+from ...session import events as ev
+from ...session.contribution_queue import Given
+from ...session.copies import Copies
+from ...session.pre_round import PreRound
+from ..operations.naming import MASKED_SUMS, config_key
+from ..operations.operations import operations_of
 from .bound import bound_at
 from .budget import Budget
 from .masking import Masking, MaskingStep
@@ -59,8 +59,8 @@ from .vectors import (
 from .wire import PREFIX, AttemptMessage, AuthoredMessage, Fixed, Pass, Want, decode, encode
 
 if TYPE_CHECKING:
-    from ...security.identity import Identity
-    from ..session.session import Session
+    from ....security.identity import Identity
+    from ...session.session import Session
 
 # how the operations of secure rounds are called, at greater length than any script's
 OPERATION = "masking/"
@@ -92,7 +92,6 @@ class SecureRounds(PreRound):
     def __init__(
         self,
         session: Session,
-        operations: Operations,
         terms: SecureSettings,
         identity: Identity,
         rng: random.Random | None,
@@ -100,7 +99,7 @@ class SecureRounds(PreRound):
         """``rng`` makes secrets and rounds; None (no simulation): `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
         self._ledger: SiteLedger | None = None  # of a run with noise, once there is a log
-        self._operations = operations
+        self._operations = operations_of(session)
         self.rng = rng or random.SystemRandom()
         self.masking: Masking | None = None
         self.given: Given | None = None  # the script's vector, in the attempt
@@ -156,6 +155,9 @@ class SecureRounds(PreRound):
         if self._budget is None and self.session.settings.privacy is not None:
             self._budget = Budget(self.session.settings.privacy, self.session.ports.storage)
         return self._budget
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        self.metrics.update(metrics)
 
     def spent(self) -> Spent | None:
         """What this member has spent of its privacy; None in a run without noise. Raises

@@ -15,12 +15,12 @@ from enum import IntEnum
 
 import msgspec
 
-from ...collectives.errors import RemoteProtocolError
-from ...collectives.identifiers import PeerId
-from ...collectives.swarm import SecureSettings
-from ...security.identity import Identity
-from ...security.masking import Binding, Buckets, Client, Memory
-from ...security.masking.messages import Deal, Keys, MaskConsent, MaskReveal, Message, check
+from ....collectives.errors import RemoteProtocolError
+from ....collectives.identifiers import PeerId
+from ....collectives.swarm import SecureSettings
+from ....security.identity import Identity
+from ....security.masking import Binding, Buckets, Client, Memory
+from ....security.masking.messages import Deal, Keys, MaskConsent, MaskReveal, Message, check
 from .wire import AuthoredMessage, Body, Fixed, Stage, Want
 
 ANSWERS = 32  # messages handed on at once: shares for 256 members are 60 kB each

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...collectives.swarm import PrivacySettings
-from ...security.privacy import Accountant
-from ...security.privacy.budget import RATE
+from ....collectives.swarm import PrivacySettings
+from ....security.privacy import Accountant
+from ....security.privacy.budget import RATE
 
 if TYPE_CHECKING:
-    from ..session.ports import Storage
+    from ...session.ports import Storage
 
 
 class Budget:

@@ -1,7 +1,7 @@
 """A run's members in clusters by the direction of what they contributed lately, and a manifest for
 a run of each cluster.
 
-As the simulation does it, with the same code (`optim.federated.clusters`), from contributions that
+As the simulation does it, with the same code (`optim.modes.clusters`), from contributions that
 members have signed and kept. What comes of it names members and says how alike their updates are on
 average; nothing else of a contribution leaves the process that looks at it.
 """
@@ -22,37 +22,16 @@ from ...collectives.errors import ConfigError
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
-from ...optim.federated.clusters import adjusted_rand, alike, clusters, same_names
+from ...optim.modes.clusters import adjusted_rand, alike, clusters, same_names
 from ..manifest import Manifest
 from ..manifest.tables import JoinTable
+from ..records.audit import AuditSource
+from ..records.export import read_info
+from ..records.figures import Split
+from ..records.recompute import contributions_of, missing
 from ..storage.contributions import FOLDER as CONTRIBUTIONS
-from .audit import AuditSource
-from .export import read_info
-from .recompute import contributions_of, missing
 
 MAX_NAME = 58  # of the parent's name in a cluster's
-
-
-class Split(msgspec.Struct, frozen=True):
-    """``clusters``: members of each, the largest first; ``unseen``: members whose contributions in
-    one of the halves of the rounds are none, or zero.
-
-    ``agree``: adjusted Rand index of the clusterings by the two halves; 1: the same. ``within``,
-    ``between``: mean cosine of two members' updates in the newer half, in one cluster and in
-    different ones; None where there are no such two. ``rounds``: the entries that were looked at.
-    """
-
-    clusters: tuple[tuple[PeerId, ...], ...]
-    unseen: tuple[PeerId, ...]
-    agree: float
-    within: float | None
-    between: float | None
-    rounds: tuple[int, ...]
-
-    @property
-    def stable(self) -> bool:
-        """Whether both halves say the same."""
-        return self.agree == 1.0
 
 
 def check_split(manifest: Manifest) -> None:

@@ -9,12 +9,12 @@ from typing import Annotated
 import msgspec
 from blake3 import blake3
 
-from ...collectives.errors import RemoteProtocolError
-from ...collectives.foreign import quoted
-from ...collectives.group import Hash
-from ...collectives.identifiers import PeerId
-from ...security.btard.messages import Bundle, Signed
-from ...security.btard.wire import MAX_CONTROL_BYTES, VectorHeader
+from ....collectives.errors import RemoteProtocolError
+from ....collectives.foreign import quoted
+from ....collectives.group import Hash
+from ....collectives.identifiers import PeerId
+from ....security.btard.messages import Bundle, Signed
+from ....security.btard.wire import MAX_CONTROL_BYTES, VectorHeader
 
 PREFIX = b"V"
 MOST_SPANS = 1024

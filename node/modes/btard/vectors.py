@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ...collectives.exchange import BlobProgress
-from ...collectives.identifiers import PeerId
-from ...security.btard.messages import FLOAT, CommittedVector
-from ...security.btard.wire import VectorHeader
+from ....collectives.exchange import BlobProgress
+from ....collectives.identifiers import PeerId
+from ....security.btard.messages import FLOAT, CommittedVector
+from ....security.btard.wire import VectorHeader
 from .wire import MOST_SPANS, Offered, Taken, encode
 
 if TYPE_CHECKING:
-    from ..session.session import Session
+    from ...session.session import Session
 
 CHUNK_BYTES = 1 << 18
 MOST_OFFERS = 1024  # of one peer, that wait for room

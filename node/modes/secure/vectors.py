@@ -23,14 +23,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...collectives.errors import SecurityError
-from ...collectives.layout import Layout, ranges_of_patterns
-from ...collectives.reduce import least_of
-from ...collectives.swarm import LEAST_SITES, PrivacySettings, SecureSettings
-from ...security.masking import Ring, bits_for
-from ...security.masking.keys import Words
-from ...security.privacy import AdaptiveBound, NoisePlan, add_noise, clip
-from ...security.rules.reducers import ByCoordinate, find_reducer
+from ....collectives.errors import SecurityError
+from ....collectives.layout import Layout, ranges_of_patterns
+from ....collectives.reduce import least_of
+from ....collectives.swarm import LEAST_SITES, PrivacySettings, SecureSettings
+from ....security.masking import Ring, bits_for
+from ....security.masking.keys import Words
+from ....security.privacy import AdaptiveBound, NoisePlan, add_noise, clip
+from ....security.rules.reducers import ByCoordinate, find_reducer
 from .bound import rule
 
 HALF = 1 << 16  # steps in the half by which the count of those within the bound moves

@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import msgspec
 import torch
 from torch import Tensor
 
@@ -20,40 +19,15 @@ from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId
 from ...security.rules.leaning import LEAST_ROUNDS, Leaning, chance
+from ..records.audit import AuditSource
+from ..records.export import read_info
+from ..records.figures import Leaner, Leans
+from ..records.recompute import contributions_of
 from ..storage.contributions import FOLDER as CONTRIBUTIONS
-from .audit import AuditSource
-from .export import read_info
-from .recompute import contributions_of
 from .splitting import newest_rounds
 
 SAMPLED = 65_536  # elements that are looked at: a direction of many shows in a sample of them
 LEAST_MEMBERS = 3  # of two, each is the other's median
-
-
-class Leaner(msgspec.Struct, frozen=True):
-    """One member's figures: `security.rules.leaning.Lean`."""
-
-    peer: PeerId
-    constancy: float
-    against: float
-    rounds: int
-    leans: tuple[str, ...]
-
-
-class Leans(msgspec.Struct, frozen=True):
-    """Of one log. ``rounds``: the entries that were looked at; ``elements``: of each contribution;
-    ``f``: how many may be hostile.
-
-    ``chance``: how likely it is at most that ranks alone name any member, where the data of all are
-    alike. ``members``: whoever leans most first.
-    """
-
-    log: str
-    rounds: tuple[int, ...]
-    elements: int
-    f: int
-    chance: float
-    members: tuple[Leaner, ...]
 
 
 def leans(

@@ -19,27 +19,27 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from ...collectives.exchange import BlobProgress
-from ...collectives.group import Config, Entry, Plan
-from ...collectives.identifiers import PeerId
-from ...collectives.round import KIN_BYTES
-from ...collectives.seeded import BtardSettings
-from ...security.btard import AttemptSettings, BtardPeer, Bundle, GradientTask
-from ...security.btard.finished import Finished
-from ...security.btard.messages import CommittedVector, Frame, Vector
-from ...security.btard.trail import Trail
-from ...security.identity import verify
-from ..run.evidence import removal
-from ..session import events as ev
-from ..session.contribution_queue import Given
-from ..session.copies import Copies
-from ..session.pre_round import PreRound
+from ....collectives.exchange import BlobProgress
+from ....collectives.group import Config, Entry, Plan
+from ....collectives.identifiers import PeerId
+from ....collectives.round import KIN_BYTES
+from ....collectives.seeded import BtardSettings
+from ....security.btard import AttemptSettings, BtardPeer, Bundle, GradientTask
+from ....security.btard.finished import Finished
+from ....security.btard.messages import CommittedVector, Frame, Vector
+from ....security.btard.trail import Trail
+from ....security.identity import verify
+from ...session import events as ev
+from ...session.contribution_queue import Given
+from ...session.copies import Copies
+from ...session.pre_round import PreRound
+from .evidence import removal
 from .vectors import VectorTransfers
 from .wire import PREFIX, Offered, Taken, decode, encode
 
 if TYPE_CHECKING:
-    from ...security.identity import Identity
-    from ..session.session import Session
+    from ....security.identity import Identity
+    from ...session.session import Session
 
 BEGUN = "btard/begun"  # in what storage remembers: this member has spoken in the run's steps
 AGAIN = "this node began again in the midst of the run: it cannot know what it has said before"

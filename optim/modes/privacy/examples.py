@@ -20,8 +20,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ...collectives.errors import ConfigError
-from ...security.privacy import Accountant, NoisePlan, add_noise, clip
+from ....collectives.errors import ConfigError
+from ....security.privacy import Accountant, NoisePlan, add_noise, clip
 from .example_ledger import ExampleLedger
 from .ghost import can_clip, clipped_sum
 

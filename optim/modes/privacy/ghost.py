@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...collectives.errors import ConfigError
+from ....collectives.errors import ConfigError
 
 SHORTER = 1 - 2.0**-10
 

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ...collectives.errors import RemoteProtocolError
-from ...collectives.foreign import quoted
-from ...collectives.identifiers import PeerId
-from ...security.masking.binding import MOST_MEMBERS
-from ...security.masking.messages import Message, Number
+from ....collectives.errors import RemoteProtocolError
+from ....collectives.foreign import quoted
+from ....collectives.identifiers import PeerId
+from ....security.masking.binding import MOST_MEMBERS
+from ....security.masking.messages import Message, Number
 
 PREFIX = b"K"
 MAX_BYTES = 1 << 20

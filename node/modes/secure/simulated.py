@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.identifiers import PeerId
-from ...collectives.swarm import PrivacySettings, SecureSettings
-from ...security.masking import Buckets
+from ....collectives.identifiers import PeerId
+from ....collectives.swarm import PrivacySettings, SecureSettings
+from ....security.masking import Buckets
 from .bound import held
 from .vectors import RingLayout, Summed, least_buckets, threshold_of
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from ...collectives.errors import ConfigError, StateError, StorageError
-from ...collectives.forced import OWNER, make_folder, new_file, sync_folder
-from ...security.privacy import Accountant
-from ...security.privacy.rdp import ORDERS, Costs, step_costs
+from ....collectives.errors import ConfigError, StateError, StorageError
+from ....collectives.forced import OWNER, make_folder, new_file, sync_folder
+from ....security.privacy import Accountant
+from ....security.privacy.rdp import ORDERS, Costs, step_costs
 
 VERSION = 1
 BLOCK_OF = 256  # of the steps so far a block has the part of it

@@ -13,11 +13,11 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from ...collectives.swarm import PrivacySettings
-from ...security.privacy import AdaptiveBound
+from ....collectives.swarm import PrivacySettings
+from ....security.privacy import AdaptiveBound
 
 if TYPE_CHECKING:
-    from ..session.session import Session
+    from ...session.session import Session
 
 FARTHEST = 1e6  # times the manifest's bound, up and down
 # of the count of those within the bound, in units of [privacy] noise: it costs a sixteenth, so

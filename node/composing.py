@@ -1,0 +1,88 @@
+"""Which modes a run's settings ask for, for whoever makes its sessions: the node and the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import TYPE_CHECKING
+
+from ..collectives.reduce import REDUCERS
+from ..collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
+from ..collectives.round.dissemination import everybody
+from ..collectives.round.faults import FaultModel, FaultModelMaker
+from ..collectives.round.seals import RoundSeal
+from ..collectives.swarm import RunSettings
+from ..security.identity import Identity
+from .registry import MODES
+from .session.measures import Measures
+from .session.modes import Modes
+from .session.other_logs import OtherLogs
+from .session.pre_round import PreRound
+from .session.recertification import Recertification
+from .session.shapes import FindReducer
+
+if TYPE_CHECKING:
+    from .session.session import Session
+
+
+def find_reducers() -> FindReducer:
+    """What finds the reducers that runs and operations may name: the plain ones, and the robust
+    rules.
+    """
+    return MODES.find("rules", "find_reducer") or REDUCERS.get
+
+
+def modes_of(
+    settings: RunSettings, identity: Identity | None, secrets: Random | None = None
+) -> Modes:
+    """The modes of a run at the member with this ``identity``; without one it takes no part in
+    masked rounds or BTARD. ``secrets``: what makes their secrets in a simulation. Raises
+    ConfigError where the run asks for a mode that is not registered.
+    """
+    operations: Callable[[Session, object], OtherLogs] | None = MODES.find(
+        "operations", "Operations"
+    )
+    return Modes(
+        faults=_faults_of(settings),
+        arrivals=_arrivals_of(settings),
+        seal=MODES.find("sealing", "Sealing") or RoundSeal,
+        recertifying=MODES.find("sealing.recertifying", "Recertifying")
+        or (lambda _: Recertification()),
+        dissemination=MODES.find("relays", "relayed") or everybody,
+        pre_round=_pre_round_of(settings, identity, secrets),
+        operations=lambda session: (
+            operations(session, session.serving) if operations is not None else OtherLogs()
+        ),
+        measures=MODES.find("rules.distances", "Distances") or (lambda _: Measures()),
+        reducers=find_reducers(),
+    )
+
+
+def _faults_of(settings: RunSettings) -> FaultModelMaker:
+    if not settings.lying:
+        return FaultModel
+    return partial(MODES.load("byzantine", "Byzantine", key="join.lying"), settings.lying)
+
+
+def _arrivals_of(settings: RunSettings) -> ArrivalPolicyMaker:
+    if settings.arrivals is None:
+        return wait_for_all
+    return partial(MODES.load("arrivals", "PartialArrivals", key="[arrivals]"), settings.arrivals)
+
+
+def _pre_round_of(
+    settings: RunSettings, identity: Identity | None, secrets: Random | None
+) -> Callable[[Session], PreRound] | None:
+    name = "btard" if settings.btard is not None else "secure"
+    asked = settings.btard if settings.btard is not None else settings.secure
+    if asked is None:
+        return None
+    MODES.check(name, f"[{name}]")
+    if identity is None:
+        return None
+    if settings.btard is not None:
+        rounds = MODES.load("btard", "BtardRounds", key="[btard]")
+    else:
+        rounds = MODES.load("secure", "SecureRounds", key="[secure]")
+    return lambda session: rounds(session, asked, identity, secrets)
