@@ -54,7 +54,7 @@ def expected_error(lengths: Iterable[tuple[str, int]]) -> float:
     return math.sqrt(squares / max(1, sum(count for _, count in found)))
 
 
-def chosen(error: float, lengths: Iterable[int]) -> Iterator[str]:
+def choose_codecs(error: float, lengths: Iterable[int]) -> Iterator[str]:
     """The codec of each tensor of so many values, in the order of the flat vector: the coarser one
     from the first on for as long as the error allows. So there are two ranges, whatever part of a
     vector this is.

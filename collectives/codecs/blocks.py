@@ -52,9 +52,9 @@ class BlockCodec:
         self._block = block = BLOCKS[bits]
         self._packed = packed = bits == 4
         self._dither = dither
-        self._share = 1 / 7 if packed else 1 / 127
+        self._share = 1 / (2 ** (bits - 1) - 1)
         # A scale beyond it could decode to infinity.
-        self._limit = kernels.FLOAT_MAX / (8 if packed else 128)
+        self._limit = kernels.FLOAT_MAX / 2 ** (bits - 1)
         self._compiled = None if packed else compiled
         self._scratch = Scratch(
             lambda elements, device: _BlockSpace(elements, block, packed, dither, device)

@@ -32,7 +32,7 @@ from ..codec_names import (
 from ..errors import ConfigError
 from ..group import MAX_CODEC_NAME
 from ..layout import Layout, TensorSpec, pattern_of
-from .accuracy import chosen
+from .accuracy import choose_codecs
 
 Range = tuple[str, int, int]
 """codec, first element, last element + 1"""
@@ -84,7 +84,7 @@ def codecs_of(
     exact: bool = True,
 ) -> list[str]:
     """The codec of each tensor: what a pattern says, else fp32 for what `exact_of` names (with
-    ``exact``), else ``default``. With a wished ``error``, what `accuracy.chosen` says in place of
+    ``exact``), else ``default``. With a wished ``error``, what `accuracy.choose_codecs` says in place of
     ``default``.
     """
     named = [codec_of(spec.name, "", patterns) for spec in layout.tensors]
@@ -95,7 +95,7 @@ def codecs_of(
     if error is None:
         return [codec or default for codec in named]
     free = [spec.numel for spec, codec in zip(layout.tensors, named, strict=True) if not codec]
-    choice = chosen(error, free)
+    choice = choose_codecs(error, free)
     return [codec or next(choice) for codec in named]
 
 

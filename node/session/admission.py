@@ -266,7 +266,7 @@ class Admission:
 
     def _show(self, entry: Entry, trial: _Trial, data: memoryview) -> None:
         session = self.session
-        chunk, wardens = drawn(entry, session.me)
+        chunk, wardens = draw_chunk(entry, session.me)
         start, stop = Grid(entry.codec, entry.numel, entry.chunk_elements).span(chunk)
         if stop - start <= m.MAX_SAMPLE_BYTES:
             for peer in wardens:
@@ -307,11 +307,12 @@ class Admission:
             session.ports.emit(ev.WorkJudged(peer, round_, self.good[peer], fault))
 
         session.ports.serve(
-            lambda: judge(entry, peer, trial.hashes, sample.chunk, sample.data, result), judged
+            lambda: judge_sample(entry, peer, trial.hashes, sample.chunk, sample.data, result),
+            judged,
         )
 
 
-def drawn(entry: Entry, peer: PeerId) -> tuple[int, list[PeerId]]:
+def draw_chunk(entry: Entry, peer: PeerId) -> tuple[int, list[PeerId]]:
     """Which chunk a newcomer is to show once the entry is decided, and to whom."""
     chunks = -(-entry.numel // entry.chunk_elements)
     rng = blake3(b"atoll/trial/1" + entry.hash() + peer.encode())
@@ -322,7 +323,7 @@ def drawn(entry: Entry, peer: PeerId) -> tuple[int, list[PeerId]]:
     return int.from_bytes(rng.digest(8), "big") % chunks, wardens[:WARDENS]
 
 
-def judge(
+def judge_sample(
     entry: Entry, peer: PeerId, hashes: bytes, chunk: int, data: bytes, result: memoryview
 ) -> str:
     """What is wrong with a newcomer's chunk beside the round's result; "" for nothing.
@@ -333,7 +334,7 @@ def judge(
     grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
     if (
         len(hashes) != HASH_BYTES * grid.chunks
-        or chunk != drawn(entry, peer)[0]
+        or chunk != draw_chunk(entry, peer)[0]
         or len(data) != grid.wire_bytes(chunk)
     ):
         return "it shows another chunk than the one that was drawn"

@@ -24,7 +24,7 @@ from atoll.collectives.round.certificate import vote_payload
 from atoll.node.run.evidence import check
 from atoll.node.session import admission
 from atoll.node.session import events as ev
-from atoll.node.session.admission import drawn, judge
+from atoll.node.session.admission import draw_chunk, judge_sample
 from atoll.node.session.session import ROUND
 from atoll.node.simulation.process import sign_as, verify_as
 
@@ -428,12 +428,12 @@ def fault_of(
     values: list[float], *, said: list[float] | None = None, chunk: int | None = None
 ) -> str:
     shown = torch.tensor(values).numpy().tobytes()
-    drawn_chunk, wardens = drawn(ENTRY, NEW)
+    drawn_chunk, wardens = draw_chunk(ENTRY, NEW)
     assert wardens == ["p0"]
     hashes = [bytes(32)] * 2
     hashes[drawn_chunk] = chunk_hash(torch.tensor(said or values).numpy().tobytes())
     result = memoryview(bytearray(torch.ones(NUMEL).numpy().tobytes()))
-    return judge(
+    return judge_sample(
         ENTRY, NEW, b"".join(hashes), drawn_chunk if chunk is None else chunk, shown, result
     )
 
@@ -447,7 +447,7 @@ def test_what_is_found_wrong_with_a_newcomers_work() -> None:
     assert fault_of([0.0] * 4) == "its values are all zero"
     assert fault_of([1.0, float("nan"), 1.0, 1.0]) == "its values are not finite"
     assert "other values" in fault_of([1.0] * 4, said=[2.0] * 4)
-    assert "another chunk" in fault_of([1.0] * 4, chunk=1 - drawn(ENTRY, NEW)[0])
+    assert "another chunk" in fault_of([1.0] * 4, chunk=1 - draw_chunk(ENTRY, NEW)[0])
     assert "another chunk" in fault_of([1.0] * 3)
 
 

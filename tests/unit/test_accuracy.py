@@ -10,7 +10,7 @@ from torch import nn
 from atoll.collectives.codec_names import BYTES_PER_VALUE, ROUND_ERROR
 from atoll.collectives.codecs.accuracy import (
     bytes_per_value,
-    chosen,
+    choose_codecs,
     coarse_share,
     expected_error,
     ladder,
@@ -109,9 +109,15 @@ def test_no_other_two_or_three_codecs_take_fewer_bytes() -> None:
 
 def test_the_first_tensors_are_coarse_while_the_error_allows() -> None:
     # 10.7 % of 1,000 values may be int4
-    assert list(chosen(0.05, [50, 50, 7, 393, 500])) == ["int4", "int4", "int8", "int8", "int8"]
-    assert list(chosen(0.05, [500, 50, 450])) == ["int8"] * 3
-    assert list(chosen(0.1525, [3, 5])) == ["int4"] * 2
+    assert list(choose_codecs(0.05, [50, 50, 7, 393, 500])) == [
+        "int4",
+        "int4",
+        "int8",
+        "int8",
+        "int8",
+    ]
+    assert list(choose_codecs(0.05, [500, 50, 450])) == ["int8"] * 3
+    assert list(choose_codecs(0.1525, [3, 5])) == ["int4"] * 2
 
 
 def test_small_matrices_are_coarse_large_ones_fine_and_vectors_exact() -> None:

@@ -426,3 +426,37 @@ def test_every_protocol_has_a_reason() -> None:
         named = re.findall(r"`(\w+)`", cell)
         assert set(named) <= classes, f"{name}: {set(named) - classes}"
         assert len(named) >= {"seam": 2, "callback": 1, "library": 0}[why], name
+
+
+@cache
+def _names_in(path: str) -> set[str]:
+    """Classes, functions and methods of a file, methods with their class before them."""
+    found = set[str]()
+
+    def look(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(f"{prefix}{node.name}")
+            if isinstance(node, ast.ClassDef):
+                look(node.body, f"{prefix}{node.name}.")
+
+    look(tree(Path(path)).body, "")
+    return found
+
+
+def test_functions_that_the_internals_name_are_where_they_say() -> None:
+    """Who looks for one thing finds it by one grep of docs/internals/README.md."""
+    text = (ROOT / "docs" / "internals" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| (`[\w/]+\.py`: .+) \|$", text, flags=re.M)
+    assert len(rows) >= 80
+    assert len({subject for subject, _ in rows}) == len(rows)
+    missing = [
+        f"{path}: {name}"
+        for _, places in rows
+        for path, names in re.findall(r"`([\w/]+\.py)`: ((?:`[\w.]+`(?:, )?)+)", places)
+        for name in re.findall(r"`([\w.]+)`", names)
+        if name not in _names_in(path)
+    ]
+    assert missing == []
+    for _, places in rows:  # nothing that the pattern above passes over
+        assert re.fullmatch(r"(`[\w/]+\.py`: `[\w.]+`(, `[\w.]+`)*(; |$))+", places), places
