@@ -21,6 +21,7 @@ from ..control.service import ReduceMemory
 from ..control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer, alive
 from ..manifest import Manifest
 from ..modes.operations.operations import operations_of
+from ..run.events import DataOrderEvent, ScriptReportEvent
 from ..run.same_order import said_by, shows_order
 from ..secure.rounds import SecureRounds
 from ..session import events as ev
@@ -231,9 +232,7 @@ class AttachedScript:
         session = self.run.session
         if session is not None and isinstance(session.pre_round, SecureRounds):
             session.pre_round.metrics.update(metrics)
-        self.run.node.publish(
-            {"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)}
-        )
+        self.run.node.publish(ScriptReportEvent(run=self.run.run_id, metrics=dict(metrics)))
 
     def _compare(self, round_: int, digest: bytes) -> None:
         run, session = self.run, self.run.session
@@ -244,7 +243,7 @@ class AttachedScript:
         run.same_order.begun(round_, digest)
         run.same_order.look(said_by(session.membership, session.config_peers()))
         if (equal := dict(run.same_order.equal)).keys() != before:
-            run.node.publish({"event": "data.order", "run": run.run_id, "equal": equal})
+            run.node.publish(DataOrderEvent(run=run.run_id, equal={**equal}))
 
     def starts(self, now: bool) -> tuple[int, int]:
         """Whether the script may make its first step."""
