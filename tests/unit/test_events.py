@@ -34,7 +34,7 @@ SAID: list[tuple[e.RunEvent, str]] = [
             worth=e.WorthReading(1.0, 2.0, None, 0.5, 3, 2),
             reach=Reach(1, 1, 1),
         ),
-        "round 2: 1 contributed, 8 samples, 0 ms, 0 B sent so far",
+        "round 2: 1 contributed, 8 samples, 0.0 s, 0 B sent so far",
     ),
     (e.RoundPartEvent(part=0.0), 'round.part {"part": 0.0}'),
     (

@@ -58,7 +58,11 @@ def test_events_since_a_time_in_words_and_as_json(
                 }
             )
         )
-        diary.write(read_event({"at": now - ago, "event": "round.phase", "phase": "reduce"}))
+        diary.write(
+            read_event(
+                {"at": now - ago, "event": "round.phase", "log": "m", "round": 1, "phase": "reduce"}
+            )
+        )
     diary.close()
     assert run(["events", "told"]) == 0
     said = capsys.readouterr().out
