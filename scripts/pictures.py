@@ -36,6 +36,7 @@ from atoll.node.look.source import about_of, in_words  # noqa: E402
 from atoll.node.look.view import RunPicture  # noqa: E402
 from atoll.node.manifest import load_manifest  # noqa: E402
 from atoll.node.run import diary  # noqa: E402
+from atoll.node.run.events import ReductionTimedEvent  # noqa: E402
 
 RECORDING, MANIFEST = OUT / "events.jsonl.gz", OUT / "run.toml"
 COLOURS = 96  # of a picture's palette: a third of the bytes, and nobody sees it
@@ -76,12 +77,11 @@ def screens(file: Path) -> Iterator[Screen]:
     manifest = load_manifest(MANIFEST)
     view = RunPicture(about_of(manifest, manifest.run_id), in_words())
     told = list(diary.recorded(file))
-    timed = next(event for event in told if event["event"] == "reduction.timed")
-    view.me = str(timed["peer"])
+    view.me = next(event.peer for event in told if isinstance(event, ReductionTimedEvent))
     for event, after in zip(told, [*told[1:], None], strict=True):
-        view.take(event, str(event.get("by") or view.me))
-        if after is None or event["event"] == "round.committed":
-            found: dict[str, Any] = document(view, float(event["at"]))
+        view.take(event, event.by or view.me)
+        if after is None or event.kind == "round.committed":
+            found: dict[str, Any] = document(view, event.at)
             lines = frame(found, COLUMNS, LINES, paint)
             yield Screen(lines, ROUND_S if after is not None else LAST_S)
 

@@ -16,7 +16,8 @@ from ...collectives.errors import ConfigError
 from ...collectives.foreign import escaped
 from ..home.durations import duration_s
 from ..home.output import Terminal, as_json, current
-from ..views.event_words import QUIET, Event, Words
+from ..run.events import RunEvent, document
+from ..views.event_words import Words
 from .options import RUN, shared_options
 
 LOOK_S = 0.5
@@ -44,11 +45,11 @@ def events_command(run: str, follow: bool, since: str, everything: bool) -> None
     found = diary.follow(folder, since_s, _wait) if follow else diary.events(folder, since_s)
     if terminal.json:
         for event in found:
-            _print(terminal, as_json(event))
+            _print(terminal, as_json(document(event)))
         return
     words = Words()
     for event in found:
-        if everything or event["event"] not in QUIET:
+        if everything or not event.quiet:
             for line in words.of(event):
                 _print(terminal, f"{_when(event)}  {line}")
 
@@ -86,8 +87,8 @@ def logs_command(follow: bool, lines: int) -> None:
         _print(terminal, as_json({"line": line}) if terminal.json else line)
 
 
-def _when(event: Event) -> str:
-    return datetime.fromtimestamp(event["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+def _when(event: RunEvent) -> str:
+    return datetime.fromtimestamp(event.at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _tail(file: Path, lines: int, follow: bool) -> Iterator[str]:

@@ -422,11 +422,13 @@ def _again(terminal: Terminal, info: RunInfo, view: TrainingView) -> NodeClient 
 def _follow(terminal: Terminal, info: RunInfo, view: TrainingView) -> None:
     """Feed the node's events to the view, in a thread that ends with node or process."""
 
+    from ..run.events import read_event
+
     def follow() -> None:
         with contextlib.suppress(AtollError), connect(terminal) as feed:
             for event in feed.events():
                 if event.get("run") == info.run_id:
-                    view.take_event(event)
+                    view.take_event(read_event(event))
 
     threading.Thread(target=follow, name="atoll-events", daemon=True).start()
 

@@ -40,7 +40,7 @@ def watch_command(run: str, follow: bool) -> int:
     verdicts, newest = Verdicts(), 0.0
     for event in diary.events(folder):
         verdicts.take(event)
-        newest = max(newest, float(event["at"]))
+        newest = max(newest, event.at)
     verdicts.look(time.time())
     standing = sorted(verdicts.standing.values(), key=lambda each: each.since)
     if not follow:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from ..run import diary
+from ..run.events import RunEvent, ScriptReportEvent
 from .board import Board
 from .stage import DemoStage
 
@@ -18,10 +20,10 @@ def record(stage: DemoStage, board: Board, run_id: str, file: Path) -> None:
     """
     first, *others = board.rows.values()
 
-    def reports(name: str, peer: str) -> Iterator[dict[str, Any]]:
+    def reports(name: str, peer: str) -> Iterator[RunEvent]:
         for event in stage.events(name, run_id):
-            if event["event"] == "script.report":
-                yield {**event, "by": peer}
+            if isinstance(event, ScriptReportEvent):
+                yield msgspec.structs.replace(event, by=peer)
 
     streams = [stage.events(first.name, run_id), *(reports(row.name, row.peer) for row in others)]
-    diary.record(file, run_id, "demo", heapq.merge(*streams, key=lambda event: event["at"]))
+    diary.record(file, run_id, "demo", heapq.merge(*streams, key=lambda event: event.at))

@@ -20,6 +20,7 @@ from ..home.paths import find_paths
 from ..home.refusals import storage_error
 from ..manifest import load_run
 from ..run import diary
+from ..run.events import RunEvent
 from .processes import DemoProcess, Inbox
 
 SYNC_EVERY = 20
@@ -119,7 +120,7 @@ class DemoStage:
         command = ["atoll.node.cli", "ui", run_id, "--no-browser", "--json"]
         return self._start(name, "page", command, inbox)
 
-    def events(self, name: str, run_id: str) -> Iterator[dict[str, Any]]:
+    def events(self, name: str, run_id: str) -> Iterator[RunEvent]:
         """What a peer's node kept of what happened in the run."""
         return diary.events(find_paths(self.home(name)).run_dir(run_id))
 

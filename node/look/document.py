@@ -11,11 +11,12 @@ from typing import Any
 
 from ...collectives.foreign import escaped
 from ..home.names import name_of
+from ..run.events import RunTroubleEvent, VerdictRaisedEvent
 from ..run.quorum import no_quorum
 from ..run.status import RunStatus
 from ..views.documents import path_text, run_state, too_few
 from ..views.reach_views import reach_text
-from .view import CodedTrouble, Curve, PeerPicture, RoundPicture, RunPicture
+from .view import Curve, PeerPicture, RoundPicture, RunPicture, Trouble
 
 SCHEMA = 1
 
@@ -190,27 +191,40 @@ def _lines(view: RunPicture, after: int) -> dict[str, Any]:
     }
 
 
-def verdicts(view: RunPicture) -> list[CodedTrouble]:
+def verdicts(view: RunPicture) -> list[Trouble]:
     """What is wrong now, the newest last: while the node answers, by its word."""
     if view.status is None:
         return list(view.verdicts.values())
-    found = [each for each in view.verdicts.values() if each.event.startswith("verdict.")]
+    found: list[Trouble] = [
+        each for each in view.verdicts.values() if isinstance(each, VerdictRaisedEvent)
+    ]
     for trouble in (view.status.trouble, *(view.node.get("troubles") or ())):
         if isinstance(trouble, Mapping):
-            words = (str(trouble.get(key) or "") for key in ("code", "message", "hint", "why"))
-            found.append(CodedTrouble(view.at or 0.0, "run.trouble", *words))
+            found.append(
+                RunTroubleEvent(
+                    at=view.at or 0.0,
+                    code=str(trouble.get("code") or ""),
+                    message=str(trouble.get("message") or ""),
+                    hint=str(trouble.get("hint") or ""),
+                    why=str(trouble.get("why") or ""),
+                )
+            )
     return found
 
 
-def verdict_row(event: CodedTrouble) -> dict[str, Any]:
+def verdict_row(event: Trouble) -> dict[str, Any]:
     """One of them."""
-    of = f"{name_of(event.subject)}: " if event.subject else ""
+    if isinstance(event, VerdictRaisedEvent):
+        message = f"{name_of(event.subject)}: {event.said}" if event.subject else event.said
+        hint, why = "", ""
+    else:
+        message, hint, why = event.message, event.hint, event.why
     return {
         "at": event.at,
         "code": escaped(event.code, 16),
-        "message": escaped(f"{of}{event.message or event.said}", 2000),
-        "hint": escaped(event.hint or f"atoll explain {event.code}", 2000),
-        "why": escaped(event.why, 2000),
+        "message": escaped(message, 2000),
+        "hint": escaped(hint or f"atoll explain {event.code}", 2000),
+        "why": escaped(why, 2000),
     }
 
 

@@ -122,12 +122,12 @@ def _gpus(key: str) -> Callable[[Document], Iterable[MetricValue]]:
 
 def _contributors(run: RunStatus, peers: Sequence[Document]) -> Iterator[MetricValue]:
     if run.last_round:
-        yield MetricValue(len(run.last_round.get("contributors") or ()))
+        yield MetricValue(len(run.last_round.contributors))
 
 
 def _samples(run: RunStatus, peers: Sequence[Document]) -> Iterator[MetricValue]:
     if run.last_round:
-        yield MetricValue(sum((run.last_round.get("contributors") or {}).values()))
+        yield MetricValue(sum(run.last_round.contributors.values()))
 
 
 def _refused(run: RunStatus, peers: Sequence[Document]) -> Iterator[MetricValue]:
@@ -196,7 +196,7 @@ RUN_METRICS = (
     RunMetric(
         "atoll_last_round_timestamp_seconds",
         "When the newest round was committed.",
-        _of("last_round", "at"),
+        lambda run, _: [MetricValue(run.last_round.at)] if run.last_round else [],
     ),
     RunMetric(
         "atoll_reductions_total", "Rounds that this node reduced.", _of("timings", "reductions")

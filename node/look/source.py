@@ -17,10 +17,11 @@ from ..client.commands import NodeClient
 from ..home.paths import Paths
 from ..manifest import Manifest, SignedManifest
 from ..run import diary
+from ..run.events import ReductionTimedEvent, RunEvent
 from ..run.status import read_run_status
-from ..views.event_words import QUIET, Words
+from ..views.event_words import Words
 from .allowed import allowed_of
-from .view import About, Event, RunPicture
+from .view import About, RunPicture
 
 STATUS_S = 1.0
 PEERS_S = 10.0  # a question about peers pings them
@@ -49,10 +50,10 @@ def about_of(manifest: Manifest, run_id: str) -> About:
     )
 
 
-def in_words() -> Callable[[Event], Iterable[str]]:
+def in_words() -> Callable[[RunEvent], Iterable[str]]:
     """Events as lines of `atoll events`, without those for tools."""
     words = Words()
-    return lambda event: () if event.get("event") in QUIET else words.of(event)
+    return lambda event: () if event.quiet else words.of(event)
 
 
 class PictureSource(Protocol):
@@ -263,14 +264,16 @@ class Replay(_Threads):
             self._start(self._play)
         return self
 
-    def _events(self) -> Iterator[tuple[float, int, Event]]:
+    def _events(self) -> Iterator[tuple[float, int, RunEvent]]:
         """By time of each; a file's own order where it is not."""
 
-        def of(number: int, file: Path) -> Iterator[tuple[float, int, Event]]:
+        def of(number: int, file: Path) -> Iterator[tuple[float, int, RunEvent]]:
             for event in _recorded(file):
-                yield event["at"], number, event
+                yield event.at, number, event
 
-        return heapq.merge(*(of(n, file) for n, file in enumerate(self._files)), key=lambda e: e[0])
+        return heapq.merge(
+            *(of(n, file) for n, file in enumerate(self._files)), key=lambda each: each[0]
+        )
 
     def _play(self) -> None:
         started: tuple[float, float] | None = None
@@ -283,11 +286,11 @@ class Replay(_Threads):
                     self._pause(min(left, 0.1))
             self._now = max(self._now, at)
             with self.lock:
-                self.view.take(event, str(event.get("by") or self._owners[number]))
+                self.view.take(event, event.by or self._owners[number])
         self.ended.set()
 
 
-def _recorded(file: Path) -> Iterator[Event]:
+def _recorded(file: Path) -> Iterator[RunEvent]:
     return diary.events(file) if file.is_dir() else diary.recorded(file)
 
 
@@ -315,5 +318,5 @@ def _head(file: Path) -> dict[str, Any]:
 
 def _owner(file: Path) -> str:
     """Whose file it is: whoever timed its reductions; "" where nobody did."""
-    timed = (e for e in _recorded(file) if e["event"] == "reduction.timed")
-    return next((str(e.get("peer", "")) for e in timed), "")
+    timed = (each.peer for each in _recorded(file) if isinstance(each, ReductionTimedEvent))
+    return next(timed, "")

@@ -1,9 +1,8 @@
 """What a run looks like: its events and its node's status documents, folded into one picture of
 bounded size, from which the page and the terminal draw. Pure: no I/O, no clock.
 
-Events come as they lie in the files (`node.diary`), which may be damaged, of another version, or
-somebody else's: each is decoded into a struct with bounds, and what does not fit is counted and
-left out.
+Events come from files (`node.run.diary`), which may be damaged, of another version, or somebody
+else's: one that did not fit its kind is counted and left out.
 """
 
 from __future__ import annotations
@@ -12,11 +11,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
-
-import msgspec
+from typing import Any
 
 from ...collectives.group import MAX_MEMBERS
+from ..run import events as e
 from ..run.gain import gain_words
 from ..run.status import FIGURES, RunStatus
 from .allowed import EVERYTHING, Allowed
@@ -26,94 +24,9 @@ KEPT_LINES = 500
 KEPT_PEERS = 4 * MAX_MEMBERS
 """Peers that are told apart, members of long ago included; what later ones do is not shown."""
 KEPT_VERDICTS = 64
-
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
-Id = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
-Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-Ids = Annotated[list[Id], msgspec.Meta(max_length=MAX_MEMBERS)]
-Event = Mapping[str, Any]
-
-
-class Committed(msgspec.Struct, frozen=True):
-    """``round.committed`` and ``entry.committed``."""
-
-    at: float
-    round: Count
-    entry: Count
-    members: Ids
-    fragment: Count = 0
-    contributors: Annotated[dict[Id, Count], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
-    lost: Ids = []
-    counted: bool = False
-    elapsed_s: Seconds = 0.0
-    bytes_sent: Count = 0
-    bytes_received: Count = 0
-
-
-class Slowest(msgspec.Struct, frozen=True):
-    """Who was furthest behind the others' median in a reduction."""
-
-    peer: Id
-    phase: Annotated[str, msgspec.Meta(max_length=32)]
-    behind_s: Seconds
-
-
-class Traffic(msgspec.Struct, frozen=True):
-    """Bytes on one lane during a reduction."""
-
-    sent: Count = 0
-    received: Count = 0
-
-
-class ReductionSpan(msgspec.Struct, frozen=True):
-    """``reduction.timed``. ``at``: when it began; seconds count from there."""
-
-    at: float
-    peer: Id
-    round: Count
-    log: Annotated[str, msgspec.Meta(max_length=128)] = ""
-    op_id: Text = ""
-    numel: Count = 0
-    codec: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    planned_s: Seconds = 0.0
-    reduced_s: Seconds = 0.0
-    decided_s: Seconds = 0.0
-    elapsed_s: Seconds = 0.0
-    phases: Annotated[dict[Id, dict[Id, float]], msgspec.Meta(max_length=16)] = {}
-    slowest: Slowest | None = None
-    lanes: Annotated[dict[Id, Traffic], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
-
-    @property
-    def fragment(self) -> int:
-        """Of the model; 0 where it is whole."""
-        name = self.log.split("/")
-        return int(name[1]) if len(name) > 2 and name[1].isdigit() and len(name[1]) < 6 else 0
-
-
-class Reported(msgspec.Struct, frozen=True):
-    """``script.report``, once a round, after it."""
-
-    at: float
-    metrics: Annotated[
-        dict[Annotated[str, msgspec.Meta(max_length=64)], float], msgspec.Meta(max_length=64)
-    ]
-
-
-class CodedTrouble(msgspec.Struct, frozen=True):
-    """Something that is wrong and has a code: ``run.trouble``, ``storage.trouble``, ``run.failed``,
-    ``engine.trouble``, and ``verdict.raised`` or ``verdict.withdrawn``, which ``said`` something of
-    a ``subject``, a peer.
-    """
-
-    at: float
-    event: Text
-    code: Text = ""
-    message: Text = ""
-    hint: Text = ""
-    why: Text = ""
-    subject: Text = ""
-    said: Text = ""
+WAITING = ("state", "what", "of", "ends", "since")
+Trouble = e.CodedEvent | e.VerdictRaisedEvent
+"""Something that is wrong and has a code."""
 
 
 @dataclass(slots=True)
@@ -202,7 +115,7 @@ class RunPicture:
     """The picture of one run. ``words``: an event in lines for a person."""
 
     def __init__(
-        self, about: About | None = None, words: Callable[[Event], Iterable[str]] | None = None
+        self, about: About | None = None, words: Callable[[e.RunEvent], Iterable[str]] | None = None
     ) -> None:
         self.about = about or About()
         self.me = ""
@@ -211,7 +124,7 @@ class RunPicture:
         self.taken = 0  # rounds ever
         self.lines: deque[tuple[float, str, str]] = deque(maxlen=KEPT_LINES)
         self.lines_taken = 0
-        self.verdicts: dict[str, CodedTrouble] = {}
+        self.verdicts: dict[str, Trouble] = {}
         self.curves: dict[int, Curve] = {}
         self.changes = 0  # goes up with everything that is taken
         self.at: float | None = None  # of the newest event
@@ -229,7 +142,7 @@ class RunPicture:
         self.lying = 0
         self._words = words
         self._numbers: dict[str, int] = {}
-        self._timed: dict[tuple[int, int], ReductionSpan] = {}
+        self._timed: dict[tuple[int, int], e.ReductionTimedEvent] = {}
         self._before: dict[int, float] = {}  # by fragment, when its newest round came
         self._entries: dict[int, int] = {}  # by fragment, the newest entry
         self._steps: dict[str, float] = {}
@@ -237,50 +150,41 @@ class RunPicture:
         self._last_sent = self._last_received = 0
 
     # ---- inputs
-    def take(self, event: Event, by: str = "") -> None:
+    def take(self, event: e.RunEvent, by: str = "") -> None:
         """An event. ``by``: the peer whose file it lies in, where several are folded together; of
         one file, whoever wrote it.
         """
-        kind = event.get("event")
         self.changes += 1
-        try:
-            self._fold(str(kind), event, by)
-        except msgspec.ValidationError:
+        if isinstance(event, e.OtherEvent) and event.kind in e.KINDS:
             self.skipped += 1
             return
-        at = event.get("at")
-        if isinstance(at, int | float) and math.isfinite(at):
-            self.at = float(at) if self.at is None else max(self.at, float(at))
-            self.began = float(at) if self.began is None else min(self.began, float(at))
-            self._tell(float(at), str(kind), event)
+        self._fold(event, by)
+        if math.isfinite(event.at):
+            self.at = event.at if self.at is None else max(self.at, event.at)
+            self.began = event.at if self.began is None else min(self.began, event.at)
+            self._tell(event.at, event)
 
-    def _fold(self, kind: str, event: Event, by: str) -> None:
-        match kind:
-            case "round.committed" | "entry.committed":
-                self._committed(
-                    msgspec.convert(event, Committed), mine=not self.me or by in ("", self.me)
-                )
-            case "reduction.timed":
-                self._timing(msgspec.convert(event, ReductionSpan))
-            case "script.report":
-                self._reported(msgspec.convert(event, Reported), by or self.me)
-            case "script.attached" | "script.ended":
-                self.script = kind == "script.attached"
-            case "run.waiting":
-                self.waiting = {
-                    key: event.get(key) for key in ("state", "what", "of", "ends", "since")
-                }
-            case "run.goes_on":
+    def _fold(self, event: e.RunEvent, by: str) -> None:
+        match event:
+            case e.EntryCommittedEvent():
+                self._committed(event, mine=not self.me or by in ("", self.me))
+            case e.ReductionTimedEvent():
+                self._timing(event)
+            case e.ScriptReportEvent():
+                self._reported(event, by or self.me)
+            case e.ScriptAttachedEvent() | e.ScriptEndedEvent():
+                self.script = isinstance(event, e.ScriptAttachedEvent)
+            case e.RunWaitingEvent():
+                self.waiting = {key: getattr(event, key) for key in WAITING}
+            case e.RunGoesOnEvent():
                 self.waiting = None
-            case "peer.path":
-                if (row := self._peer(str(event.get("peer", "")))) is not None:
-                    row.link = {**row.link, "path": str(event.get("path", ""))[:64]}
-            case "round.unmasked":
-                self.mean = msgspec.convert(event.get("metrics", {}), dict[str, float])
-            case "run.trouble" | "storage.trouble" | "run.failed" | "engine.trouble":
-                self._verdict(msgspec.convert(event, CodedTrouble))
-            case _ if kind.startswith("verdict."):
-                self._verdict(msgspec.convert(event, CodedTrouble))
+            case e.PeerPathEvent():
+                if (row := self._peer(event.peer)) is not None:
+                    row.link = {**row.link, "path": event.path}
+            case e.RoundUnmaskedEvent():
+                self.mean = event.metrics
+            case e.VerdictRaisedEvent() | e.CodedEvent():
+                self._verdict(event)
             case _:
                 pass
 
@@ -316,7 +220,7 @@ class RunPicture:
                 row.link = {}
 
     # ---- rounds
-    def _committed(self, event: Committed, *, mine: bool) -> None:
+    def _committed(self, event: e.EntryCommittedEvent, *, mine: bool) -> None:
         if mine:
             self._traffic(event)
         if event.entry <= self._entries.get(event.fragment, -1):
@@ -354,14 +258,14 @@ class RunPicture:
         self.rounds.append(row)
         self.taken += 1
 
-    def _traffic(self, event: Committed) -> None:
+    def _traffic(self, event: e.EntryCommittedEvent) -> None:
         """Bytes of all lives of the node: its counts begin anew with each."""
         if event.bytes_sent < self._last_sent or event.bytes_received < self._last_received:
             self._base_sent += self._last_sent
             self._base_received += self._last_received
         self._last_sent, self._last_received = event.bytes_sent, event.bytes_received
 
-    def _timing(self, event: ReductionSpan) -> None:
+    def _timing(self, event: e.ReductionTimedEvent) -> None:
         if event.op_id:
             return  # an operation of the script is no round
         self.me = self.me or event.peer
@@ -378,7 +282,7 @@ class RunPicture:
                 known.sent += lane.sent
                 known.received += lane.received
 
-    def _add_timing(self, row: RoundPicture, timed: ReductionSpan) -> None:
+    def _add_timing(self, row: RoundPicture, timed: e.ReductionTimedEvent) -> None:
         ready = timed.phases.get("ready", {}).get(timed.peer, 0.0)
         ready = ready if math.isfinite(ready) else 0.0
         row.reduced_s, row.decided_s = timed.reduced_s, timed.decided_s
@@ -388,7 +292,7 @@ class RunPicture:
             row.slowest, row.phase = known.number, timed.slowest.phase
             row.behind_s = timed.slowest.behind_s
 
-    def _reported(self, event: Reported, by: str) -> None:
+    def _reported(self, event: e.ScriptReportEvent, by: str) -> None:
         mine = not self.me or by in ("", self.me)
         if mine:
             self.metrics = {name: v for name, v in event.metrics.items() if math.isfinite(v)}
@@ -440,20 +344,21 @@ class RunPicture:
                 row.lost += 1
 
     # ---- what is wrong, and words
-    def _verdict(self, event: CodedTrouble) -> None:
-        key = f"{event.code or event.event} {event.subject}"
+    def _verdict(self, event: Trouble) -> None:
+        subject = event.subject if isinstance(event, e.VerdictRaisedEvent) else ""
+        key = f"{event.code or event.kind} {subject}"
         self.verdicts.pop(key, None)
-        if event.event == "verdict.withdrawn":
+        if isinstance(event, e.VerdictWithdrawnEvent):
             return
         self.verdicts[key] = event
         while len(self.verdicts) > KEPT_VERDICTS:
             del self.verdicts[next(iter(self.verdicts))]
 
-    def _tell(self, at: float, kind: str, event: Event) -> None:
+    def _tell(self, at: float, event: e.RunEvent) -> None:
         if self._words is None:
             return
         for line in self._words(event):
-            self.lines.append((at, kind, line))
+            self.lines.append((at, event.kind, line))
             self.lines_taken += 1
 
     # ---- what follows from it

@@ -11,6 +11,7 @@ partners, hearsay    who beats to whom in a large run; what partners say of the 
 membership_records, membership   who is in the run, where, and alive
 gain                 how much sooner the run is with this machine, and than it alone
 quorum               whether enough are, for people and tools
+events               what happened: each kind of event, from its place to its line for people
 status               what a node says of a run, and the figures that people see
 diary, duty, verdicts, clocks   what happened, on disk; whether this machine does its part; what is
                      wrong over many rounds; what peers say of this machine's clock

@@ -2,8 +2,8 @@
 folder, one JSON object a line.
 
 The first line of a file is its head (``{"diary": 1, "run", "name", "at"}``); each other one is an
-event as subscribers of the control socket get it: ``at`` (seconds since 1970), ``event`` (its kind)
-and what the kind tells. A reader skips kinds and keys that it does not know; a number beside
+event as subscribers of the control socket get it (`events`): ``at`` (seconds since 1970), ``event``
+(its kind) and what the kind tells. A reader skips keys that it does not know; a number beside
 ``diary`` changes when one changes its meaning. A file that has grown to `MAX_BYTES` is renamed to
 ``events.1.jsonl``, the one before to ``events.2.jsonl``, and so on; the `KEPT`-th is deleted. Lines
 are not forced to the medium: a power cut may take the last ones, and half of one.
@@ -21,7 +21,10 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import msgspec
+
 from ..home.paths import open_private, write_atomic
+from .events import RunEvent, document, read_event
 
 VERSION = 1
 NEWEST = "events.jsonl"
@@ -35,19 +38,15 @@ UNREADABLE = (OSError, EOFError, zlib.error)
 """What reading a file may raise, compressed ones included."""
 LEAST_LEFT = 64 << 10
 """A file with less room than this is full."""
-UNKEPT = frozenset({"state.progress"})
-"""Kinds that are worth nothing a second later."""
-OF_PEERS = frozenset({"peer.misbehaved", "sum.disputed", "sums.differ", "work.judged"})
-"""Kinds that other peers can cause at will, under any number of keys: they never push the rest out
-of the files.
-"""
 OF_PEERS_BYTES, OF_PEERS_SHARE = 256 << 10, 8
-"""So many bytes of them are kept at once; after that one for every so many bytes of the rest."""
+"""So many bytes of events of peers (`RunEvent.of_peers`) are kept at once; after that one for every
+so many bytes of the rest.
+"""
 
 
 class Diary:
     """The writer: one for each run of a node. What a full disk does not take is dropped, and so are
-    events of `OF_PEERS` beyond their share; the next event that is written says how many were, as
+    events of peers beyond their share; the next event that is written says how many were, as
     ``missed``."""
 
     def __init__(self, folder: Path, run_id: str, name: Callable[[], str]) -> None:
@@ -57,12 +56,14 @@ class Diary:
         self._bytes = self._missed = 0
         self._of_peers = OF_PEERS_BYTES  # bytes that their events may take now
 
-    def write(self, event: Mapping[str, Any]) -> None:
+    def write(self, event: RunEvent) -> None:
         """Append an event. Never raises for what the disk does."""
-        if event.get("event") in UNKEPT:
+        if not event.kept:
             return
-        line = _line({**event, **({"missed": self._missed} if self._missed else {})})
-        of_peers = event.get("event") in OF_PEERS
+        line = _line(
+            document(msgspec.structs.replace(event, missed=self._missed) if self._missed else event)
+        )
+        of_peers = event.of_peers
         if of_peers and len(line) > self._of_peers:
             self._missed += 1
             return
@@ -108,7 +109,7 @@ class Diary:
         self._bytes = size + len(head)
 
 
-def events(folder: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
+def events(folder: Path, since_s: float = 0.0) -> Iterator[RunEvent]:
     """The events in a run's folder, oldest first, that came at ``since_s`` (of 1970) or later.
     Lines that are no events are skipped.
     """
@@ -117,7 +118,7 @@ def events(folder: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
 
 def follow(
     folder: Path, since_s: float, wait: Callable[[], None]
-) -> Generator[dict[str, Any], None, None]:
+) -> Generator[RunEvent, None, None]:
     """`events`, then new ones as they are written, for ever. ``wait`` is called between."""
     for number in range(KEPT - 1, 0, -1):
         yield from _read(folder, number, since_s)
@@ -131,7 +132,7 @@ def follow(
             rest += file.readline()
             if rest.endswith(b"\n"):
                 line, rest = rest, b""
-                if (event := _event(line)) is not None and event["at"] >= since_s:
+                if (event := _event(line)) is not None and event.at >= since_s:
                     yield event
             elif _is_another(newest, file):
                 file.close()
@@ -142,12 +143,12 @@ def follow(
         file.close()
 
 
-def record(file: Path, run_id: str, name: str, told: Iterable[Mapping[str, Any]]) -> None:
+def record(file: Path, run_id: str, name: str, told: Iterable[RunEvent]) -> None:
     """Write events, oldest first, to a file of their own; compressed where its name ends in
     ``.gz``. Raises StorageError.
     """
     head = {"diary": VERSION, "run": run_id, "name": name, "at": time.time()}
-    text = b"".join(map(_line, [head, *told]))
+    text = b"".join([_line(head), *(_line(document(event)) for event in told)])
     write_atomic(file, gzip.compress(text, mtime=0) if file.suffix == ".gz" else text, 0o644)
 
 
@@ -160,16 +161,16 @@ def opened(file: Path) -> BinaryIO:
     return gzip.GzipFile(file) if packed else file.open("rb")  # type: ignore[return-value]
 
 
-def recorded(file: Path, since_s: float = 0.0) -> Iterator[dict[str, Any]]:
+def recorded(file: Path, since_s: float = 0.0) -> Iterator[RunEvent]:
     """The events of one file, up to where it cannot be read."""
     with contextlib.suppress(*UNREADABLE), opened(file) as lines:
         while line := lines.readline(MAX_LINE + 1):
             event = _event(line)
-            if event is not None and event["at"] >= since_s:
+            if event is not None and event.at >= since_s:
                 yield event
 
 
-def _read(folder: Path, number: int, since_s: float) -> Iterator[dict[str, Any]]:
+def _read(folder: Path, number: int, since_s: float) -> Iterator[RunEvent]:
     return recorded(folder / _name(number), since_s)
 
 
@@ -202,11 +203,11 @@ def decoded(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _event(line: bytes) -> dict[str, Any] | None:
+def _event(line: bytes) -> RunEvent | None:
     """A line as an event; None for a head, for half a line and for anything else."""
     found = decoded(line) if len(line) <= MAX_LINE else None
     if found is None or not isinstance(found.get("event"), str):
         return None
     at = found.get("at")
     timed = isinstance(at, int | float) and not isinstance(at, bool) and 0 <= at <= MAX_AT
-    return found if timed else None
+    return read_event(found) if timed else None

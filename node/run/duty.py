@@ -13,7 +13,9 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from . import events as e
 
 ABSENT_S = 120.0
 """A script whose connection ended, and whose process lives, comes back by then."""
@@ -59,35 +61,33 @@ class Duty:
         self._usual = 0.0  # seconds of a step before it became slow; 0: it is not
         self._busy = deque[float](maxlen=READINGS)
 
-    def take(self, kind: str, event: Mapping[str, Any], at: float) -> list[DutyChange]:
-        """An event of the run. Raises KeyError, TypeError or ValueError for one that is odd."""
-        match kind:
-            case "script.attached":
-                return self._attach(int(event["pid"]), at)
-            case "script.ended":
+    def take(self, event: e.RunEvent, at: float) -> list[DutyChange]:
+        """An event of the run."""
+        match event:
+            case e.ScriptAttachedEvent():
+                return self._attach(event.pid, at)
+            case e.ScriptEndedEvent():
                 return self._ended(event, at)
-            case "script.exited" if event["failed"]:
-                return self._died(int(event["pid"]), str(event["how"]), at)
-            case "script.exited" if not self._attached:
+            case e.ScriptExitedEvent() if event.failed:
+                return self._died(event.pid, event.how, at)
+            case e.ScriptExitedEvent() if not self._attached:
                 return self._in_order(at)
-            case "script.missing":
+            case e.ScriptMissingEvent():
                 if self._gone is None and not self._attached:
-                    how = str(event.get("how") or "")
-                    after = f"process {int(event['pid'])} {how}" if how else _RETURNED
-                    self._gone, self._due = (float(event["since"]), after), at + RETURN_S
-            case "script.report":
-                return self._report(event["metrics"], at)
-            case "script.still" if self._attached and not self._over:
-                silent = float(event["seconds"])
-                return [DutyChange(STANDING, _silent(event), at - silent)]
-            case "run.paused":
+                    after = f"process {event.pid} {event.how}" if event.how else _RETURNED
+                    self._gone, self._due = (event.since, after), at + RETURN_S
+            case e.ScriptReportEvent():
+                return self._report(event.metrics, at)
+            case e.ScriptStillEvent() if self._attached and not self._over:
+                return [DutyChange(STANDING, _silent(event), at - event.seconds)]
+            case e.RunPausedEvent():
                 self._paused = True
                 return [DutyChange(code, None, at) for code in (ABSENT, STANDING)]
-            case "run.resumed":
+            case e.RunResumedEvent():
                 self._paused, self._due = False, max(self._due, at + RETURN_S)
-            case "run.waiting" if event["state"] == "finished":
+            case e.RunWaitingEvent() if event.state == "finished":
                 return self._end(at)
-            case "run.left":
+            case e.RunLeftEvent():
                 return self._end(at)
             case _:
                 pass
@@ -112,18 +112,19 @@ class Duty:
         self._usual = 0.0
         return [DutyChange(code, None, at) for code in (SLOW, IDLE, STANDING)]
 
-    def _ended(self, event: Mapping[str, Any], at: float) -> list[DutyChange]:
-        pid = int(event["pid"])
+    def _ended(self, event: e.ScriptEndedEvent, at: float) -> list[DutyChange]:
+        pid = event.pid
         self._attached.discard(pid)
         changes = self._begin_again(at)
-        farewell = event.get("farewell")
-        if event.get("finished"):
+        if event.finished:
             return [*changes, *self._end(at)]
-        if self._attached or farewell is None:  # another trains; or the node ends, or is older
+        if (
+            self._attached or event.farewell is None
+        ):  # another trains; or the node ends, or is older
             return changes
-        if error := str(event.get("error") or ""):
-            return [*changes, *self._died(pid, f"ended with {error}", at)]
-        if farewell:
+        if event.error:
+            return [*changes, *self._died(pid, f"ended with {event.error}", at)]
+        if event.farewell:
             return [*changes, *self._in_order(at)]
         self._gone = at, f"process {pid} lives, and is not attached any more"
         self._due = at + ABSENT_S
@@ -146,13 +147,13 @@ class Duty:
         self._gone, self._due, self._over = None, math.inf, True
         return [DutyChange(code, None, at) for code in (ABSENT, STANDING)]
 
-    def _report(self, metrics: Mapping[str, Any], at: float) -> list[DutyChange]:
+    def _report(self, metrics: Mapping[str, float], at: float) -> list[DutyChange]:
         changes = list[DutyChange]()
         step_s, busy = metrics.get("step_s"), metrics.get("gpu_busy")
-        if isinstance(step_s, int | float) and 0 < step_s < math.inf:
-            changes += [DutyChange(STANDING, None, at), *self._step(float(step_s), at)]
-        if isinstance(busy, int | float) and 0 <= busy <= 1:
-            self._busy.append(float(busy))
+        if step_s is not None and 0 < step_s < math.inf:
+            changes += [DutyChange(STANDING, None, at), *self._step(step_s, at)]
+        if busy is not None and 0 <= busy <= 1:
+            self._busy.append(busy)
             if max(self._busy) >= IDLE_SHARE:
                 changes.append(DutyChange(IDLE, None, at))
             elif len(self._busy) == READINGS:
@@ -188,10 +189,10 @@ class Duty:
 _RETURNED = "none has attached since the node came back"
 
 
-def _silent(event: Mapping[str, Any]) -> str:
+def _silent(event: e.ScriptStillEvent) -> str:
     return (
-        f"process {int(event['pid'])} has made no step for {float(event['seconds']) / 60:.0f} min, "
-        f"and one took {_seconds(float(event['step_s']))}; {event['doing']}"
+        f"process {event.pid} has made no step for {event.seconds / 60:.0f} min, "
+        f"and one took {_seconds(event.step_s)}; {event.doing}"
     )
 
 

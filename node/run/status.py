@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..home.output import bytes_text, span_text
+from .events import OperationCommittedEvent, RoundCommittedEvent
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +62,10 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     # Stage, how much of it is done, and of how much.
     progress: Sequence[Any] = ()
     metrics: Mapping[str, Any] = {}
-    last_round: Mapping[str, Any] | None = None
+    last_round: RoundCommittedEvent | None = None
     gain: Mapping[str, float | None] | None = None
     part: float | None = None
-    last_operation: Mapping[str, Any] | None = None
+    last_operation: OperationCommittedEvent | None = None
     timings: Mapping[str, Any] = {}
     bytes_sent: int | None = None
     bytes_received: int | None = None

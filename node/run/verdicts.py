@@ -16,12 +16,13 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...optim.outer.worth import BEHIND, Worth, WorthWatch
 from ...optim.outer.worth import MUCH_WORSE_BY as WORTH_MUCH_WORSE_BY
 from ...optim.outer.worth import WORSE_BY as WORTH_WORSE_BY
 from ...optim.outer.worth import WORSE_OF as WORTH_WORSE_OF
+from . import events as e
 from .duty import ABSENT_S, OF_DUTY, READINGS, RETURN_S, Duty, DutyChange
 from .duty import SLOWER as STEPS_SLOWER
 from .same_order import RUNNING
@@ -490,18 +491,13 @@ class Verdicts:
         self._worth = WorthWatch()
         self._duty = Duty()
 
-    def take(self, event: Mapping[str, Any]) -> list[VerdictChange]:
-        """An event; what follows from it. An odd event is at most passed over."""
-        at = event.get("at")
-        if not isinstance(at, int | float) or not math.isfinite(at):
+    def take(self, event: e.RunEvent) -> list[VerdictChange]:
+        """An event; what follows from it."""
+        if not math.isfinite(event.at):
             return []
-        try:
-            kind = str(event.get("event"))
-            self._take(kind, event, float(at))
-            self._of_duty(self._duty.take(kind, event, float(at)), float(at))
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            pass  # of another version
-        return self.look(float(at))
+        self._take(event, event.at)
+        self._of_duty(self._duty.take(event, event.at), event.at)
+        return self.look(event.at)
 
     def look(self, now: float) -> list[VerdictChange]:
         """What time alone brings: links that stay relayed, troubles that are over, silence."""
@@ -527,51 +523,51 @@ class Verdicts:
         changes, self._changes = self._changes, []
         return changes
 
-    def _take(self, kind: str, event: Mapping[str, Any], at: float) -> None:
-        match kind:
-            case "round.committed" if event["contributors"]:
+    def _take(self, event: e.RunEvent, at: float) -> None:
+        match event:
+            case e.RoundCommittedEvent() if event.contributors:
                 self._round(event, at)
-            case "reduction.timed" if event.get("slowest"):
-                self._last.append(str(event["slowest"]["peer"]))
-            case "script.report":
-                self._adoption(event["metrics"], at)
-                self._silence(event["metrics"], at)
-                self._model(event["metrics"], at)
-                self._report(event["metrics"], at)
-            case "script.attached":
-                self._averaging, self._adopted = str(event.get("averaging", "")), None
+            case e.ReductionTimedEvent() if event.slowest:
+                self._last.append(event.slowest.peer)
+            case e.ScriptReportEvent():
+                self._adoption(event.metrics, at)
+                self._silence(event.metrics, at)
+                self._model(event.metrics, at)
+                self._report(event.metrics, at)
+            case e.ScriptAttachedEvent():
+                self._averaging, self._adopted = event.averaging, None
                 self._moved = 0.0
                 self._scripts += 1
                 self._decided_at = at
-            case "data.order":
-                self._order(event["equal"], at)
-            case "script.ended":
+            case e.DataOrderEvent():
+                self._order(event.equal, at)
+            case e.ScriptEndedEvent():
                 self._scripts = max(0, self._scripts - 1)
                 self._order({}, at)
                 self._apart.clear()
                 for code in OF_A_SCRIPT:
                     self._withdraw(code, "", at)
-            case "run.paused" | "run.resumed":
-                self._paused, self._decided_at = kind == "run.paused", at
-            case "run.waiting":
-                self._finished = event["state"] == "finished"
-                self._trains = event["state"] == "training"
-                self._waits = f"waits for {event['what']}"
-                if event["state"] == "no quorum":
+            case e.RunPausedEvent() | e.RunResumedEvent():
+                self._paused, self._decided_at = isinstance(event, e.RunPausedEvent), at
+            case e.RunWaitingEvent():
+                self._finished = event.state == "finished"
+                self._trains = event.state == "training"
+                self._waits = f"waits for {event.what}"
+                if event.state == "no quorum":
                     self._edge = 0
                     self._withdraw("V07", "", at)  # the loss has come, and stops the run
-                if event["state"] == "doubled":
+                if event.state == "doubled":
                     self._trouble("V08", at, "another process has this node's key")
-            case "peer.path":
-                self._path(str(event["peer"]), str(event["path"]), at)
-            case "round.part":
-                if event["part"] == 0:
+            case e.PeerPathEvent():
+                self._path(event.peer, event.path, at)
+            case e.RoundPartEvent():
+                if event.part == 0:
                     self._raise("V02", "", at, "this machine's link is too slow to add up a part")
                 else:
                     self._withdraw("V02", "", at)
-            case "run.trouble" | "storage.trouble" if event["code"] in TROUBLES:
-                self._trouble(TROUBLES[event["code"]], at, str(event["message"]))
-            case "storage.mended":
+            case e.RunTroubleEvent() | e.StorageTroubleEvent() if event.code in TROUBLES:
+                self._trouble(TROUBLES[event.code], at, event.message)
+            case e.StorageMendedEvent():
                 self._mended("V06", at)
             case _:
                 pass
@@ -593,14 +589,14 @@ class Verdicts:
         self._reported_at.pop(code, None)
         self._withdraw(code, "", at)
 
-    def _round(self, event: Mapping[str, Any], at: float) -> None:
+    def _round(self, event: e.EntryCommittedEvent, at: float) -> None:
         if self._reported_at.get("V08", at) < self._decided_at:
             self._mended("V08", at)  # a node whose key another process has decides nothing
         self._decided_at, self._waits = at, ""
         self._withdraw("V09", "", at)
-        seconds = float(event["elapsed_s"])
+        seconds = event.elapsed_s
         before = self._rounds.median
-        caught_up = not event.get("counted", True) and seconds < max(MARGIN_S, before / SLOWER)
+        caught_up = not event.counted and seconds < max(MARGIN_S, before / SLOWER)
         if caught_up:
             pass  # decided before this node heard of it: it took the others longer
         elif self._rounds.take(seconds, SLOWER - 1, MARGIN_S):
@@ -609,12 +605,12 @@ class Verdicts:
             )
         elif self._rounds.calm:
             self._withdraw("V01", "", at)
-        self._samples(event["contributors"], event.get("members") or (), at)
-        self._losses(event.get("losses") or {}, at)
-        if worth := event.get("worth"):
-            self._evaluated(int(event.get("fragment", 0)), worth, event, at)
-        reach = event.get("reach")
-        if reach and reach["members"] > 2 and reach["reachable"] <= reach["needed"]:
+        self._samples(event.contributors, event.members, at)
+        self._losses(event.losses, at)
+        if event.worth is not None:
+            self._evaluated(event.worth, event, at)
+        reach = event.reach
+        if reach and reach.members > 2 and reach.reachable <= reach.needed:
             self._edge += 1
         elif reach:
             self._edge = 0
@@ -625,8 +621,8 @@ class Verdicts:
                 "",
                 at,
                 (
-                    f"{reach['reachable']} of {reach['members']} members are reachable, and "
-                    f"{reach['needed']} are needed"
+                    f"{reach.reachable} of {reach.members} members are reachable, and "
+                    f"{reach.needed} are needed"
                 ),
             )
 
@@ -810,13 +806,11 @@ class Verdicts:
         elif not any(self._worse):
             self._withdraw("V10", "", at)
 
-    def _evaluated(
-        self, fragment: int, told: Mapping[str, Any], event: Mapping[str, Any], at: float
-    ) -> None:
+    def _evaluated(self, told: e.WorthReading, event: e.EntryCommittedEvent, at: float) -> None:
         """What members found by evaluations (`optim.outer.worth`)."""
-        worth = Worth(**{name: told[name] for name in Worth._fields})
-        plain = int(event.get("plain_since", 0))
-        if standing := self._worth.take(fragment, worth, int(told["rounds"]), plain):
+        worth = Worth(told.anchor, told.own, told.behind, told.worse, told.members)
+        plain = event.plain_since
+        if standing := self._worth.take(event.fragment, worth, told.rounds, plain):
             settings = f" ({self._averaging})" if self._averaging and not plain else ""
             self._raise("V21", "", at, standing + settings)
         else:
@@ -846,7 +840,7 @@ class Verdicts:
             self._changes.append(VerdictChange(False, verdict, at))
 
 
-def judge(events: Iterator[Mapping[str, Any]]) -> tuple[Verdicts, list[VerdictChange]]:
+def judge(events: Iterator[e.RunEvent]) -> tuple[Verdicts, list[VerdictChange]]:
     """All events of a file."""
     verdicts = Verdicts()
     return verdicts, [change for event in events for change in verdicts.take(event)]

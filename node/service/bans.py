@@ -12,6 +12,7 @@ from ...collectives.errors import ConfigError, StorageError
 from ...collectives.identifiers import PeerId
 from ...security.identity import verify
 from ..run.banning import Ban, Bans, banned
+from ..run.events import PeerConvictedEvent
 from ..run.evidence import DOMAIN, accused, check
 
 if TYPE_CHECKING:
@@ -111,9 +112,7 @@ class Banning:
             return None
         self._useless[sender] -= 1
         log.warning("run %s: %s is banned here: %s (proven)", run.run_id, found[-8:], why)
-        run.node.publish(
-            {"event": "peer.convicted", "run": run.run_id, "peer": found, "reason": why}
-        )
+        run.node.publish(PeerConvictedEvent(run=run.run_id, peer=found, reason=why))
         self._shut_out()
         self._prove(self._others() - {sender}, [data])
         run.node.nursery.start_soon(self._expel)

@@ -8,12 +8,16 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import trio
 
+from ...collectives.group import Reach
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import MAX_FRAGMENTS
+from ..run import events as e
 from ..session import documents
 from ..session import events as ev
+from ..session.events import Waiting
 from .troubles import doubled_here, other_histories, removed_here
 from .waiting import document_of, explained
 
@@ -32,27 +36,24 @@ class Chronicle:
 
     def __init__(self, run: RunService) -> None:
         self.run = run
-        self.rounds: list[dict[str, Any]] = []
-        self.operation: dict[str, Any] | None = None  # the free-standing one decided last
+        self.rounds = list[e.EntryCommittedEvent]()
+        # The free-standing one decided last.
+        self.operation: e.OperationCommittedEvent | None = None
         self.progress = SEEKING
-        self.unmasked: dict[str, Any] | None = None  # the newest secure sum
+        self.unmasked: e.RoundUnmaskedEvent | None = None  # the newest secure sum
         self._without_part = set[int]()  # fragments in whose last round this node added up nothing
 
-    def note_operation(self, operation: dict[str, Any]) -> None:
+    def note_operation(self, operation: e.OperationCommittedEvent) -> None:
         """A free-standing operation of the script is decided."""
         self.operation = operation
-        self.run.node.publish({"event": "operation.committed", "run": self.run.run_id, **operation})
-
-    def _tell(self, kind: str, fragment: int, **fields: Any) -> None:
-        """Publish; of a run in fragments every event says of which."""
-        where = (
-            {"fragment": fragment} if self.run.whole and len(self.run.whole.sessions) > 1 else {}
-        )
-        self.run.node.publish({"event": kind, "run": self.run.run_id, **where, **fields})
+        self.run.node.publish(operation)
 
     def note(self, fragment: int, event: object) -> None:
-        """An event of the session of one fragment. Long, since each kind of event has its case."""
+        """An event of the session of one fragment: what follows from it here, and what is published
+        of it. Long, since each kind of event has its case.
+        """
         run = self.run
+        of: Any = {"run": run.run_id, "fragment": fragment}
         match event:
             case ev.PlanTaken():
                 run.phases.planned(trio.current_time(), event)
@@ -61,129 +62,124 @@ class Chronicle:
                 run.timings.timed(trio.current_time(), event)
             case ev.RoundCommitted():
                 self._note_part(fragment, event)
-                document = documents.committed(event, time.time(), run.traffic())
-                row = {"fragment": fragment, **document, "reach": run.reach}
-                self.rounds = [
-                    *self.rounds[-HISTORY:],
-                    {key: value for key, value in row.items() if key != "event"},
-                ]
+                reach = msgspec.convert(run.reach, Reach | None)
+                told = documents.committed(event, time.time(), run.traffic(), reach=reach, **of)
+                self.rounds = [*self.rounds[-HISTORY:], told]
                 run.troubles.clear()
-                run.node.publish({"run": run.run_id, **row})
+                run.node.publish(told)
             case ev.Unmasked():
-                self.unmasked = {
-                    "entry": event.round,
-                    "attempt": event.attempt,
-                    "members": list(event.members),
-                }
-                self.unmasked |= {"weight": event.weight, "metrics": dict(event.metrics)}
-                self.unmasked |= (
-                    {"buckets": [list(members) for members in event.sums]}
-                    if len(event.sums) > 1
-                    else {}
-                )
-                self.unmasked |= {"next_clip": event.bound} if event.bound is not None else {}
-                self._tell("round.unmasked", fragment, **self.unmasked)
-            case ev.PrivacySpent():
-                self._tell(
-                    "privacy.spent",
-                    fragment,
-                    epsilon=event.epsilon,
-                    steps=event.steps,
-                    left=event.left,
-                )
-            case ev.MaskingFailed():
-                self._tell(
-                    "masking.failed",
-                    fragment,
+                self.unmasked = e.RoundUnmaskedEvent(
                     entry=event.round,
                     attempt=event.attempt,
-                    reason=event.reason,
+                    members=event.members,
+                    weight=event.weight,
+                    metrics=dict(event.metrics),
+                    buckets=event.sums if len(event.sums) > 1 else (),
+                    next_clip=event.bound,
+                    **of,
                 )
-            case ev.Recertified():
+                run.node.publish(self.unmasked)
+            case ev.PrivacySpent(epsilon, steps, left):
+                run.node.publish(e.PrivacySpentEvent(epsilon=epsilon, steps=steps, left=left, **of))
+            case ev.MaskingFailed(entry, attempt, reason):
+                run.node.publish(
+                    e.MaskingFailedEvent(entry=entry, attempt=attempt, reason=reason, **of)
+                )
+            case ev.Recertified(entry, removed):
                 log.warning(
                     "run %s: entry %d is recertified without %d members",
                     run.run_id,
-                    event.entry,
-                    len(event.removed),
+                    entry,
+                    len(removed),
                 )
-                self._tell(
-                    "entry.recertified", fragment, entry=event.entry, removed=list(event.removed)
-                )
+                run.node.publish(e.EntryRecertifiedEvent(entry=entry, removed=removed, **of))
             case ev.Removed():
                 run.fail(removed_here())
-            case ev.StateProgress():
-                self.progress = ("fetching state", event.have, event.total)
-                self._tell("state.progress", fragment, have=event.have, total=event.total)
-            case ev.StateReady():
+            case ev.StateProgress(have, total):
+                self.progress = ("fetching state", have, total)
+                run.node.publish(e.StateProgressEvent(have=have, total=total, **of))
+            case ev.StateReady(round_):
                 self.progress = ("ready", 1, 1)
-                self._tell("state.ready", fragment, round=event.round)
-            case ev.StateRoot():
-                for row in self.rounds[-MAX_FRAGMENTS:]:
-                    if (row["fragment"], row["entry"]) == (fragment, event.entry):
-                        row["state_root"] = event.root.hex()
-                self._tell("state.root", fragment, entry=event.entry, root=event.root.hex())
-            case ev.PeerMisbehaved():
-                self._tell("peer.misbehaved", fragment, peer=event.peer, reason=event.reason)
-            case ev.SumDisputed():
-                self._tell("sum.disputed", fragment, owner=event.owner, wrong=list(event.wrong))
-            case ev.SumsDiffer():
-                self._tell("sums.differ", fragment, peers=list(event.peers))
+                run.node.publish(e.StateReadyEvent(round=round_, **of))
+            case ev.StateRoot(entry, root):
+                self._note_root(fragment, entry, root.hex())
+                run.node.publish(e.StateRootEvent(entry=entry, root=root.hex(), **of))
+            case ev.PeerMisbehaved(peer, reason):
+                run.node.publish(e.PeerMisbehavedEvent(peer=peer, reason=reason, **of))
+            case ev.SumDisputed(owner, wrong):
+                run.node.publish(e.SumDisputedEvent(owner=owner, wrong=wrong, **of))
+            case ev.SumsDiffer(peers):
+                run.node.publish(e.SumsDifferEvent(peers=peers, **of))
             case ev.Equivocated():
                 run.guard(lambda: run.take_proof(event.evidence))
-            case ev.WorkJudged():
-                self._tell(
-                    "work.judged",
-                    fragment,
-                    peer=event.peer,
-                    entry=event.entry,
-                    good=event.good,
-                    fault=event.fault,
+            case ev.WorkJudged(peer, entry, good, fault):
+                run.node.publish(
+                    e.WorkJudgedEvent(peer=peer, entry=entry, good=good, fault=fault, **of)
                 )
             case ev.AnotherHistory():
                 if (twice := other_histories(run.foreign, run.splits)) is not None:
                     run.troubles.tell(twice)
             case ev.Doubled():
                 run.troubles.tell(doubled_here())
-            case ev.Renewed():
+            case ev.Renewed(life):
                 log.warning(
                     "run %s: this home is an old copy: the run has votes of it that it does not "
                     "know; it goes on as a new member, of life %d",
                     run.run_id,
-                    event.incarnation,
+                    life,
                 )
-                self._tell("member.renewed", fragment, life=event.incarnation)
-            case ev.StillWaiting():
-                waiting = explained(event.waiting, run.troubles.current)
-                document = document_of(waiting, trio.current_time())
-                level = logging.INFO if waiting.state in USUAL else logging.WARNING
-                if waiting.state == "finished":
-                    log.info("run %s: finished: %s", run.run_id, waiting.ends)
-                else:
-                    log.log(
-                        level,
-                        "run %s: %s for %.0f s: waits for %s%s; it ends when %s",
-                        run.run_id,
-                        waiting.state,
-                        waiting.round_open_s,
-                        waiting.what,
-                        ", of " + ", ".join(waiting.of) if waiting.of else "",
-                        waiting.ends,
-                    )
-                self._tell("run.waiting", fragment, **document)
+                run.node.publish(e.MemberRenewedEvent(life=life, **of))
+            case ev.StillWaiting(waiting):
+                self._note_waiting(fragment, explained(waiting, run.troubles.current))
             case ev.WaitEnded():
                 log.info("run %s: it goes on", run.run_id)
-                self._tell("run.goes_on", fragment)
-            case ev.StateDiverged():
-                self._tell("state.diverged", fragment, entry=event.entry)
+                run.node.publish(e.RunGoesOnEvent(**of))
+            case ev.StateDiverged(entry):
+                run.node.publish(e.StateDivergedEvent(entry=entry, **of))
             case _:
                 pass
+
+    def _note_root(self, fragment: int, entry: int, root: str) -> None:
+        for at in range(max(0, len(self.rounds) - MAX_FRAGMENTS), len(self.rounds)):
+            row = self.rounds[at]
+            if (row.fragment, row.entry) == (fragment, entry):
+                self.rounds[at] = msgspec.structs.replace(row, state_root=root)
+
+    def _note_waiting(self, fragment: int, waiting: Waiting) -> None:
+        run = self.run
+        if waiting.state == "finished":
+            log.info("run %s: finished: %s", run.run_id, waiting.ends)
+        else:
+            log.log(
+                logging.INFO if waiting.state in USUAL else logging.WARNING,
+                "run %s: %s for %.0f s: waits for %s%s; it ends when %s",
+                run.run_id,
+                waiting.state,
+                waiting.round_open_s,
+                waiting.what,
+                ", of " + ", ".join(waiting.of) if waiting.of else "",
+                waiting.ends,
+            )
+        told = document_of(waiting, trio.current_time())
+        run.node.publish(
+            e.RunWaitingEvent(
+                run=run.run_id,
+                fragment=fragment,
+                state=waiting.state,
+                what=waiting.what,
+                of=waiting.of,
+                ends=waiting.ends,
+                since=told["since"],
+                round_open_s=told["round_open_s"],
+            )
+        )
 
     def part(self, peer: PeerId) -> float | None:
         """Which share of the newest round of each fragment, on the mean, ``peer`` added up; None
         where it contributed to none of them.
         """
-        newest = {row["fragment"]: row for row in self.rounds if row["contributors"]}
-        found = [row["parts"][peer] for row in newest.values() if peer in row["parts"]]
+        newest = {row.fragment: row for row in self.rounds if row.contributors}
+        found = [row.parts[peer] for row in newest.values() if peer in row.parts]
         return sum(found) / len(found) if found else None
 
     @property
@@ -191,13 +187,13 @@ class Chronicle:
         """Mean seconds from one committed round to the next, over the newest PACE_ROUNDS; None
         before there are two. Of a run in fragments those of the first.
         """
-        at = [row["at"] for row in self.rounds if row["contributors"] and not row["fragment"]]
+        at = [row.at for row in self.rounds if row.contributors and not row.fragment]
         at = at[-PACE_ROUNDS:]
         return max(0.0, at[-1] - at[0]) / (len(at) - 1) if len(at) > 1 else None
 
     def was_member(self, peer: PeerId) -> bool:
         """Whether ``peer`` was in a configuration that is remembered here."""
-        return any(peer in row["members"] for row in self.rounds)
+        return any(peer in row.members for row in self.rounds)
 
     def _note_part(self, fragment: int, event: ev.RoundCommitted) -> None:
         """A user whose link is too slow for a part is told so, once until it has one again."""
@@ -216,4 +212,4 @@ class Chronicle:
                 self.run.run_id,
             )
             self._without_part.add(fragment)
-        self._tell("round.part", fragment, part=part)
+        self.run.node.publish(e.RoundPartEvent(run=self.run.run_id, fragment=fragment, part=part))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import trio
 
@@ -15,6 +14,7 @@ from ...security.identity import Identity
 from ..home.hours import Hours
 from ..home.paths import Paths
 from ..net.network import PeerNetwork
+from ..run.events import RunEvent
 from ..run.verdicts import VerdictChange
 from .buffers import BufferPool
 from .judging import Notifier
@@ -31,8 +31,8 @@ class NodeContext:
     engine: EngineThread
     nursery: trio.Nursery
     rng: random.Random
-    publish: Callable[[dict[str, Any]], None]
-    """Tell subscribers of the control socket: a JSON-able event."""
+    publish: Callable[[RunEvent], None]
+    """Tell subscribers of the control socket."""
     results: BufferPool
     """Memory that the engine receives results of free-standing operations in; scripts read them
     there.

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+
+from ..run.events import RunEvent, ScriptIdleEvent, ScriptUnattachedEvent
 
 AFTER_S = 60.0
 STEPLESS_S = 130.0
@@ -19,7 +20,7 @@ class Idle:
     contributed nothing.
     """
 
-    def __init__(self, run_id: str, publish: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, run_id: str, publish: Callable[[RunEvent], None]) -> None:
         self._run_id, self._publish = run_id, publish
         self._since: float | None = None
         self._announced = False
@@ -57,7 +58,10 @@ class Idle:
                     pid,
                     now - since,
                 )
-                self._tell("script.unattached", pid=pid, seconds=round(now - since, 1))
+                told = ScriptUnattachedEvent(
+                    run=self._run_id, pid=pid, seconds=round(now - since, 1)
+                )
+                self._publish(told)
         if self._since is None or self._announced or now - self._since < STEPLESS_S:
             return
         self._announced = True
@@ -67,7 +71,7 @@ class Idle:
             self._run_id,
             now - self._since,
         )
-        self._tell("script.idle", seconds=round(now - self._since, 1))
+        self._publish(ScriptIdleEvent(run=self._run_id, seconds=round(now - self._since, 1)))
 
     def view(self, now: float) -> float | None:
         """Seconds, once they are worth a word; None before, and after a step or a contribution."""
@@ -87,6 +91,3 @@ class Idle:
             for pid, since in self._joined.items()
             if now - since >= AFTER_S
         }
-
-    def _tell(self, kind: str, **fields: Any) -> None:
-        self._publish({"event": kind, "run": self._run_id, **fields})

@@ -14,24 +14,24 @@ from typing import Any
 
 import trio
 
+from ..run.events import RunEvent, VerdictRaisedEvent, VerdictWithdrawnEvent
 from ..run.verdicts import PAGES, VerdictChange, Verdicts
 
 log = logging.getLogger("atoll")
 COMMAND_S = 30.0
 WAITING = 16  # changes that wait for the command; more are dropped, the oldest first
-KINDS = ("verdict.raised", "verdict.withdrawn")
 
 
 class RunVerdicts:
     """Of one run."""
 
-    def __init__(self, run_id: str, publish: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, run_id: str, publish: Callable[[RunEvent], None]) -> None:
         self._run_id, self._publish = run_id, publish
         self._verdicts = Verdicts()
 
-    def take(self, event: Mapping[str, Any]) -> list[VerdictChange]:
+    def take(self, event: RunEvent) -> list[VerdictChange]:
         """An event of the run was published; what was withdrawn or raised, and is published now."""
-        if event.get("event") in KINDS:
+        if isinstance(event, VerdictRaisedEvent):
             return []
         return self._tell(self._verdicts.take(event))
 
@@ -52,7 +52,7 @@ class RunVerdicts:
 
     def _tell(self, changes: Sequence[VerdictChange]) -> list[VerdictChange]:
         for raised, verdict, _ in changes:
-            kind = KINDS[not raised]
+            kind = VerdictRaisedEvent if raised else VerdictWithdrawnEvent
             (log.warning if raised else log.info)(
                 "run %s: %s %s %s: %s",
                 self._run_id,
@@ -61,8 +61,11 @@ class RunVerdicts:
                 verdict.subject,
                 verdict.said,
             )
-            fields = {"code": verdict.code, "subject": verdict.subject, "said": verdict.said}
-            self._publish({"event": kind, "run": self._run_id, **fields})
+            self._publish(
+                kind(
+                    run=self._run_id, code=verdict.code, subject=verdict.subject, said=verdict.said
+                )
+            )
         return list(changes)
 
 

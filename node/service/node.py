@@ -32,6 +32,7 @@ from ..net.network import PeerNetwork
 from ..net.transport.addresses import at_home
 from ..registry import MODES
 from ..run.clocks import wrong_clock
+from ..run.events import NodeAddressesEvent, NodeFailedEvent, PeerPathEvent, RunEvent
 from ..run.invite import parse_invite
 from ..run.standing import Standing, forget_standing, load_standing, save_standing, standing_by
 from ..session.fragments import Whole
@@ -105,13 +106,13 @@ class Node:
         return self.context.paths
 
     # ---- events
-    def publish(self, event: dict[str, Any]) -> None:
+    def publish(self, event: RunEvent) -> None:
         """Tell subscribers, of whom the slow lose events, counted; what concerns a run goes into
         its diary.
         """
-        event = {"at": time.time(), **event}
+        event = event if event.at else msgspec.structs.replace(event, at=time.time())
         self._subscribers.publish(event)
-        run = self.by_id.get(event.get("run", ""))
+        run = self.by_id.get(RunId(event.run))
         if (
             run is not None and run.manifest is not None
         ):  # of what was never entered nothing is kept
@@ -619,19 +620,16 @@ class Node:
 
     def on_addresses(self) -> None:
         """This node can be reached elsewhere than before."""
-        self.publish({"event": "node.addresses", "addresses": self.context.network.addresses()})
+        self.publish(NodeAddressesEvent(addresses=tuple(self.context.network.addresses())))
         for run in self.by_id.values():
             run.guard(lambda run=run: run.announce(trio.current_time()))
             run.wake()
 
     def on_path(self, peer: PeerId, path: str) -> None:
         """A peer is connected in another way than before; "": no more."""
-        event = {"event": "peer.path", "peer": peer, "path": path}
         of = [run.run_id for run in self.by_id.values() if peer in run.members]
-        for run_id in of:
-            self.publish({**event, "run": run_id})
-        if not of:
-            self.publish(event)
+        for run_id in of or [""]:
+            self.publish(PeerPathEvent(run=run_id, peer=peer, path=path))
 
     def on_refused(self, topic: str, peer: PeerId, code: str, reason: str) -> None:
         """A peer does not admit us."""
@@ -642,7 +640,7 @@ class Node:
     def fail(self, error: AtollError) -> None:
         """The node cannot go on: it ends, with this error."""
         self.error = self.error or error
-        self.publish({"event": "node.failed", **described(error)})
+        self.publish(NodeFailedEvent.of(error))
         self.down(now=True)
 
     def on_exchange(self, event: object) -> None:

@@ -11,10 +11,11 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..home.hours import Hours
 from ..home.paths import write_atomic
+from ..run.events import RunEvent, RunPausedEvent, RunResumedEvent
 
 FILE = "paused"  # in the run's folder
 Word = Literal["", "pause", "resume"]
@@ -25,11 +26,13 @@ class RunPause:
 
     def __init__(
         self,
+        run_id: str,
         folder: Path,
         hours: Hours | None,
-        publish: Callable[..., None],
+        publish: Callable[[RunEvent], None],
         minute: Callable[[], int] = lambda: minute_of(time.time()),
     ) -> None:
+        self._run_id = run_id
         self._file, self._hours, self._publish, self._minute = folder / FILE, hours, publish, minute
         self._word = self._read()
         self._announced = ""
@@ -65,9 +68,9 @@ class RunPause:
         if (why := self.why) != self._announced:
             self._announced = why
             if why:
-                self._publish("run.paused", why=why)
+                self._publish(RunPausedEvent(run=self._run_id, why=why))
             else:
-                self._publish("run.resumed")
+                self._publish(RunResumedEvent(run=self._run_id))
 
     def _keep(self, word: Word) -> None:
         if word == self._word:
@@ -91,12 +94,3 @@ def minute_of(unix_s: float) -> int:
     """The minute of the day, 0 to 1439, where this machine is."""
     at = time.localtime(unix_s)
     return 60 * at.tm_hour + at.tm_min
-
-
-def publisher(run_id: str, publish: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
-    """For Pause: events of one run."""
-
-    def tell(kind: str, **fields: Any) -> None:
-        publish({"event": kind, "run": run_id, **fields})
-
-    return tell

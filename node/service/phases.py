@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
 
 from ...collectives import exchange as x
 from ...collectives.identifiers import RunId
+from ..run.events import RoundPhaseEvent, RunEvent
 from ..session import events as ev
 
 KEPT = 128
@@ -25,7 +25,7 @@ KEPT = 128
 class Phases:
     """Of one run. Publishes ``round.phase`` events."""
 
-    def __init__(self, run_id: RunId, publish: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, run_id: RunId, publish: Callable[[RunEvent], None]) -> None:
         self._run_id, self._publish = run_id, publish
         self._plans: OrderedDict[bytes, tuple[ev.PlanTaken, float]] = OrderedDict()
 
@@ -51,18 +51,17 @@ class Phases:
         taken, since = known
         plan = taken.plan
         self._publish(
-            {
-                "event": "round.phase",
-                "run": self._run_id,
-                "log": plan.log,
-                "op_id": taken.op_id,
-                "round": plan.round,
-                "phase": phase,
-                "ballot": plan.ballot,
-                "revision": plan.revision,
-                "convener": taken.convener,
-                "owners": [part.owner for part in plan.parts],
-                "contributors": [c.member.peer for c in plan.contributors],
-                "elapsed_s": round(now - since, 4),
-            }
+            RoundPhaseEvent(
+                run=self._run_id,
+                log=plan.log,
+                op_id=taken.op_id,
+                round=plan.round,
+                phase=phase,
+                ballot=plan.ballot,
+                revision=plan.revision,
+                convener=taken.convener,
+                owners=tuple(part.owner for part in plan.parts),
+                contributors=tuple(c.member.peer for c in plan.contributors),
+                elapsed_s=round(now - since, 4),
+            )
         )

@@ -5,13 +5,20 @@ published with how it ended. What that means is `run.duty`'s to judge.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
 from ...collectives.errors import StorageError
 from ..home.paths import write_atomic
+from ..run.events import (
+    RunLeftEvent,
+    ScriptAttachedEvent,
+    ScriptEndedEvent,
+    ScriptExitedEvent,
+    ScriptMissingEvent,
+)
 from .obituary import ScriptProcess
 from .views import finished
 
@@ -55,13 +62,19 @@ class ScriptPresence:
         if finished(self._run):
             self._forget()
         elif self._run.seeding:
-            self._tell("script.missing", pid=noted.pid, since=noted.at, how=noted.how)
+            self._run.node.publish(
+                ScriptMissingEvent(
+                    run=self._run.run_id, pid=noted.pid, since=noted.at, how=noted.how
+                )
+            )
 
     def attached(self, pid: int, *, averaging: str) -> None:
         """A script trains here; ``averaging``: how the run averages, in words."""
         self._processes[pid] = ScriptProcess(pid)
         self._note(_Noted(pid, time.time()))
-        self._tell("script.attached", pid=pid, averaging=averaging)
+        self._run.node.publish(
+            ScriptAttachedEvent(run=self._run.run_id, pid=pid, averaging=averaging)
+        )
 
     def ended(self, pid: int, farewell: str | None, *, node_ends: bool) -> None:
         """Its connection ended, with these last words, or None. ``node_ends``: so it would have
@@ -69,21 +82,23 @@ class ScriptPresence:
         """
         process = self._processes.pop(pid, None)
         if process is None:  # it did not get as far as attaching
-            self._tell("script.ended", pid=pid)
+            self._run.node.publish(ScriptEndedEvent(run=self._run.run_id, pid=pid))
             return
-        known: dict[str, Any] = {"finished": True} if finished(self._run) else {}
-        if farewell is not None or not node_ends:
-            known |= {"farewell": farewell is not None}
-        if farewell:
-            known |= {"error": farewell}
-        self._tell("script.ended", pid=pid, **known)
-        if farewell == "" or known.get("finished"):
+        told = ScriptEndedEvent(
+            run=self._run.run_id,
+            pid=pid,
+            finished=finished(self._run),
+            farewell=None if farewell is None and node_ends else farewell is not None,
+            error=farewell or "",
+        )
+        self._run.node.publish(told)
+        if farewell == "" or told.finished:
             self._forget()
         elif farewell:
             self._note(_Noted(pid, time.time(), f"ended with {farewell}"))
         # a script that said goodbye waits for the end of its private node
         waits_for_us = farewell is not None and not self._run.seeding
-        if farewell or waits_for_us or known.get("finished") or node_ends:
+        if farewell or waits_for_us or told.finished or node_ends:
             process.close()
             return
         self._watched += 1
@@ -98,7 +113,7 @@ class ScriptPresence:
     def left(self) -> None:
         """The run is left: nobody is to train here."""
         self._forget()
-        self._tell("run.left")
+        self._run.node.publish(RunLeftEvent(run=self._run.run_id))
 
     async def _bury(self, process: ScriptProcess, said_goodbye: bool) -> None:
         try:
@@ -112,7 +127,11 @@ class ScriptPresence:
                 self._forget()
             else:
                 self._note(_Noted(process.pid, time.time(), how))
-            self._tell("script.exited", pid=process.pid, how=how, failed=not in_order)
+            self._run.node.publish(
+                ScriptExitedEvent(
+                    run=self._run.run_id, pid=process.pid, how=how, failed=not in_order
+                )
+            )
         finally:
             self._watched -= 1
             process.close()
@@ -128,6 +147,3 @@ class ScriptPresence:
             self._file.unlink(missing_ok=True)
         except OSError:
             pass  # the next life of this node asks for a script that nobody misses
-
-    def _tell(self, kind: str, **fields: Any) -> None:
-        self._run.node.publish({"event": kind, "run": self._run.run_id, **fields})

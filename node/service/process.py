@@ -40,12 +40,13 @@ from ..manifest import list_runs
 from ..net.network import PeerNetwork
 from ..net.reach.ledger import RelayLimits
 from ..net.reach.reach import ReachSettings
+from ..run.events import EngineTroubleEvent
 from .announced import read_invite
 from .buffers import BufferPool
 from .context import NodeContext
 from .judging import Notifier
 from .node import DRAIN_S, Node
-from .troubles import coded, described
+from .troubles import coded
 
 log = logging.getLogger("atoll")
 HOME_S = 2.0  # how often the node looks whether its home is still there
@@ -277,7 +278,7 @@ def _command_failed(node: Node, event: CommandFailed) -> None:
         else coded(failure, f"the data plane's {event.command}")
     )
     log.warning("the data plane refused %s: %s %s", event.command, error.code, error.message)
-    node.publish({"event": "engine.trouble", **described(error)})
+    node.publish(EngineTroubleEvent.of(error))
 
 
 def _result_buffer(nodes: Sequence[Node], pool: BufferPool, plan: Plan) -> memoryview:

@@ -17,6 +17,7 @@ from ...collectives.swarm import Call, Outcome
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import PooledBuffer
+from ..run.events import OperationCommittedEvent
 from ..session import events as ev
 from ..session.documents import weights_of
 from ..session.other_logs import calls_of
@@ -198,18 +199,19 @@ class Reductions:
         sent, received = self._traffic(reduction)
         counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
         self.run.chronicle.note_operation(
-            {
-                "op_id": event.op_id,
-                "contributors": {share.peer: share.samples for share in event.contributors},
-                "counted": counted,
-                **({"weights": weights} if (weights := weights_of(event.contributors)) else {}),
-                "elapsed_s": elapsed,
-                "reduce_s": event.reduce_s,
-                "decision_s": event.decision_s,
-                "bytes_sent": sent,
-                "bytes_received": received,
-                "at": time.time(),
-            }
+            OperationCommittedEvent(
+                at=time.time(),
+                run=self.run.run_id,
+                op_id=event.op_id,
+                contributors={share.peer: share.samples for share in event.contributors},
+                counted=counted,
+                weights=weights_of(event.contributors),
+                elapsed_s=elapsed,
+                reduce_s=event.reduce_s,
+                decision_s=event.decision_s,
+                bytes_sent=sent,
+                bytes_received=received,
+            )
         )
         under = (event.config, event.members)
         outcome = Outcome(

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ from ..run.capability import invite_of
 from ..run.diary import Diary
 from ..run.doors import doors_of
 from ..run.entrants import Entrants
+from ..run.events import RunEvent, RunFailedEvent
 from ..run.gate import Gate
 from ..run.membership import Membership
 from ..run.same_order import SameOrder
@@ -54,7 +55,7 @@ from .context import NodeContext
 from .disk import DiskUsage
 from .idle import Idle
 from .judging import RunVerdicts
-from .pausing import RunPause, publisher
+from .pausing import RunPause
 from .phases import Phases
 from .ports import RunPorts
 from .presence import ScriptPresence
@@ -62,7 +63,7 @@ from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
 from .standstill import Standstill
 from .starting import ScriptStart
 from .timings import Timings
-from .troubles import Troubles, coded, described, removed_here
+from .troubles import Troubles, coded, removed_here
 from .views import peers_of, quorum, status_of
 
 log = logging.getLogger("atoll")
@@ -130,9 +131,7 @@ class RunService:
         self.standstill = Standstill(run_id, node.publish)
         self.presence = ScriptPresence(self)
         self.judge = RunVerdicts(run_id, node.publish)
-        self.pause = RunPause(
-            node.paths.run_dir(run_id), node.hours, publisher(run_id, node.publish)
-        )
+        self.pause = RunPause(run_id, node.paths.run_dir(run_id), node.hours, node.publish)
         self.disk = DiskUsage(node.paths.run_dir(run_id))
         # the session is let go of, and its files are about to be closed: nothing reaches it any
         # more
@@ -300,7 +299,7 @@ class RunService:
             return
         self.error = coded(error, f"run {self.run_id}")
         self.troubles.tell(self.error)
-        self.node.publish({"event": "run.failed", "run": self.run_id, **described(self.error)})
+        self.node.publish(RunFailedEvent.of(self.error, self.run_id))
         self.stop(self.error)
 
     def guard(self, act: Callable[[], object]) -> None:
@@ -446,7 +445,7 @@ class RunService:
         if now >= session.next_due():
             session.tick(now)
 
-    def judged(self, event: Mapping[str, Any]) -> None:
+    def judged(self, event: RunEvent) -> None:
         """An event of this run was published."""
         self._judged(self.judge.take(event))
 

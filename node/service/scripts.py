@@ -20,6 +20,7 @@ from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer, alive
 from ..manifest import Manifest
+from ..run.events import DataOrderEvent, ScriptReportEvent
 from ..run.same_order import said_by, shows_order
 from ..session import events as ev
 from ..session.fragments import Whole
@@ -230,9 +231,7 @@ class AttachedScript:
         session = self.run.session
         if session is not None and session.pre_round is not None:
             session.pre_round.report(metrics)
-        self.run.node.publish(
-            {"event": "script.report", "run": self.run.run_id, "metrics": dict(metrics)}
-        )
+        self.run.node.publish(ScriptReportEvent(run=self.run.run_id, metrics=dict(metrics)))
 
     def _compare(self, round_: int, digest: bytes) -> None:
         run, session = self.run, self.run.session
@@ -243,7 +242,7 @@ class AttachedScript:
         run.same_order.begun(round_, digest)
         run.same_order.look(said_by(session.membership, session.config_peers()))
         if (equal := dict(run.same_order.equal)).keys() != before:
-            run.node.publish({"event": "data.order", "run": run.run_id, "equal": equal})
+            run.node.publish(DataOrderEvent(run=run.run_id, equal={**equal}))
 
     def starts(self, now: bool) -> tuple[int, int]:
         """Whether the script may make its first step."""

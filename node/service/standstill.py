@@ -14,7 +14,9 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from ..run.events import RunEvent, ScriptStillEvent
 
 IDLE_S, BUSY_S = 600.0, 3600.0
 """Silence that is no fault: of a process that takes no processor time, and of one that does."""
@@ -53,7 +55,7 @@ class Standstill:
     def __init__(
         self,
         run_id: str,
-        publish: Callable[[dict[str, Any]], None],
+        publish: Callable[[RunEvent], None],
         read: Callable[[int], ProcessReading] = read_process,
     ) -> None:
         self._run_id, self._publish, self._read = run_id, publish, read
@@ -108,13 +110,12 @@ class Standstill:
         self._told = True
         doing = _STATES.get(found.state, "") if idle else "though its process is busy"
         self._publish(
-            {
-                "event": "script.still",
-                "run": self._run_id,
-                "pid": self._pid,
-                "seconds": round(silent, 1),
-                "step_s": self._step_s,
-                "doing": doing.format(pid=self._pid)
+            ScriptStillEvent(
+                run=self._run_id,
+                pid=self._pid,
+                seconds=round(silent, 1),
+                step_s=self._step_s,
+                doing=doing.format(pid=self._pid)
                 or "its process takes no processor time: it waits for something",
-            }
+            )
         )

@@ -8,7 +8,9 @@ the run has begun, for everybody and for good (docs/internals/protocol/joining.m
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..run.events import RunBegunEvent, RunStartingEvent
 
 if TYPE_CHECKING:
     from .run import RunService
@@ -65,13 +67,15 @@ class ScriptStart:
         self.waits, there = True, self.there
         if there != self._announced:
             self._announced = there
-            self._publish("run.starting", there=there, wanted=self.wanted)
+            run = self._run
+            run.node.publish(RunStartingEvent(run=run.run_id, there=there, wanted=self.wanted))
         return there, self.wanted
 
     def leave(self) -> None:
         """The script waits no longer: it trains, or is gone."""
         if self.waits and self.begun:
-            self._publish("run.begun", there=self.there, wanted=self.wanted)
+            run = self._run
+            run.node.publish(RunBegunEvent(run=run.run_id, there=self.there, wanted=self.wanted))
         self.waits, self._announced = False, None
 
     def view(self) -> dict[str, int] | None:
@@ -79,7 +83,3 @@ class ScriptStart:
         if not self.waits or self.begun:
             return None
         return {"there": self.there, "wanted": self.wanted}
-
-    def _publish(self, kind: str, **fields: Any) -> None:
-        run = self._run
-        run.node.publish({"event": kind, "run": run.run_id, **fields})

@@ -6,7 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import trio
+
+from ..run.events import RunEvent, document
 
 EVENT_QUEUE = 1024
 
@@ -19,10 +22,12 @@ class Subscribers:
     def __init__(self) -> None:
         self._missed: dict[trio.MemorySendChannel[dict[str, Any]], int] = {}
 
-    def publish(self, event: dict[str, Any]) -> None:
+    def publish(self, event: RunEvent) -> None:
         for channel, missed in list(self._missed.items()):
             try:
-                channel.send_nowait({**event, "missed": missed} if missed else event)
+                channel.send_nowait(
+                    document(msgspec.structs.replace(event, missed=missed) if missed else event)
+                )
             except trio.WouldBlock:
                 self._missed[channel] += 1
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.telemetry import ReductionTimed
+from ..run.events import RunEvent, Traffic
 from ..session import documents
 from ..session import events as ev
 
@@ -28,7 +29,7 @@ class Timings:
     """Of one run. Publishes ``reduction.timed`` events."""
 
     def __init__(
-        self, run_id: RunId, publish: Callable[[dict[str, Any]], None], lanes: Callable[[], Lanes]
+        self, run_id: RunId, publish: Callable[[RunEvent], None], lanes: Callable[[], Lanes]
     ) -> None:
         self._run_id, self._publish, self._lanes = run_id, publish, lanes
         self._before: OrderedDict[tuple[str, int], Lanes] = OrderedDict()
@@ -50,14 +51,14 @@ class Timings:
         if not timing.op_id:  # an operation of the script is no round
             self._add(now, timing)
         before = self._before.pop((timing.log, timing.round), {})
-        lanes = dict[PeerId, dict[str, int]]()
+        lanes = dict[str, Traffic]()
         for peer, (sent, received) in self._lanes().items():
             was = before.get(peer, (0, 0))
             if was[0] <= sent and was[1] <= received:  # else it is a new lane
                 sent, received = sent - was[0], received - was[1]
-            lanes[peer] = {"sent": sent, "received": received}
+            lanes[peer] = Traffic(sent, received)
         at = time.time() - (now - event.began)
-        self._publish({"run": self._run_id, **documents.timed(timing, at, lanes)})
+        self._publish(documents.timed(timing, at, lanes, self._run_id))
 
     def _add(self, now: float, timing: ReductionTimed) -> None:
         self._count += 1

@@ -23,6 +23,7 @@ from ...collectives.errors import (
 )
 from ...collectives.identifiers import PeerId
 from ..home.refusals import refused
+from ..run.events import RunEvent, RunTroubleEvent, StorageMendedEvent, StorageTroubleEvent
 from ..session.events import HistorySplit
 
 log = logging.getLogger("atoll")
@@ -34,7 +35,7 @@ REMEMBERED = 16  # troubles whose last telling is remembered
 class Troubles:
     """Made in the node's trio thread; `tell` may be called in any thread, the rest in that one."""
 
-    def __init__(self, run_id: str, publish: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, run_id: str, publish: Callable[[RunEvent], None]) -> None:
         self.current: AtollError | None = None
         self._run_id, self._publish = run_id, publish
         self._past: deque[dict[str, Any]] = deque(maxlen=HISTORY)
@@ -63,8 +64,8 @@ class Troubles:
             del self._reported_at[next(iter(self._reported_at))]
         log.warning("run %s: %s %s", self._run_id, error.code, error.message)
         self._past.append({"at": time.time(), **described(error)})
-        kind = "storage.trouble" if storage else "run.trouble"
-        self._publish({"event": kind, "run": self._run_id, **described(error)})
+        kind = StorageTroubleEvent if storage else RunTroubleEvent
+        self._publish(kind.of(error, self._run_id))
 
     @property
     def storage_fails(self) -> bool:
@@ -78,7 +79,7 @@ class Troubles:
             self._storage_fails = False
             self._reported_at.pop("E501", None)  # should it fail again, that is news
             log.info("run %s: what must be written is written again", self._run_id)
-            self._publish({"event": "storage.mended", "run": self._run_id})
+            self._publish(StorageMendedEvent(run=self._run_id))
         self._failed_again = False
 
     def past(self) -> list[dict[str, Any]]:

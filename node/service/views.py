@@ -14,6 +14,7 @@ import trio
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Spent
+from ..run.events import RoundCommittedEvent, document
 from ..run.gain import cost_of, gain_of
 from ..run.quorum import quorum_of
 from ..run.status import RunStatus
@@ -31,7 +32,8 @@ def status_of(run: RunService) -> RunStatus:
     session, progress = run.whole, run.chronicle.progress
     config = session.config_peers() if session else []
     fetching = session is not None and session.phase == "fetching"
-    last = next((row for row in reversed(run.chronicle.rounds) if row["contributors"]), None)
+    rounds = run.chronicle.rounds
+    last = next((row for row in reversed(rounds) if isinstance(row, RoundCommittedEvent)), None)
     unsaved = next((files.unsaved for files in run.files.values() if files.unsaved), None)
     trouble = (
         run.error or run.troubles.current or unsaved or other_histories(run.foreign, run.splits)
@@ -112,7 +114,7 @@ def _gain(run: RunService) -> dict[str, float | None] | None:
     settings, session = manifest.settings(), run.whole
     share = 1.0 if settings.overlap != "none" else run.timings.view()["training_share"]
     members = len(session.config_peers()) if session else 1
-    rounds = [row["contributors"] for row in run.chronicle.rounds]
+    rounds = [row.contributors for row in run.chronicle.rounds]
     cost = cost_of(settings, manifest.parameters, members)
     found = gain_of(rounds, run.node.identity.peer, share, cost)
     return None if found is None else rounded(found._asdict())
@@ -199,7 +201,8 @@ def _secure(run: RunService) -> dict[str, Any] | None:
     pre_round = run.session.pre_round if run.session is not None else None
     if pre_round is None or run.session is None or run.session.settings.secure is None:
         return None
-    return {"threshold": pre_round.needed, "last": run.chronicle.unmasked}
+    last = run.chronicle.unmasked
+    return {"threshold": pre_round.needed, "last": document(last) if last else None}
 
 
 def spent(run: RunService) -> Spent | None:

@@ -1,4 +1,6 @@
-"""A session's events as documents: what subscribers, event files and pages get of them."""
+"""A session's rounds and reductions as events of the run: what subscribers, event files and pages
+get of them.
+"""
 
 from __future__ import annotations
 
@@ -7,70 +9,86 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ...collectives.group import Part
+from ...collectives.group import Part, Reach
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Share
 from ...collectives.telemetry import ReductionTimed
+from ..run.events import (
+    EntryCommittedEvent,
+    ReductionTimedEvent,
+    RoundCommittedEvent,
+    Slowest,
+    Traffic,
+    WorthReading,
+)
 from .events import RoundCommitted
 
 
-def committed(event: RoundCommitted, at: float, traffic: tuple[int, int]) -> dict[str, Any]:
-    """``round.committed``, or ``entry.committed`` where nobody contributed. ``at``: seconds since
-    1970; ``traffic``: bytes (sent, received) by this node so far.
+def committed(
+    event: RoundCommitted,
+    at: float,
+    traffic: tuple[int, int],
+    *,
+    run: str,
+    fragment: int,
+    reach: Reach | None = None,
+) -> EntryCommittedEvent:
+    """The event of a round, or of an entry where nobody contributed. ``at``: seconds since 1970;
+    ``traffic``: bytes (sent, received) by this node so far; ``reach``: of the next round.
     """
-    return {
-        "event": "round.committed" if event.contributors else "entry.committed",
-        "round": event.round,
-        "entry": event.entry,
-        "contributors": {share.peer: share.samples for share in event.contributors},
-        **({"weights": weights} if (weights := weights_of(event.contributors)) else {}),
-        "parts": parts_of(event.contributors, event.parts),
-        **({"losses": dict(event.losses)} if event.losses else {}),
-        **worth_of(event),
-        "members": list(event.config),
-        "lost": list(event.lost),
-        **({"left": list(event.left)} if event.left else {}),
-        "counted": event.counted,
-        "elapsed_s": round(event.elapsed_s, 4),
-        "at": at,
-        "bytes_sent": traffic[0],
-        "bytes_received": traffic[1],
-    }
-
-
-def worth_of(event: RoundCommitted) -> dict[str, Any]:
-    """What members' evaluations found, and since when the governor takes the plain mean;
-    empty in runs without.
-    """
-    found = dict[str, Any]()
-    if event.worth is not None:
-        found["worth"] = {**event.worth._asdict(), "rounds": event.against}
-    return found | ({"plain_since": event.plain_since} if event.plain_since else {})
+    worth = event.worth
+    kind = RoundCommittedEvent if event.contributors else EntryCommittedEvent
+    return kind(
+        at=at,
+        run=run,
+        fragment=fragment,
+        round=event.round,
+        entry=event.entry,
+        contributors={share.peer: share.samples for share in event.contributors},
+        weights=weights_of(event.contributors),
+        parts=parts_of(event.contributors, event.parts),
+        losses=dict(event.losses),
+        worth=WorthReading(*worth, rounds=event.against) if worth is not None else None,
+        plain_since=event.plain_since,
+        members=event.config,
+        lost=event.lost,
+        left=event.left,
+        counted=event.counted,
+        elapsed_s=round(event.elapsed_s, 4),
+        bytes_sent=traffic[0],
+        bytes_received=traffic[1],
+        reach=reach,
+    )
 
 
 def timed(
-    timing: ReductionTimed, at: float, lanes: Mapping[PeerId, Mapping[str, int]]
-) -> dict[str, Any]:
-    """``reduction.timed``. ``at``: when it began; ``lanes``: bytes on each lane meanwhile."""
-    document = {field.name: rounded(getattr(timing, field.name)) for field in fields(timing)}
-    slowest = document.pop("slowest")
-    return {
-        "event": "reduction.timed",
-        "at": at,
-        **document,
-        "lanes": lanes,
-        "slowest": dict(zip(("peer", "phase", "behind_s"), slowest, strict=True))
-        if slowest
+    timing: ReductionTimed, at: float, lanes: Mapping[str, Traffic], run: str
+) -> ReductionTimedEvent:
+    """The event of a reduction. ``at``: when it began; ``lanes``: bytes on each lane meanwhile."""
+    told = {field.name: rounded(getattr(timing, field.name)) for field in fields(timing)}
+    told |= {
+        "slowest": Slowest(*timing.slowest[:2], round(timing.slowest[2], 6))
+        if timing.slowest
         else None,
+        "contributors": timing.contributors,
     }
+    return ReductionTimedEvent(
+        at=at, run=run, fragment=_fragment_of(timing.log), lanes={**lanes}, **told
+    )
 
 
-def weights_of(shares: Sequence[Share]) -> dict[PeerId, float]:
+def _fragment_of(log: str) -> int:
+    """Of the model; 0 where it is whole."""
+    name = log.split("/")
+    return int(name[1]) if len(name) > 2 and name[1].isdigit() else 0
+
+
+def weights_of(shares: Sequence[Share]) -> dict[str, float]:
     """What a robust rule of whole vectors gave to each contributor; empty with others."""
     return {share.peer: share.weight for share in shares if share.weight is not None}
 
 
-def parts_of(contributors: Sequence[Share], parts: Sequence[Part]) -> dict[PeerId, float]:
+def parts_of(contributors: Sequence[Share], parts: Sequence[Part]) -> dict[str, float]:
     """Which share of a round each contributor added up for all: 0 where its link can carry none.
     Without those for whom there was no chunk.
     """

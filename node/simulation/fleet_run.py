@@ -33,6 +33,7 @@ from ...optim import attach
 from ...optim.composing import flat_vector
 from ...optim.federated.simulation import Task
 from ...optim.federated.simulation.task import endless
+from ..run.events import RunEvent, ScriptReportEvent
 from ..session import documents
 from ..session import events as ev
 from ..session.durations import durations
@@ -156,7 +157,7 @@ class PlayedRun:
     loss: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])
     counted: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     """Of each round: virtual seconds, and how many machines it counts."""
-    events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    events: list[RunEvent] = field(default_factory=list[RunEvent])
 
     @property
     def share(self) -> float:
@@ -199,10 +200,10 @@ class _Play:
         self.swarm = self._swarm(numel)
         struck = {each.who for each in run.mishaps}
         steady = sorted(range(len(run.fleet)), key=lambda who: (who in struck, who))
-        self._by_peer: dict[str, list[dict[str, Any]]] = {
+        self._by_peer: dict[str, list[RunEvent]] = {
             run.fleet[who].name: [] for who in sorted(steady[:RECORDED])
         }
-        self._reports: list[dict[str, Any]] = []
+        self._reports: list[RunEvent] = []
         self._away = set[int]()
         self._beginning = False
         self._due, self._newest = 0, dict[int, int]()
@@ -283,14 +284,12 @@ class _Play:
             machine.bytes_sent = swarm.network.bytes_sent.get(name, 0)
             machine.bytes_received = swarm.network.bytes_received.get(name, 0)
         best = max(self._by_peer, key=lambda name: len(self._by_peer[name]))
-        others = [event for event in self._reports if event["by"] != best]
+        others = [event for event in self._reports if event.by != best]
         mine = [
-            {key: value for key, value in event.items() if key != "by"}
-            for event in self._reports
-            if event["by"] == best
+            msgspec.structs.replace(event, by="") for event in self._reports if event.by == best
         ]
         events = [*self._by_peer[best], *others, *mine]
-        played.events = sorted(events, key=lambda event: event["at"])
+        played.events = sorted(events, key=lambda event: event.at)
         return played
 
     def _arrange(self, what: Mishap) -> None:
@@ -338,14 +337,16 @@ class _Play:
         if isinstance(event, ev.RoundCommitted):
             if (mine := self._by_peer.get(peer)) is not None:
                 traffic = network.bytes_sent.get(peer, 0), network.bytes_received.get(peer, 0)
-                row = documents.committed(event, self.run_.start_at + now, traffic)
-                mine.append({**row, "fragment": fragment, "run": "simulated"})
+                at = self.run_.start_at + now
+                mine.append(
+                    documents.committed(event, at, traffic, run="simulated", fragment=fragment)
+                )
             if event.contributors:
                 self._committed(now, fragment, event)
         elif isinstance(event, ev.Timed) and peer in self._by_peer:
-            row = documents.timed(event.timing, self.run_.start_at + event.began, {})
-            row["numel"] = round(self.scale * row["numel"])
-            self._by_peer[peer].append({**row, "run": "simulated"})
+            row = documents.timed(event.timing, self.run_.start_at + event.began, {}, "simulated")
+            numel = round(self.scale * row.numel)
+            self._by_peer[peer].append(msgspec.structs.replace(row, numel=numel))
 
     def _committed(self, now: float, fragment: int, event: ev.RoundCommitted) -> None:
         """The first word of an entry; others' are the same."""
@@ -448,13 +449,12 @@ class _Play:
         if not math.isnan(loss):
             metrics["loss"] = loss
         self._reports.append(
-            {
-                "at": self.run_.start_at + self.swarm.world.now,
-                "event": "script.report",
-                "run": "simulated",
-                "metrics": metrics,
-                "by": peer,
-            }
+            ScriptReportEvent(
+                at=self.run_.start_at + self.swarm.world.now,
+                run="simulated",
+                metrics=metrics,
+                by=peer,
+            )
         )
 
 

@@ -14,6 +14,7 @@ from ...collectives.foreign import escaped, quoted
 from ...security.rule_names import RUNNING, parse_reducer
 from ..client.starting import waits_text
 from ..home.output import Terminal, bytes_text, short_peer, span_text
+from ..run.events import RoundCommittedEvent
 from ..run.gain import gain_words
 from ..run.quorum import no_quorum, quorum_of
 from ..run.status import FIGURES, RunStatus, read_run_status
@@ -68,8 +69,8 @@ def run_lines(terminal: Terminal, run: RunStatus) -> list[str]:
     head = f"{run.name}  {run.run_id[:8]}  round {round_text(run)}"
     members = run.members or ()
     shown = ", ".join(short_peer(str(peer)) for peer in members)
-    last = run.last_round or {}
-    weights = last.get("weights") or {}
+    last = run.last_round
+    weights = last.weights if last else {}
     metrics = sorted(metrics_of(run.metrics).items())
     rows = [
         ("state", run_state(run)),
@@ -105,13 +106,12 @@ def run_lines(terminal: Terminal, run: RunStatus) -> list[str]:
 _NO_PART = "none: this node's link is too slow to add up for the others; it sends and receives only"
 
 
-def last_text(run: RunStatus, last: Document) -> str:
+def last_text(run: RunStatus, last: RoundCommittedEvent) -> str:
     """The newest round with contributors."""
-    contributors = last.get("contributors") or {}
-    where = f" of fragment {last.get('fragment')}" if run.fragments else ""
+    where = f" of fragment {last.fragment}" if run.fragments else ""
     return (
-        f"round {last.get('round')}{where}: {len(contributors)} contributed, "
-        f"{sum(contributors.values())} samples"
+        f"round {last.round}{where}: {len(last.contributors)} contributed, "
+        f"{sum(last.contributors.values())} samples"
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ...collectives.foreign import escaped, shown
 from ..home.output import Terminal, bytes_text, short_peer, span_text
+from ..run import events as e
 from ..run.status import RunStatus
 from .documents import metrics_of, run_state, too_few
 
@@ -55,12 +56,12 @@ class RunProgress:
         self.privacy = run.privacy or self.privacy
         self._take_traffic(run.bytes_sent or 0, run.bytes_received or 0)
 
-    def take_round(self, event: Mapping[str, Any]) -> None:
+    def take_round(self, event: e.EntryCommittedEvent) -> None:
         """A round was committed."""
-        self.round = max(self.round, int(event.get("round", 0)))
-        self.contributors = len(event.get("contributors") or ()) or self.contributors
-        self.members = len(event.get("members") or ())
-        self._take_traffic(int(event.get("bytes_sent", 0)), int(event.get("bytes_received", 0)))
+        self.round = max(self.round, event.round)
+        self.contributors = len(event.contributors) or self.contributors
+        self.members = len(event.members)
+        self._take_traffic(event.bytes_sent, event.bytes_received)
 
     def take_metrics(self, metrics: Mapping[str, float]) -> None:
         """What the script reported, once a round."""
@@ -193,65 +194,57 @@ class TrainingView:
                 )
             self._refresh()
 
-    def take_event(self, event: Mapping[str, Any]) -> None:
+    def take_event(self, event: e.RunEvent) -> None:
         """An event of the run."""
         with self._lock:
             if self._closed:
                 return
-            match event.get("event"):
-                case "round.committed" | "entry.committed" as kind:
-                    self._progress.take_round(event)
-                    lost = event.get("lost")
-                    if isinstance(lost, list) and lost:  # peers
-                        self.say(
-                            f"lost {', '.join(short_peer(str(peer)) for peer in lost)}; "
-                            + (
-                                "the round was decided without it, nothing to do"
-                                if kind == "round.committed"
-                                else "it is no member until it is back"
-                            )
-                        )
-                    if self._live is None and kind == "round.committed":
-                        self.say(self._progress.round_line())
-                case "script.report":
-                    self._progress.take_metrics(metrics_of(event.get("metrics")))
-                case "peer.misbehaved":
+            match event:
+                case e.EntryCommittedEvent():
+                    self._take_entry(event)
+                case e.ScriptReportEvent():
+                    self._progress.take_metrics(metrics_of(event.metrics))
+                case e.PeerMisbehavedEvent():
+                    self.say(event.words())
+                case e.SumDisputedEvent():
+                    wrong = ", ".join(map(short_peer, event.wrong))
                     self.say(
-                        f"{short_peer(str(event.get('peer', '')))} broke a rule: "
-                        f"{escaped(event.get('reason', ''))}"
+                        f"{short_peer(event.owner)} says that {wrong} stated another sum of its "
+                        "site than its members contributed"
                     )
-                case "sum.disputed":
-                    wrong = ", ".join(short_peer(str(peer)) for peer in event.get("wrong", ()))
+                case e.SumsDifferEvent():
                     self.say(
-                        f"{short_peer(str(event.get('owner', '')))} says that {wrong} stated "
-                        "another sum of its site than its members contributed"
+                        f"{' and '.join(map(short_peer, event.peers))} state different sums of a "
+                        "part; others add it up anew, and one of them, or one that sent them "
+                        "different things, lies"
                     )
-                case "sums.differ":
-                    peers = " and ".join(short_peer(str(each)) for each in event.get("peers", ()))
-                    self.say(
-                        f"{peers} state different sums of a part; others add it up anew, and one "
-                        "of them, or one that sent them different things, lies"
-                    )
-                case "verdict.raised":
-                    of = short_peer(str(event["subject"])) + " " if event.get("subject") else ""
-                    code = escaped(event.get("code", ""), 16)
-                    self.say(
-                        f"{code} {of}{escaped(event.get('said', ''), 2000)}; atoll explain {code}"
-                    )
-                case "script.idle":
-                    since = span_text(float(event.get("seconds", 0)))
-                    self.say(
-                        f"the script has made no step in the {since} since it attached; "
-                        "does its loop call optimizer.step()?"
-                    )
-                case "storage.trouble" | "run.trouble":
-                    self.say(
-                        f"{event.get('code', '')} {event.get('message', '')}; "
-                        f"{event.get('hint', '')}"
-                    )
+                case e.VerdictWithdrawnEvent():
+                    return
+                case e.VerdictRaisedEvent():
+                    of = f"{short_peer(event.subject)} " if event.subject else ""
+                    code = escaped(event.code, 16)
+                    self.say(f"{code} {of}{escaped(event.said, 2000)}; atoll explain {code}")
+                case e.ScriptIdleEvent():
+                    self.say(f"{event.words()}; does its loop call optimizer.step()?")
+                case e.StorageTroubleEvent() | e.RunTroubleEvent():
+                    self.say(f"{event.code} {event.message}; {event.hint}")
                 case _:
                     return
             self._refresh()
+
+    def _take_entry(self, event: e.EntryCommittedEvent) -> None:
+        self._progress.take_round(event)
+        if event.lost:
+            self.say(
+                f"lost {', '.join(map(short_peer, event.lost))}; "
+                + (
+                    "the round was decided without it, nothing to do"
+                    if isinstance(event, e.RoundCommittedEvent)
+                    else "it is no member until it is back"
+                )
+            )
+        if self._live is None and isinstance(event, e.RoundCommittedEvent):
+            self.say(self._progress.round_line())
 
     def _refresh(self) -> None:
         if self._live is not None:

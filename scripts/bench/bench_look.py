@@ -39,6 +39,7 @@ from look_kit import RUN, made_up, page
 from atoll.collectives.telemetry import PHASES
 from atoll.node.look.source import Replay
 from atoll.node.run import diary
+from atoll.node.run.events import read_event
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAUSE_S = 0.25  # of the page's script, between two questions
@@ -258,12 +259,12 @@ def written(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
         case "reduction.timed":
             times = dict.fromkeys(event["contributors"], 0.123456)
             for phase in ("reduce", "gather", "decide"):
-                yield {"event": "round.phase", "op_id": "", "phase": phase, **told}
+                yield {"event": "round.phase", "log": "main/looked", "phase": phase, **told}
             yield event | {"phases": dict.fromkeys(PHASES, times)}
         case "round.committed":
             reach = {"reachable": len(event["members"]), "members": len(event["members"])}
             yield event | {"reach": {**reach, "needed": 33, "held": True}}
-            yield {"event": "state.root", "root": "5f68abef" * 8, **told}
+            yield {"event": "state.root", "root": "5f68abef" * 8, "entry": event["entry"], **told}
         case _:
             yield event
 
@@ -275,7 +276,7 @@ def replay(members: int, rounds: int) -> dict[str, Any]:
         writer = diary.Diary(Path(folder), RUN, lambda: "looked")
         for event in made_up(rounds, members):
             for one in written(event):
-                writer.write(one)
+                writer.write(read_event(one))
         writer.close()
         took, busy = list[float](), list[float]()
         for _ in range(3):

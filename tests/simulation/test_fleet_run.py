@@ -188,9 +188,7 @@ def test_fragments_travel_one_by_one() -> None:
     played = play(RunSettings(sync_every=20, rounds=3, fragments=2), "3 x 100ms@10Mbit")
     assert (played.rounds, played.ended) == (3, "finished")
     assert len(played.counted) == 6
-    assert {
-        event["fragment"] for event in played.events if event["event"] == "round.committed"
-    } == {0, 1}
+    assert {event.fragment for event in played.events if event.kind == "round.committed"} == {0, 1}
 
 
 def churned(lines: str, rounds: int = 12, *, of: str = "500ms", every: int = 20) -> PlayedRun:
@@ -265,7 +263,7 @@ def test_the_loss_is_measured_and_the_page_shows_the_run(tmp_path: Path) -> None
     diary.record(tmp_path / "events.jsonl", "simulated", "tried", played.events)
     picture = RunPicture()
     for event in diary.recorded(tmp_path / "events.jsonl"):
-        picture.take(event, str(event.get("by", "")))
+        picture.take(event, event.by)
     assert [row.round for row in picture.rounds] == [1, 2, 3, 4, 5, 6]
     assert {row.who.bit_count() for row in picture.rounds} == {3}
     assert len(picture.curves) == 3

@@ -20,6 +20,7 @@ from atoll.node.local import LocalSwarm
 from atoll.node.manifest.gpt import GptConfig
 from atoll.node.recipes.data import batch, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
+from atoll.node.run.events import read_event
 from atoll.node.run.verdicts import VerdictChange, Verdicts
 from atoll.optim import attach, outer_preset
 
@@ -84,13 +85,19 @@ def judged(told: list[dict[str, Any]]) -> list[tuple[int, VerdictChange]]:
     """Changes of verdicts, with the number of reports until then."""
     verdicts = Verdicts()
     verdicts.take(
-        {"at": 1.0, "event": "script.attached", "averaging": "outer nesterov lr 0.9 momentum 0.9"}
+        read_event(
+            {
+                "at": 1.0,
+                "event": "script.attached",
+                "averaging": "outer nesterov lr 0.9 momentum 0.9",
+            }
+        )
     )
     return [
         (number, change)
         for number, metrics in enumerate(told, 1)
         for change in verdicts.take(
-            {"at": 10.0 * number, "event": "script.report", "metrics": metrics}
+            read_event({"at": 10.0 * number, "event": "script.report", "metrics": metrics})
         )
     ]
 

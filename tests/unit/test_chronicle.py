@@ -13,6 +13,7 @@ import trio
 from atoll.collectives.group import Part
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.swarm import Share
+from atoll.node.run.events import OperationCommittedEvent, RoundUnmaskedEvent, RunEvent, document
 from atoll.node.service.chronicle import SEEKING, Chronicle
 from atoll.node.service.troubles import Troubles
 from atoll.node.session import events as ev
@@ -25,12 +26,15 @@ class Run:
 
     def __init__(self) -> None:
         self.run_id, self.told = RunId("run"), list[dict[str, Any]]()
-        self.node = SimpleNamespace(publish=self.told.append, identity=SimpleNamespace(peer=ME))
-        self.troubles = Troubles(self.run_id, self.told.append)
+        self.node = SimpleNamespace(publish=self.publish, identity=SimpleNamespace(peer=ME))
+        self.troubles = Troubles(self.run_id, self.publish)
         self.whole: Any = None
         self.foreign, self.splits = {OTHER}, dict[PeerId, ev.HistorySplit]()
         self.failed, self.proofs = list[BaseException](), list[bytes]()
-        self.reach = {"there": 2, "needed": 2}
+        self.reach = {"reachable": 2, "members": 2, "needed": 2}
+
+    def publish(self, event: RunEvent) -> None:
+        self.told.append(document(event))
 
     def traffic(self) -> tuple[int, int]:
         return 7, 8
@@ -74,7 +78,7 @@ def committed(entry: int, parts: tuple[Part, ...] = (), *who: Share) -> ev.Round
         ),
         (
             ev.Recertified(6, (OTHER,)),
-            {"event": "entry.recertified", "entry": 6, "removed": [OTHER]},
+            {"event": "entry.recertified", "entry": 6, "removed": (OTHER,)},
         ),
         (ev.StateDiverged(5, b"a", b"b"), {"event": "state.diverged", "entry": 5}),
         (
@@ -83,7 +87,7 @@ def committed(entry: int, parts: tuple[Part, ...] = (), *who: Share) -> ev.Round
         ),
         (
             ev.SumDisputed(OTHER, (ME,)),
-            {"event": "sum.disputed", "owner": OTHER, "wrong": [ME]},
+            {"event": "sum.disputed", "owner": OTHER, "wrong": (ME,)},
         ),
         (
             ev.WorkJudged(OTHER, 3, 8, "none"),
@@ -97,11 +101,10 @@ def committed(entry: int, parts: tuple[Part, ...] = (), *who: Share) -> ev.Round
 def test_an_event_of_the_session_is_published(event: object, told: dict[str, Any]) -> None:
     def test(run: Run, chronicle: Chronicle) -> None:
         chronicle.note(0, event)
-        assert run.told == [{"run": "run", **told}]
+        assert run.told == [{"run": "run", "at": 0.0, **told}]
         run.told.clear()
-        run.whole = SimpleNamespace(sessions=(1, 2))
         chronicle.note(1, event)
-        assert run.told == [{"run": "run", "fragment": 1, **told}]  # of several, of which
+        assert run.told == [{"run": "run", "at": 0.0, "fragment": 1, **told}]  # of which
 
     noting(test)
 
@@ -122,13 +125,13 @@ def test_a_round_is_kept_with_its_state_root_and_ends_a_trouble() -> None:
         chronicle.note(0, committed(2))  # an entry that at most changes who is a member
         assert [told["event"] for told in run.told[2:]] == ["round.committed", "entry.committed"]
         first = chronicle.rounds[0]
-        assert (first["contributors"], first["parts"], first["bytes_sent"]) == (
+        assert (first.contributors, first.parts, first.bytes_sent) == (
             {ME: 5},
             {ME: 0.75},
             7,
         )
         chronicle.note(0, ev.StateRoot(1, b"\x01\x02"))
-        assert (first["state_root"], "state_root" in chronicle.rounds[1]) == ("0102", False)
+        assert [row.state_root for row in chronicle.rounds] == ["0102", ""]
         assert chronicle.part(ME) == 0.75
         assert chronicle.part(OTHER) is None
 
@@ -161,20 +164,19 @@ def test_progress_and_secure_sums_are_kept_for_status() -> None:
         chronicle.note(
             0, ev.Unmasked(3, 1, (ME, OTHER), 2, 9, {"loss": 0.5}, 2.5, ((ME,), (OTHER,)))
         )
-        assert chronicle.unmasked == {
-            "entry": 3,
-            "attempt": 1,
-            "members": [ME, OTHER],
-            "weight": 9,
-            "metrics": {"loss": 0.5},
-            "buckets": [[ME], [OTHER]],
-            "next_clip": 2.5,
-        }
-        chronicle.note_operation({"op": "mean"})
-        assert (chronicle.operation, run.told[-1]["event"]) == (
-            {"op": "mean"},
-            "operation.committed",
+        assert chronicle.unmasked == RoundUnmaskedEvent(
+            run="run",
+            entry=3,
+            attempt=1,
+            members=(ME, OTHER),
+            weight=9,
+            metrics={"loss": 0.5},
+            buckets=((ME,), (OTHER,)),
+            next_clip=2.5,
         )
+        operation = OperationCommittedEvent(op_id="mean")
+        chronicle.note_operation(operation)
+        assert (chronicle.operation, run.told[-1]) == (operation, document(operation))
 
     noting(test)
 
@@ -202,7 +204,8 @@ def test_a_wait_is_news_in_the_log_unless_it_is_usual(
     def test(run: Run, chronicle: Chronicle) -> None:
         waiting = ev.Waiting(state, "votes", (), "they come", trio.current_time(), 3.0)
         chronicle.note(0, ev.StillWaiting(waiting))
-        assert run.told[0].items() >= {"event": "run.waiting", "what": "votes", "of": []}.items()
+        said = run.told[0]
+        assert (said["event"], said["what"], said["of"]) == ("run.waiting", "votes", ())
 
     with caplog.at_level(logging.INFO):
         noting(test)

@@ -37,6 +37,7 @@ from atoll.node.home.output import (
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import load_run, parse_manifest
 from atoll.node.run.capability import capability_name
+from atoll.node.run.events import RoundCommittedEvent, read_event
 from atoll.node.run.invite import make_invite
 from atoll.node.run.status import RunStatus, read_run_status
 from atoll.node.views.documents import peers_table, runs_table, status_text, too_few
@@ -777,7 +778,11 @@ def test_views_take_documents_that_lack_things() -> None:
         "member": True,
         "members": ["p", "q"],
         "metrics": {"loss": 1.5},
-        "last_round": {"round": 4, "contributors": {"p": 8, "q": 16}},
+        "last_round": {
+            "event": "round.committed",
+            "round": 4,
+            "contributors": {"p": 8, "q": 16},
+        },
         "bytes_sent": 2048,
         "disk_bytes": 3 << 20,
         "trouble": {"code": "E501", "message": "disk full", "hint": "free some space"},
@@ -819,7 +824,12 @@ def test_views_take_documents_that_lack_things() -> None:
         **run_,
         "round": -1,
         "fragments": [4, -1, 5],
-        "last_round": {"round": 5, "fragment": 2, "contributors": {"p": 8}},
+        "last_round": {
+            "event": "round.committed",
+            "round": 5,
+            "fragment": 2,
+            "contributors": {"p": 8},
+        },
     }
     assert "  3.0 MiB  " in runs_table(terminal, [run_])
     assert "  4+–+5/9  " in runs_table(terminal, [cut])
@@ -846,12 +856,9 @@ def test_views_take_documents_that_lack_things() -> None:
 def test_progress_of_a_run() -> None:
     progress = RunProgress("tide", 9)
     progress.take_round(
-        {
-            "round": 3,
-            "contributors": {"p": 1, "q": 2},
-            "members": ["p", "q", "r"],
-            "bytes_sent": 1024,
-        }
+        RoundCommittedEvent(
+            round=3, contributors={"p": 1, "q": 2}, members=("p", "q", "r"), bytes_sent=1024
+        )
     )
     progress.take_metrics({"step": 30.0, "loss": 2.0})
     progress.take_metrics({"step": 30.0, "loss": 2.0})
@@ -896,7 +903,7 @@ def test_a_site_of_the_last_sum_that_is_gone_is_named_until_the_run_is_finished(
 def test_a_lost_member_is_told_by_what_was_decided(capsys: pytest.CaptureFixture[str]) -> None:
     with TrainingView(Terminal(), RunProgress("tide", 9)) as view:
         for kind in ("round.committed", "entry.committed"):
-            view.take_event({"event": kind, "round": 1, "lost": ["12D3KooWgone"]})
+            view.take_event(read_event({"event": kind, "round": 1, "lost": ["12D3KooWgone"]}))
     told = [line for line in capsys.readouterr().err.splitlines() if "lost" in line]
     name = short_peer("12D3KooWgone")
     assert told == [

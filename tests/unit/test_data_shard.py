@@ -25,6 +25,7 @@ from torch.utils.data import (
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
+from atoll.node.run.events import read_event
 from atoll.node.run.verdicts import Verdicts
 from atoll.optim import Attachment, SoloSwarm, attach
 
@@ -282,7 +283,9 @@ def test_steps_that_count_fewer_samples_than_they_were_given_are_named(
     verdicts = Verdicts()
     for at, left in enumerate(told):
         (change,) = verdicts.take(
-            {"at": float(at), "event": "script.report", "metrics": {"samples_short": left}}
+            read_event(
+                {"at": float(at), "event": "script.report", "metrics": {"samples_short": left}}
+            )
         )
         assert (change.raised, change.verdict.code) == (left > 0, "V14")
         assert "192 are left out" in change.verdict.said
@@ -311,7 +314,7 @@ def test_steps_of_no_samples_are_named(caplog: pytest.LogCaptureFixture) -> None
     assert "the last 64 steps was declared to be of no samples" in caplog.text
     verdicts = Verdicts()
     (change,) = verdicts.take(
-        {"at": 0.0, "event": "script.report", "metrics": {"samples_zero": 64.0}}
+        read_event({"at": 0.0, "event": "script.report", "metrics": {"samples_zero": 64.0}})
     )
     assert (change.raised, change.verdict.code) == (True, "V14")
 
@@ -345,13 +348,17 @@ def test_batches_that_are_kept_and_read_again_are_named(
         step(model, optimizer, next(batches))
     (line,) = [r.getMessage() for r in caplog.records]
     assert "each of the last 64 steps was made on nothing new of the shard" in line
-    verdicts.take({"at": 1.0, "event": "script.report", "metrics": dict(swarm.reported)})
+    verdicts.take(
+        read_event({"at": 1.0, "event": "script.report", "metrics": dict(swarm.reported)})
+    )
     assert "64 steps in a row was made on batches" in verdicts.standing["V14", ""].said
     for batch in shard.endless():
         step(model, optimizer, batch)
         break
     assert swarm.reported["samples_again"] == 0.0
-    verdicts.take({"at": 2.0, "event": "script.report", "metrics": dict(swarm.reported)})
+    verdicts.take(
+        read_event({"at": 2.0, "event": "script.report", "metrics": dict(swarm.reported)})
+    )
     assert not verdicts.standing
 
 

@@ -7,20 +7,37 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atoll.node.run import diary
 from atoll.node.run.diary import Diary, events, follow
+from atoll.node.run.events import (
+    PeerMisbehavedEvent,
+    RunEvent,
+    StateProgressEvent,
+    document,
+    read_event,
+)
 from atoll.node.views.event_words import Words
 
 PEERS = [f"12D3KooW{name * 44}" for name in "abc"]
 
 
+def numbered(number: int, **more: Any) -> RunEvent:
+    """An event of a kind that this version does not know."""
+    return read_event({"at": float(number), "event": "e", "number": number, **more})
+
+
+def read(folder: Path, since_s: float = 0.0) -> list[dict[str, Any]]:
+    return [document(event) for event in events(folder, since_s)]
+
+
 def filled(folder: Path, count: int, first: int = 0) -> Diary:
     found = Diary(folder, "run", lambda: "tiny")
     for number in range(first, first + count):
-        found.write({"at": float(number), "event": "e", "number": number})
+        found.write(numbered(number))
     return found
 
 
@@ -34,15 +51,15 @@ def test_what_is_written_is_read_and_a_later_life_goes_on_behind_half_a_line(
     with file.open("ab") as torn:
         torn.write(b'{"at": 9, "event": "half')
     filled(tmp_path, 1, 2).close()
-    assert [event["number"] for event in events(tmp_path)] == [0, 1, 2]
-    assert [event["number"] for event in events(tmp_path, since_s=1.0)] == [1, 2]
+    assert [event["number"] for event in read(tmp_path)] == [0, 1, 2]
+    assert [event["number"] for event in read(tmp_path, since_s=1.0)] == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["kept.jsonl", "kept.jsonl.gz"])
 def test_a_recording_is_read_back_and_a_spoilt_one_up_to_where_it_is(
     tmp_path: Path, name: str
 ) -> None:
-    told = [{"at": float(number), "event": "e", "number": number} for number in range(3000)]
+    told = [numbered(number) for number in range(3000)]
     file = tmp_path / name
     diary.record(file, "run", "tiny", told)
     assert list(diary.recorded(file)) == told
@@ -60,8 +77,7 @@ def test_a_recording_is_read_back_and_a_spoilt_one_up_to_where_it_is(
 
 def test_a_line_that_is_too_long_is_skipped_and_not_held(tmp_path: Path) -> None:
     file = tmp_path / "long.jsonl.gz"
-    long = {"at": 1.0, "event": "e", "text": "x" * (5 * diary.MAX_LINE)}
-    short = {"at": 2.0, "event": "e"}
+    long, short = numbered(1, text="x" * (5 * diary.MAX_LINE)), numbered(2)
     diary.record(file, "run", "tiny", [long, short])
     assert list(diary.recorded(file)) == [short]
 
@@ -75,7 +91,7 @@ def test_files_are_rotated_and_the_oldest_goes(
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["events.1.jsonl", "events.2.jsonl", "events.3.jsonl", "events.jsonl"]
     assert all(path.stat().st_size <= 1000 for path in tmp_path.iterdir())
-    kept = [event["number"] for event in events(tmp_path)]
+    kept = [event["number"] for event in read(tmp_path)]
     assert kept == list(range(kept[0], 400))
     assert len(kept) > 50
 
@@ -87,12 +103,12 @@ def test_what_peers_do_under_many_keys_pushes_nothing_else_out(
     monkeypatch.setattr(diary, "MAX_BYTES", 500_000)
     diary_, round_, number = Diary(tmp_path, "run", lambda: "tiny"), "round.committed", 0
     for number in range(100):
-        diary_.write({"at": float(number), "event": round_, "number": number, "more": "x" * 400})
+        diary_.write(numbered(number, event=round_, more="x" * 400))
         for key in range(200):
-            told = {"peer": f"{PEERS[0]}{number}/{key}", "reason": "r" * 100}
-            diary_.write({"at": float(number), "event": "peer.misbehaved", **told})
+            peer = f"{PEERS[0]}{number}/{key}"
+            diary_.write(PeerMisbehavedEvent(at=float(number), peer=peer, reason="r" * 100))
     diary_.close()
-    found = list(events(tmp_path))
+    found = read(tmp_path)
     assert [event["number"] for event in found if event["event"] == round_] == list(range(100))
     size = sum(path.stat().st_size for path in tmp_path.iterdir())
     assert size <= diary.OF_PEERS_BYTES + 100 * 600 * (1 + 1 / diary.OF_PEERS_SHARE) + 1000
@@ -112,10 +128,10 @@ def test_a_follower_sees_what_comes_over_a_rotation(
 
     def write_one() -> None:
         number = next(written)
-        writer.write({"at": float(number), "event": "e", "number": number})
+        writer.write(numbered(number))
 
     found = follow(tmp_path, 2.0, write_one)
-    assert [next(found)["number"] for _ in range(50)] == list(range(2, 52))
+    assert [document(next(found))["number"] for _ in range(50)] == list(range(2, 52))
     found.close()
     writer.close()
 
@@ -123,11 +139,11 @@ def test_a_follower_sees_what_comes_over_a_rotation(
 def test_a_full_disk_loses_lines_and_says_how_many(tmp_path: Path) -> None:
     writer = filled(tmp_path / "none", 3)  # no such folder
     (tmp_path / "none").mkdir()
-    writer.write({"at": 3.0, "event": "e", "number": 3})
-    writer.write({"at": 4.0, "event": "state.progress"})  # worth nothing later
-    writer.write({"at": 5.0, "event": "e", "number": 5})
+    writer.write(numbered(3))
+    writer.write(StateProgressEvent(at=4.0))  # worth nothing later
+    writer.write(numbered(5))
     writer.close()
-    found = list(events(tmp_path / "none"))
+    found = read(tmp_path / "none")
     assert [(event["number"], event.get("missed")) for event in found] == [(3, 3), (5, None)]
 
 
@@ -153,7 +169,7 @@ def test_lines_that_are_no_events_are_skipped(tmp_path: Path, line: bytes) -> No
     filled(tmp_path, 1).close()
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(line + b"\n")
-    assert [event["number"] for event in events(tmp_path)] == [0]
+    assert [event["number"] for event in read(tmp_path)] == [0]
 
 
 def test_half_a_pair_of_surrogates_becomes_a_text_that_can_be_printed(tmp_path: Path) -> None:
@@ -161,19 +177,19 @@ def test_half_a_pair_of_surrogates_becomes_a_text_that_can_be_printed(tmp_path: 
     line = rb'{"event": "e", "at": 1, "whole": "\ud83d\ude00", "half\uDC00": ["\ud83d"]}'
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(line + b"\n")
-    (event,) = events(tmp_path)
+    (event,) = read(tmp_path)
     assert event == {"event": "e", "at": 1, "whole": "\U0001f600", "half?": ["?"]}
 
 
 def test_numbers_that_are_none_leave_an_event_without_words() -> None:
-    (line,) = Words().of({"at": 0, "event": "script.attached", "pid": float("inf")})
+    (line,) = Words().of(read_event({"at": 0, "event": "script.attached", "pid": float("inf")}))
     assert line.startswith("script.attached")
 
 
 def test_words() -> None:
     words = Words()
-    entry = {"at": 0, "event": "entry.committed", "members": PEERS[:2], "contributors": {}}
-    assert list(words.of(entry)) == []
+    entry = {"at": 0, "event": "entry.committed", "round": 6, "members": PEERS[:2]}
+    assert list(words.of(read_event(entry))) == []
     round_ = {
         **entry,
         "event": "round.committed",
@@ -185,18 +201,16 @@ def test_words() -> None:
         "elapsed_s": 1.25,
         "bytes_sent": 2048,
     }
-    came, went, lost, told = words.of(round_)
+    came, went, lost, told = words.of(read_event(round_))
     assert came.endswith("is a member, of 2 now")
     assert went.endswith("is no member any more; 2 are")
     assert "was lost in the round" in lost
     after = {**entry, "members": PEERS[1:2], "lost": [], "left": [PEERS[2]]}
-    (left,) = words.of(after)
+    (left,) = words.of(read_event(after))
     assert left.endswith("has left; 1 are members")
     assert told == "round 7: 2 contributed, 12 samples, 1.2 s, 2.0 KiB sent so far"
-    (odd,) = words.of({"at": 0, "event": "run.trouble", "code": "E501"})  # another version's
-    assert odd == 'run.trouble {"code": "E501"}'
-    (hostile,) = words.of(
-        {"at": 0, "event": "peer.misbehaved", "peer": PEERS[0], "reason": "\x1b[2J\nforged"}
-    )
+    (odd,) = words.of(read_event({"event": "run.trouble", "code": 501}))  # another version's
+    assert odd == 'run.trouble {"code": 501}'
+    (hostile,) = words.of(PeerMisbehavedEvent(peer=PEERS[0], reason="\x1b[2J\nforged"))
     assert "\x1b" not in hostile
     assert "\n" not in hostile

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import trio
@@ -27,6 +28,7 @@ from atoll.node.run.duty import (
     RETURN_S,
     SLOWER,
 )
+from atoll.node.run.events import RunEvent, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import PAGES, VerdictChange, Verdicts, judge
 from atoll.node.service.judging import Notifier, RunVerdicts
@@ -45,13 +47,13 @@ from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
 from atoll.optim.script.step_times import MINUTE_S, StepTimes
 
-Event = dict[str, Any]
+Event = RunEvent
 START = 1e9
 OURS = ("V11", "V12", "V13", "V22")
 
 
 def event(at: float, kind: str, **told: Any) -> Event:
-    return {"at": START + at, "event": kind, "run": "r", **told}
+    return read_event({"at": START + at, "event": kind, "run": "r", **told})
 
 
 ATTACHED = event(0, "script.attached", pid=7)
@@ -164,7 +166,7 @@ DIED = [
         [*DIED, event(70, "run.paused", why="paused by its owner")],
         [event(10, "script.attached", pid=8), *DIED],  # it came while the dead one's link stood
     ],
-    ids=lambda events: "-".join(each["event"] for each in events),
+    ids=lambda events: "-".join(each.kind for each in events),
 )
 def test_nobody_is_missed_who_has_no_duty(events: list[Event]) -> None:
     assert standing([ATTACHED, *events], 1e6) == {}
@@ -280,7 +282,7 @@ def test_what_is_odd_in_an_event_is_passed_over() -> None:
 
 
 def test_status_says_since_when_no_script_trains_here() -> None:
-    run: Event = {"phase": "running", "script": False}
+    run: dict[str, Any] = {"phase": "running", "script": False}
     verdict = {"code": "V11", "since": START, "said": "process 7 died of SIGKILL"}
     assert run_state(read_run_status(run)) == "seeding; no script is training here"
     assert run_state(read_run_status({**run, "verdicts": [verdict]})).startswith(
@@ -388,7 +390,7 @@ class Watched:
         self.still.begin(0.0, 7)
 
     def publish(self, told: Event) -> None:
-        self.told.append({**told, "at": START + self.now})
+        self.told.append(msgspec.structs.replace(told, at=START + self.now))
 
     def read(self, pid: int) -> ProcessReading:
         assert pid == 7
@@ -416,7 +418,7 @@ def test_a_script_that_hangs_is_named_once_and_withdrawn_with_its_next_steps() -
     sign = watched.now - (IDLE_S - 1)
     (told,) = watched.goes_on(100)
     (name,) = Words().of(told)
-    assert name == "process 7 has made no step for 10 min; " + told["doing"]
+    assert name == "process 7 has made no step for 10 min; " + told.doing
     assert standing([ATTACHED, told], 1e4) == {
         "V22": (
             "process 7 has made no step for 10 min, and one took 0.2 s; its process takes no "
@@ -483,7 +485,7 @@ def test_what_the_system_says_of_a_process_that_stands_still_is_said(
     watched.steps(SIGNS)
     watched.state = state
     (said,) = watched.goes_on(IDLE_S + 1)
-    assert words in said["doing"]
+    assert words in said.doing
 
 
 def test_a_script_that_spins_is_named_later() -> None:
@@ -491,7 +493,7 @@ def test_a_script_that_spins_is_named_later() -> None:
     watched.steps(SIGNS)
     assert watched.goes_on(BUSY_S - 2, busy=1.0) == []
     (said,) = watched.goes_on(10, busy=1.0)
-    assert said["doing"] == "though its process is busy"
+    assert said.doing == "though its process is busy"
 
 
 def test_silence_of_honest_scripts_is_no_standstill() -> None:

@@ -28,6 +28,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.node.home import output
 from atoll.node.home.logs import OneLine
 from atoll.node.home.output import Terminal, as_json, painted, show_error
+from atoll.node.run.events import KINDS, CodedEvent, OtherEvent, RunEvent, Slowest, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.service.refusals import MEMBER, NAMED, STRANGER, Refusal
 from atoll.node.views import documents as views
@@ -132,7 +133,7 @@ def test_no_command_lets_it_through(text: str, colour: bool, screen: io.StringIO
             {"event": "round.committed", "round": 1, "lost": [text]},
             {"event": "round.committed", "round": 1, "lost": 7},  # how many events were lost before
         ):
-            view.take_event(event)
+            view.take_event(read_event(event))
     said = screen.getvalue()
     for sequence in ("\x1b[1m", "\x1b[0m", "\x1b[31m", "\x1b[33m"):
         said = said.replace(sequence, "") if colour else said
@@ -262,8 +263,8 @@ OURS = {
     "node.net.rendezvous._Said": "written by this node, never read",
     "node.service.presence._Noted": "written by this node",
     **{
-        f"node.look.view.{name}": "of a file, escaped in node/look/document.py"
-        for name in ("Committed", "Slowest", "ReductionSpan", "Reported", "CodedTrouble")
+        f"node.run.events.{each.__name__}": "of a file, escaped where it is shown"
+        for each in (*KINDS.values(), RunEvent, OtherEvent, CodedEvent, Slowest)
     },
     "node.records.figures.Leaner": "a report",
     "node.records.figures.Leans": "a report",

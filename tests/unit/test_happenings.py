@@ -22,6 +22,7 @@ from atoll.node.cli import run
 from atoll.node.home.paths import Paths, find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run.diary import Diary
+from atoll.node.run.events import read_event
 from atoll.optim import attach
 from atoll.security.identity import Identity
 
@@ -46,16 +47,22 @@ def test_events_since_a_time_in_words_and_as_json(
     for ago, round_ in ((7200.0, 1), (60.0, 2)):
         shares = {PEERS[0]: 5, PEERS[1]: 3}
         diary.write(
-            {
-                "at": now - ago,
-                "event": "round.committed",
-                "round": round_,
-                "members": PEERS[:2],
-                "contributors": shares,
-                "counted": True,
-            }
+            read_event(
+                {
+                    "at": now - ago,
+                    "event": "round.committed",
+                    "round": round_,
+                    "members": PEERS[:2],
+                    "contributors": shares,
+                    "counted": True,
+                }
+            )
         )
-        diary.write({"at": now - ago, "event": "round.phase", "phase": "reduce"})
+        diary.write(
+            read_event(
+                {"at": now - ago, "event": "round.phase", "log": "m", "round": 1, "phase": "reduce"}
+            )
+        )
     diary.close()
     assert run(["events", "told"]) == 0
     said = capsys.readouterr().out
@@ -74,7 +81,7 @@ def test_events_since_a_time_in_words_and_as_json(
 
 def test_events_and_logs_are_followed_as_they_are_written(atoll_home: Path) -> None:
     paths, diary = made(atoll_home)
-    diary.write({"at": time.time(), "event": "run.goes_on"})
+    diary.write(read_event({"at": time.time(), "event": "run.goes_on"}))
     log = paths.log_dir / "node.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("".join(f"line {number}\n" for number in range(5)))
@@ -89,7 +96,7 @@ def test_events_and_logs_are_followed_as_they_are_written(atoll_home: Path) -> N
         assert logged.stdout is not None
         assert told.stdout.readline().endswith("it goes on\n")
         assert [logged.stdout.readline() for _ in range(2)] == ["line 3\n", "line 4\n"]
-        diary.write({"at": time.time(), "event": "script.attached", "pid": 7})
+        diary.write(read_event({"at": time.time(), "event": "script.attached", "pid": 7}))
         assert told.stdout.readline().endswith("a script trains, process 7\n")
         with log.open("a") as more:
             more.write("line 5 \x1b[31m\n")
@@ -162,7 +169,7 @@ def test_watch_says_that_no_node_looks_and_ends_with_3(
 ) -> None:
     """For cron: a node that was killed writes no events, and no verdict is raised any more."""
     _, diary = made(atoll_home)
-    diary.write({"at": time.time() - 300.0, "event": "state.ready", "round": 0})
+    diary.write(read_event({"at": time.time() - 300.0, "event": "state.ready", "round": 0}))
     diary.close()
     assert run(["watch", "told"]) == 3
     assert capsys.readouterr().out == (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from atoll.node.run.events import document, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.service.idle import AFTER_S, STEPLESS_S, Idle
 from atoll.node.views.documents import run_state
@@ -13,7 +14,7 @@ from atoll.node.views.event_words import Words
 
 def test_who_joins_and_never_attaches_is_named_once() -> None:
     told = list[Mapping[str, Any]]()
-    idle = Idle("run", told.append)
+    idle = Idle("run", lambda event: told.append(document(event)))
     idle.joined(0.0, 41)
     idle.joined(10.0, 42)
     idle.joined(20.0, 43)
@@ -33,7 +34,7 @@ def test_who_joins_and_never_attaches_is_named_once() -> None:
         "seeding; no script is training here; process 41 joined 1 min 10 s ago and has attached nothing"
         "; process 42 joined 1 min ago and has attached nothing"
     )
-    assert list(Words().of({**told[0], "at": 0.0})) == [
+    assert list(Words().of(read_event(told[0]))) == [
         "process 41 joined 1 min 1 s ago and has attached nothing"
     ]
     idle.gone(41)
@@ -43,7 +44,7 @@ def test_who_joins_and_never_attaches_is_named_once() -> None:
 
 def test_who_attaches_and_never_steps_is_named_once() -> None:
     told = list[Mapping[str, Any]]()
-    idle = Idle("run", told.append)
+    idle = Idle("run", lambda event: told.append(document(event)))
     idle.attached(0.0)
     idle.look(STEPLESS_S - 1)
     assert (told, idle.view(STEPLESS_S - 1)) == ([], None)

@@ -34,6 +34,7 @@ from atoll.node.look.source import Live, Replay, in_words
 from atoll.node.look.view import About, RunPicture
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run import diary
+from atoll.node.run.events import read_event
 from atoll.node.run.status import read_run_status
 from atoll.security.identity import Identity
 
@@ -47,7 +48,7 @@ def seen(view: RunPicture, now: float = 2_000_000.0, **after: int) -> dict[str, 
 def folded(*args: Any, about: About | None = None, **kwargs: Any) -> RunPicture:
     found = RunPicture(about, in_words())
     for event in made_up(*args, **kwargs):
-        found.take(event)
+        found.take(read_event(event))
     return found
 
 
@@ -99,9 +100,15 @@ def test_it_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(view_file, "KEPT_PEERS", 50)
     view = folded(250, 3)
     for number in range(300):  # names that nobody else has, in any number
-        view.take({"at": 1.0, "event": "run.trouble", "code": f"E{number}", "message": "x"})
+        view.take(
+            read_event({"at": 1.0, "event": "run.trouble", "code": f"E{number}", "message": "x"})
+        )
         event = {"event": "entry.committed", "round": 250, "contributors": {}, "lost": []}
-        view.take({**event, "at": 2.0, "entry": 251 + number, "members": [peer_id(900 + number)]})
+        view.take(
+            read_event(
+                {**event, "at": 2.0, "entry": 251 + number, "members": [peer_id(900 + number)]}
+            )
+        )
     found = seen(view)
     assert found["rounds"]["first"] == 150
     assert found["rounds"]["round"][0] == 151
@@ -130,7 +137,7 @@ def test_it_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_does_not_fit_is_left_out(event: dict[str, Any]) -> None:
     view = folded(2)
     before = seen(view)["rounds"]
-    view.take(event)
+    view.take(read_event(event))
     found = seen(view)
     assert found["rounds"] == before
     assert frame(found, 80, 24)
@@ -139,7 +146,9 @@ def test_what_does_not_fit_is_left_out(event: dict[str, Any]) -> None:
 def test_a_loss_that_is_no_number_is_told_as_none() -> None:
     view = folded(2)
     view.take(
-        {"event": "script.report", "at": 1.0, "metrics": {"step": math.nan, "loss": math.nan}}
+        read_event(
+            {"event": "script.report", "at": 1.0, "metrics": {"step": math.nan, "loss": math.nan}}
+        )
     )
     found = seen(view)
     assert found["losses"]["0"]["losses"][-1] is None
@@ -149,7 +158,7 @@ def test_a_loss_that_is_no_number_is_told_as_none() -> None:
 def test_bytes_of_a_node_that_began_anew_are_added_to_those_before() -> None:
     view = folded(2)
     last = [event for event in made_up(3) if event["event"] == "round.committed"][-1]
-    view.take({**last, "bytes_sent": 5, "bytes_received": 6})
+    view.take(read_event({**last, "bytes_sent": 5, "bytes_received": 6}))
     assert seen(view)["rounds"]["sent"] == [SENT, 2 * SENT, 2 * SENT + 5]
 
 
@@ -157,7 +166,8 @@ def test_of_a_federated_run_only_what_validate_explains_is_shown() -> None:
     about = About(RUN, "ward", "federated", allowed=Allowed(False, False, False))
     view = folded(5, about=about)
     view.take(
-        {"event": "script.report", "at": 1.0, "metrics": {"step": 99.0, "loss": 0.5}}, peer_id(1)
+        read_event({"event": "script.report", "at": 1.0, "metrics": {"step": 99.0, "loss": 0.5}}),
+        peer_id(1),
     )
     found = seen(view)
     assert {row["samples"] for row in found["peers"]} == {None}
@@ -195,13 +205,13 @@ def test_the_node_says_who_is_there_and_what_is_wrong() -> None:
 def test_a_verdict_stands_until_it_is_withdrawn() -> None:
     view = folded(2)
     told = {"at": 1.0, "code": "E601", "subject": peer_id(1), "said": "slow since round 3"}
-    view.take({**told, "event": "verdict.raised"})
-    view.take({**told, "event": "verdict.raised", "subject": peer_id(2)})
-    view.take({**told, "event": "verdict.withdrawn", "subject": peer_id(2)})
+    view.take(read_event({**told, "event": "verdict.raised"}))
+    view.take(read_event({**told, "event": "verdict.raised", "subject": peer_id(2)}))
+    view.take(read_event({**told, "event": "verdict.withdrawn", "subject": peer_id(2)}))
     (row,) = seen(view)["verdicts"]
     assert row["message"] == f"{name_of(peer_id(1))}: slow since round 3"
     assert (row["code"], row["hint"]) == ("E601", "atoll explain E601")
-    view.take({"at": 2.0, "event": "peer.path", "peer": peer_id(1), "path": "punched"})
+    view.take(read_event({"at": 2.0, "event": "peer.path", "peer": peer_id(1), "path": "punched"}))
     assert [peer["path"] for peer in seen(view)["peers"]] == ["", "punched", ""]
 
 
@@ -264,7 +274,9 @@ def test_a_frame_has_the_lines_that_fit_and_says_who_contributed() -> None:
 @pytest.mark.parametrize("members", [3, 40])
 def test_no_line_of_a_frame_is_wider_than_its_terminal(members: int) -> None:
     view = folded(30, members, killed=20)
-    view.take({"at": 9e5, "event": "run.trouble", "code": "E501", "message": "長い" * 40})
+    view.take(
+        read_event({"at": 9e5, "event": "run.trouble", "code": "E501", "message": "長い" * 40})
+    )
     view.about.name, view.about.rounds = "長い名前" * 9, 60
     found = seen(view)
     for width in range(12, 120):
@@ -279,7 +291,8 @@ def test_no_line_of_a_frame_is_wider_than_its_terminal(members: int) -> None:
 def test_hostile_words_are_text_in_the_document_and_the_frame(text: str) -> None:
     view = RunPicture(About(text, text, codec=text), in_words())
     for event in made_up(3):
-        view.take(json.loads(json.dumps(event).replace(peer_id(1), json.dumps(text[:100])[1:-1])))
+        spoilt = json.dumps(event).replace(peer_id(1), json.dumps(text[:100])[1:-1])
+        view.take(read_event(json.loads(spoilt)))
     for event in (
         {"event": "peer.misbehaved", "peer": text, "reason": text},
         {"event": "run.trouble", "code": text[:4000], "message": text[:4000], "hint": text[:4000]},
@@ -288,7 +301,7 @@ def test_hostile_words_are_text_in_the_document_and_the_frame(text: str) -> None
         {"event": "round.unmasked", "metrics": {text[:64]: 1.0}},
         {"event": text, "more": text},
     ):
-        view.take({"at": 2_000_000.0, **event})
+        view.take(read_event({"at": 2_000_000.0, **event}))
     view.take_peers([{"peer": text, "path": text, "link": text, "member": True, "rtt_ms": text}])
     found = document(view, 2_000_000.0)
     for line in frame(found, 80, 40):
@@ -351,7 +364,7 @@ def test_a_folder_is_played_with_its_older_files(
     monkeypatch.setattr(diary, "LEAST_LEFT", 0)
     writer = diary.Diary(tmp_path, RUN, lambda: "lagoon")
     for event in made_up(20):
-        writer.write(event)
+        writer.write(read_event(event))
     writer.close()
     assert len(list(tmp_path.iterdir())) > 1
     with Replay([tmp_path]) as source:
@@ -382,11 +395,11 @@ def test_a_report_before_the_first_round_makes_nobody_up() -> None:
     """Alone, a node times no reduction: whose file it is, its first counted round tells."""
     view, me = RunPicture(), peer_id(0)
     report = {"event": "script.report", "at": 1.0, "metrics": {"loss": 2.0, "step": 1}}
-    view.take(report)
+    view.take(read_event(report))
     assert view.peers == []
     alone = {"members": [me], "contributors": {me: SAMPLES}, "counted": True}
-    view.take({"event": "round.committed", "at": 2.0, "round": 1, "entry": 1, **alone})
-    view.take({**report, "at": 3.0})
+    view.take(read_event({"event": "round.committed", "at": 2.0, "round": 1, "entry": 1, **alone}))
+    view.take(read_event({**report, "at": 3.0}))
     found = seen(view)
     assert [peer["name"] for peer in found["peers"]] == [name_of(me)]
     assert found["rounds"]["who"] == ["1"]

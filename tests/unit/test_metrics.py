@@ -82,7 +82,12 @@ def status(run: str = "abc", **more: Any) -> dict[str, Any]:
                 "members": ["a", "b", "c"],
                 "unreachable": ["c"],
                 "quorum": {"held": True},
-                "last_round": {"contributors": {"a": 8, "b": 16}, "at": 1e9},
+                "last_round": {
+                    "event": "round.committed",
+                    "round": 4,
+                    "contributors": {"a": 8, "b": 16},
+                    "at": 1e9,
+                },
                 "timings": {
                     "reductions": 3,
                     "transfer_s": 1.5,

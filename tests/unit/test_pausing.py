@@ -17,6 +17,7 @@ from atoll.node.client import NodeClient, join
 from atoll.node.home.config import load_config, set_value
 from atoll.node.home.hours import DAY, Hours, hours_of
 from atoll.node.home.paths import find_paths
+from atoll.node.run.events import RunPausedEvent
 from atoll.node.run.status import read_run_status
 from atoll.node.service.pausing import FILE, RunPause
 from atoll.node.views.documents import run_state
@@ -120,7 +121,13 @@ class Clock:
 def make(folder: Path, hours: Hours | None = None) -> tuple[RunPause, Clock, list[tuple[str, Any]]]:
     told, clock = list[tuple[str, Any]](), Clock()
     return (
-        RunPause(folder, hours, lambda kind, **more: told.append((kind, more.get("why"))), clock),
+        RunPause(
+            "r",
+            folder,
+            hours,
+            lambda event: told.append((event.kind, getattr(event, "why", None))),
+            clock,
+        ),
         clock,
         told,
     )
@@ -172,7 +179,7 @@ def test_a_torn_word_is_a_pause(tmp_path: Path) -> None:
 def test_it_is_said_in_words() -> None:
     run = {"phase": "running", "script": False, "paused": "paused until 22:00"}
     assert run_state(read_run_status(run)) == "paused until 22:00; the node serves the run"
-    event = {"at": 0.0, "event": "run.paused", "why": "paused until 22:00"}
+    event = RunPausedEvent(why="paused until 22:00")
     assert list(Words().of(event)) == ["training is paused until 22:00; the node serves the run"]
 
 

@@ -9,6 +9,7 @@ from atoll.collectives.group import Contributor, Member, Part, Plan
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.partition import parts_for
 from atoll.collectives.swarm import Share
+from atoll.node.run.events import document
 from atoll.node.service.phases import KEPT, Phases
 from atoll.node.session.documents import parts_of
 from atoll.node.session.events import PlanTaken
@@ -27,7 +28,7 @@ def plan(round_: int) -> Plan:
 def phases() -> tuple[Phases, list[dict[str, Any]]]:
     """Phases, and what they publish."""
     told: list[dict[str, Any]] = []
-    return Phases(RunId("run"), told.append), told
+    return Phases(RunId("run"), lambda event: told.append(document(event))), told
 
 
 def test_a_reduction_is_told_from_plan_to_decision() -> None:
@@ -53,7 +54,7 @@ def test_a_reduction_is_told_from_plan_to_decision() -> None:
     }
     for event in told:
         assert event.items() >= same.items()
-        assert (event["owners"], event["contributors"]) == ([B, A], [A, B])
+        assert (event["owners"], event["contributors"]) == ((B, A), (A, B))
 
 
 def test_other_plans_and_events_are_none_of_its_business() -> None:

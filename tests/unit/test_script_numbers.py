@@ -19,6 +19,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.metrics import Warned, number_of
 from atoll.collectives.swarm import OuterSettings, RunSettings, sample_count
 from atoll.node.run.duty import OF_DUTY
+from atoll.node.run.events import read_event
 from atoll.node.run.verdicts import BUFFERS, NOT_COUNTED, PARTS, STILL, Verdicts
 from atoll.optim import Attachment, SoloSwarm, attach
 from atoll.optim.script.lookout import OWN, OWN_BEGINNINGS
@@ -275,12 +276,16 @@ def test_a_number_of_the_runs_own_is_not_taken_from_a_script(
     for at in range(16 * H):
         sync.log(**{name: 1.0 + at, "loss": 1.0})
         step()
-        verdicts.take({"at": at, "event": "script.report", "metrics": dict(swarm.reported)})
+        verdicts.take(
+            read_event({"at": at, "event": "script.report", "metrics": dict(swarm.reported)})
+        )
     assert not verdicts.standing
     if code is not None:  # which such a number would have raised
         for at in range(16 * H):
             metrics = {**swarm.reported, name: 1.0 + at}
-            verdicts.take({"at": 99.0 + at, "event": "script.report", "metrics": metrics})
+            verdicts.take(
+                read_event({"at": 99.0 + at, "event": "script.report", "metrics": metrics})
+            )
         assert code in {each for each, _ in verdicts.standing}
     (line,) = [r.getMessage() for r in caplog.records if "leaves" in r.getMessage()]
     assert f"log() leaves {name!r} out" in line

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import trio
 
+from atoll.node.run.events import read_event
 from atoll.node.service.subscribers import EVENT_QUEUE, Subscribers
 
 
@@ -16,13 +17,15 @@ def test_who_is_slow_is_told_how_many_events_it_missed_beside_what_they_say() ->
         subscribers = Subscribers()
         async with subscribers.subscribe() as slow, subscribers.subscribe() as quick:
             for number in range(EVENT_QUEUE + 3):
-                subscribers.publish({"event": "round.committed", "round": number, "lost": ["p"]})
+                subscribers.publish(
+                    read_event({"event": "round.committed", "round": number, "lost": ["p"]})
+                )
                 assert (await anext(quick))["round"] == number
             first = await anext(slow)
-            subscribers.publish({"event": "round.committed", "round": -1, "lost": ["p"]})
+            subscribers.publish(read_event({"event": "round.committed", "round": 0, "lost": ["p"]}))
             seen = [first, *[await anext(slow) for _ in range(EVENT_QUEUE)]]
             told = await anext(quick)
-        assert all(event["lost"] == ["p"] for event in seen)
+        assert all(list(event["lost"]) == ["p"] for event in seen)
         assert [event.get("missed") for event in seen] == [None] * EVENT_QUEUE + [3]
         assert "missed" not in told, "another's slowness is not the quick one's"
 

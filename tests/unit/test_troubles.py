@@ -10,6 +10,7 @@ import trio
 
 from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId
+from atoll.node.run.events import document, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import Verdicts
 from atoll.node.service.idle import STEPLESS_S, Idle
@@ -24,7 +25,7 @@ def test_a_full_disk_is_told_once_though_small_writes_succeed_in_between() -> No
     told = list[dict[str, Any]]()
 
     async def main() -> Troubles:
-        troubles = Troubles("r", told.append)
+        troubles = Troubles("r", lambda event: told.append(document(event)))
         for number in range(100):
             troubles.tell(StorageError(f"cannot write file {number}: no space", code="E501"))
             troubles.clear()
@@ -45,7 +46,7 @@ def test_storage_that_fails_through_no_whole_round_is_mended_and_its_verdict_goe
     told = list[dict[str, Any]]()
 
     async def main() -> None:
-        troubles = Troubles("r", told.append)
+        troubles = Troubles("r", lambda event: told.append(document(event)))
         for fails in (1, 0, 2, 1, 0, 0, 1):  # how often in each round
             for number in range(fails):
                 troubles.tell(StorageError(f"cannot write file {number}: no space", code="E501"))
@@ -58,7 +59,7 @@ def test_storage_that_fails_through_no_whole_round_is_mended_and_its_verdict_goe
         "storage.trouble",
     ]
     verdicts = Verdicts()
-    raised = [verdicts.take({"at": 1e9 + at, **event}) for at, event in enumerate(told)]
+    raised = [verdicts.take(read_event({**event, "at": 1e9 + at})) for at, event in enumerate(told)]
     assert [[(change.raised, change.verdict.code) for change in each] for each in raised] == [
         [(True, "V06")],
         [(False, "V06")],
@@ -66,7 +67,7 @@ def test_storage_that_fails_through_no_whole_round_is_mended_and_its_verdict_goe
         [(False, "V06")],
         [(True, "V06")],
     ]
-    assert list(Words().of(told[1])) == ["what must be written is written again"]
+    assert list(Words().of(read_event(told[1]))) == ["what must be written is written again"]
 
 
 def test_who_cannot_write_what_came_waits_for_its_disk_and_for_nobody_else() -> None:
@@ -87,18 +88,18 @@ def test_who_cannot_write_what_came_waits_for_its_disk_and_for_nobody_else() -> 
 
 def test_a_script_that_never_contributes_is_named_once() -> None:
     told = list[dict[str, Any]]()
-    idle = Idle("r", told.append)
+    idle = Idle("r", lambda event: told.append(document(event)))
     idle.look(1000.0)  # nobody is attached
     idle.attached(1000.0)
     idle.look(1000.0 + STEPLESS_S - 1)
     assert (told, idle.view(1000.0 + STEPLESS_S - 1)) == ([], None)
     for later in (0.0, 1.0, 500.0):
         idle.look(1000.0 + STEPLESS_S + later)
-    assert told == [{"event": "script.idle", "run": "r", "seconds": STEPLESS_S}]
+    assert told == [{"event": "script.idle", "run": "r", "at": 0.0, "seconds": STEPLESS_S}]
     assert idle.view(1190.0) == 190.0
     said = run_state(read_run_status({"phase": "running", "script": True, "idle_s": 90.0}))
     assert said == "training; its script has made no step in the 1 min 30 s since it attached"
-    (line,) = Words().of(told[0])
+    (line,) = Words().of(read_event(told[0]))
     assert line == "the script has made no step in the 2 min 10 s since it attached"
     idle.over()
     assert idle.view(2000.0) is None

@@ -15,6 +15,7 @@ from torch import nn
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.node.run.events import read_event
 from atoll.node.run.verdicts import NOT_COUNTED, Verdicts
 from atoll.node.run.verdicts import STILL as STILL_METRICS
 from atoll.optim import Attachment, DiLoCo, GradientAveraging, SoloSwarm, attach
@@ -531,14 +532,18 @@ def test_each_cause_is_a_verdict_that_is_withdrawn() -> None:
         for name, words in names.items():
             verdicts = Verdicts()
             (raised,) = verdicts.take(
-                {"at": 1.0, "event": "script.report", "metrics": {"step": 3.0, name: 17.0}}
+                read_event(
+                    {"at": 1.0, "event": "script.report", "metrics": {"step": 3.0, name: 17.0}}
+                )
             )
             assert (raised.raised, raised.verdict.code) == (True, code)
             assert words in raised.verdict.said
             assert "17" in raised.verdict.said
-            assert not verdicts.take({"at": 2.0, "event": "script.report", "metrics": {"loss": 1}})
+            assert not verdicts.take(
+                read_event({"at": 2.0, "event": "script.report", "metrics": {"loss": 1}})
+            )
             (withdrawn,) = verdicts.take(
-                {"at": 3.0, "event": "script.report", "metrics": {name: 0.0}}
+                read_event({"at": 3.0, "event": "script.report", "metrics": {name: 0.0}})
             )
             assert (withdrawn.raised, withdrawn.verdict.code) == (False, code)
 

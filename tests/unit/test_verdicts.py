@@ -6,16 +6,18 @@ import json
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from atoll.node.home.errors_catalogue import PAGES as ERRORS
 from atoll.node.run import diary
+from atoll.node.run.events import RoundCommittedEvent, RunEvent, Slowest, read_event
 from atoll.node.run.verdicts import (
     CLOCK_S,
     FALLEN_S,
@@ -32,7 +34,7 @@ from atoll.node.service.judging import Notifier, RunVerdicts
 from atoll.node.views.event_words import Words
 from atoll.optim.script.adoption import AdoptionLosses
 
-Event = dict[str, Any]
+Event = RunEvent
 PEERS = [f"peer{n}" for n in range(8)]
 
 
@@ -49,7 +51,7 @@ class Run:
         self.seconds = 2.0
 
     def event(self, kind: str, **told: Any) -> Event:
-        return {"at": self.at, "event": kind, "run": "r", **told}
+        return read_event({"at": self.at, "event": kind, "run": "r", **told})
 
     def round(self, *, factor: float = 1.0, mine: float = 1.0, loss: float = 1.0) -> list[Event]:
         """One round; ``mine`` multiplies this script's loss, ``loss`` that of the first peer."""
@@ -75,6 +77,7 @@ class Run:
                 members=self.members,
                 lost=[],
                 elapsed_s=seconds,
+                counted=True,
                 losses=losses,
                 reach={**reach, "held": self.live >= needed},
             ),
@@ -138,7 +141,8 @@ Cause = Callable[[Run], list[Event]]
 
 def slow(run: Run) -> list[Event]:
     told = run.round(factor=4)
-    return [{**told[0], "slowest": {"peer": "peer2"}}, *told[1:]]
+    slowest = Slowest("peer2", "gather", 1.0)
+    return [msgspec.structs.replace(told[0], slowest=slowest), *told[1:]]
 
 
 def relayed(run: Run) -> list[Event]:
@@ -170,8 +174,9 @@ def trouble(code: str) -> Cause:
 def claimed(times: int) -> Cause:
     def cause(run: Run) -> list[Event]:
         told = run.round()
-        (round_,) = (event for event in told if event["event"] == "round.committed")
-        round_["contributors"]["peer4"] = 64 * times
+        (round_,) = (event for event in told if event.kind == "round.committed")
+        assert isinstance(round_, RoundCommittedEvent)
+        round_.contributors["peer4"] = 64 * times
         return told
 
     return cause
@@ -280,7 +285,9 @@ def test_rounds_that_a_newcomer_catches_up_with_are_not_its_usual_ones() -> None
     run, verdicts = Run(4), Verdicts()
     for _ in range(60):
         for event in run.round(factor=0):
-            verdicts.take(event | {"counted": False})
+            if isinstance(event, RoundCommittedEvent):
+                event = msgspec.structs.replace(event, counted=False)
+            verdicts.take(event)
     told = [change for _ in range(100) for event in run.round() for change in verdicts.take(event)]
     assert told == []
     told = [change for _ in range(6) for event in slow(run) for change in verdicts.take(event)]
@@ -348,8 +355,8 @@ def test_odd_events_are_passed_over() -> None:
             {"contributors": {"a": 1}, "elapsed_s": math.inf, "losses": {"a": "b"}},
         ):
             for at in (1.0, math.nan, "now", None, True):
-                assert verdicts.take({"event": kind, "at": at, **more}) == []
-    assert verdicts.take({}) == []
+                assert verdicts.take(read_event({"event": kind, "at": at, **more})) == []
+    assert verdicts.take(read_event({})) == []
 
 
 def adoptions(
@@ -360,7 +367,9 @@ def adoptions(
     raises the anchor's loss over that of the one before.
     """
     rng, losses, verdicts = random.Random(seed), AdoptionLosses(), Verdicts()
-    verdicts.take({"at": 0.5, "event": "script.attached", "averaging": "outer sgd lr 1"})
+    verdicts.take(
+        read_event({"at": 0.5, "event": "script.attached", "averaging": "outer sgd lr 1"})
+    )
     changes = list[VerdictChange]()
     level = 4.0
     for number in range(1, rounds + 1):
@@ -371,7 +380,7 @@ def adoptions(
         losses.adopted(whole=True)
         metrics = losses.reading()
         changes += verdicts.take(
-            {"at": float(number), "event": "script.report", "metrics": metrics}
+            read_event({"at": float(number), "event": "script.report", "metrics": metrics})
         )
         level *= 0.99 * jump
     return changes
@@ -403,7 +412,7 @@ def test_training_that_diverges_by_itself_is_not_laid_to_averaging() -> None:
     for number in range(1, 20):
         metrics = {"loss_before": 3.0 * 1.5**number, "loss_after": 2.9 * 1.5**number}
         told = {"at": float(number), "event": "script.report"}
-        assert verdicts.take({**told, "metrics": {**metrics, "loss_noise": 0.1}}) == []
+        assert verdicts.take(read_event({**told, "metrics": {**metrics, "loss_noise": 0.1}})) == []
 
 
 def test_averaging_that_is_well_again_is_withdrawn() -> None:
@@ -412,11 +421,13 @@ def test_averaging_that_is_well_again_is_withdrawn() -> None:
         (number, change.raised)
         for number, loss in enumerate(losses)
         for change in verdicts.take(
-            {
-                "at": float(number + 1),
-                "event": "script.report",
-                "metrics": {"loss_before": 3.0, "loss_after": loss, "loss_noise": 0.1},
-            }
+            read_event(
+                {
+                    "at": float(number + 1),
+                    "event": "script.report",
+                    "metrics": {"loss_before": 3.0, "loss_after": loss, "loss_noise": 0.1},
+                }
+            )
         )
     ]
     assert changes == [(1, True), (6, False)]
@@ -426,21 +437,24 @@ def evaluated(verdicts: Verdicts, at: float, behind: float, **told: Any) -> list
     """A round whose members found this."""
     worth = {"anchor": 3.0, "own": 2.0, "behind": behind, "worse": None, "members": 3, "rounds": 3}
     return verdicts.take(
-        {
-            "at": at,
-            "event": "round.committed",
-            "contributors": {"a": 1},
-            "elapsed_s": 1.0,
-            "worth": worth,
-            **told,
-        }
+        read_event(
+            {
+                "at": at,
+                "event": "round.committed",
+                "round": 1,
+                "contributors": {"a": 1},
+                "elapsed_s": 1.0,
+                "worth": worth,
+                **told,
+            }
+        )
     )
 
 
 def test_averaging_that_is_not_worth_it_is_named_with_the_cure_and_withdrawn() -> None:
     verdicts = Verdicts()
     attached = {"event": "script.attached", "averaging": "outer nesterov lr 0.9 momentum 0.9"}
-    verdicts.take({"at": 0.5, **attached})
+    verdicts.take(read_event({"at": 0.5, **attached}))
     found = [evaluated(verdicts, float(at), 0.02) for at in (1, 2)]
     assert found == [[], []]
     ((raised, verdict, at),) = evaluated(verdicts, 3.0, 0.02)
@@ -493,8 +507,8 @@ def test_every_verdict_has_a_page_that_no_error_has() -> None:
 
 
 def test_the_node_publishes_what_it_finds(tmp_path: Path) -> None:
-    told = list[Mapping[str, Any]]()
-    made, run = RunVerdicts("r", lambda event: told.append({"at": 0.0, **event})), Run(5)
+    told = list[RunEvent]()
+    made, run = RunVerdicts("r", told.append), Run(5)
     (change,) = made.take(run.event("storage.trouble", code="E501", message="full"))
     assert change == VerdictChange(True, Verdict("V06", "", run.at, "full"), run.at)
     assert made.take(told[0]) == []
@@ -502,8 +516,8 @@ def test_the_node_publishes_what_it_finds(tmp_path: Path) -> None:
         {"code": "V06", "subject": "", "since": run.at, "said": "full", "title": PAGES["V06"].title}
     ]
     made.look(run.at + GONE_S + 1)
-    assert [event["event"] for event in told] == ["verdict.raised", "verdict.withdrawn"]
-    assert [line for event in told for line in Words().of(dict(event))] == [
+    assert [event.kind for event in told] == ["verdict.raised", "verdict.withdrawn"]
+    assert [line for event in told for line in Words().of(event)] == [
         "verdict V06: full",
         "verdict holds no more: V06: full",
     ]
@@ -572,11 +586,13 @@ def test_a_command_that_fails_is_a_line_in_the_log(caplog: pytest.LogCaptureFixt
 
 def test_weights_that_others_changed_are_named_at_once_and_are_no_damaged_batch() -> None:
     verdicts = Verdicts()
-    verdicts.take({"at": 0.0, "event": "script.attached"})
+    verdicts.take(read_event({"at": 0.0, "event": "script.attached"}))
     changes, moved = list[VerdictChange](), {"moved": 1, "moved_step": 155, "moved_by": 53.46}
     for at in range(1, 13):
         report = {"loss": 1.0, **({} if at < 5 else {**moved, "dropped": 320})}
-        changes += verdicts.take({"at": float(at), "event": "script.report", "metrics": report})
+        changes += verdicts.take(
+            read_event({"at": float(at), "event": "script.report", "metrics": report})
+        )
     assert [(change.raised, change.verdict.code, change.at) for change in changes] == [
         (True, "V16", 5.0),
         (False, "V16", 10.0),
@@ -586,10 +602,16 @@ def test_weights_that_others_changed_are_named_at_once_and_are_no_damaged_batch(
     )
     for number in range(3):  # tensors that were replaced: each round, and never V04
         report = {"moved": 2 + number, "moved_step": 160, "moved_by": 0, "dropped": 640 + number}
-        changes += verdicts.take({"at": 20.0, "event": "script.report", "metrics": report})
+        changes += verdicts.take(
+            read_event({"at": 20.0, "event": "script.report", "metrics": report})
+        )
     assert set(verdicts.standing) == {("V16", "")}
-    verdicts.take({"at": 21.0, "event": "script.attached"})  # another script counts from 0
-    (again,) = verdicts.take({"at": 22.0, "event": "script.report", "metrics": moved})[-1:]
+    verdicts.take(
+        read_event({"at": 21.0, "event": "script.attached"})
+    )  # another script counts from 0
+    (again,) = verdicts.take(read_event({"at": 22.0, "event": "script.report", "metrics": moved}))[
+        -1:
+    ]
     assert again.raised
 
 
@@ -598,7 +620,7 @@ def test_buffers_and_parts_that_are_not_the_runs_are_named_and_taken_back() -> N
 
     def report(**metrics: float) -> list[tuple[bool, str]]:
         event = {"at": float(next(at)), "event": "script.report", "metrics": metrics}
-        return [(each.raised, each.verdict.code) for each in verdicts.take(event)]
+        return [(each.raised, each.verdict.code) for each in verdicts.take(read_event(event))]
 
     assert report(**{"loss": 1.0, "buffer_learnt/vq.book": 1.0}) == [(True, "V18")]
     assert verdicts.standing["V18", ""].said == "vq.book is learnt here and not averaged"
@@ -610,7 +632,7 @@ def test_buffers_and_parts_that_are_not_the_runs_are_named_and_taken_back() -> N
     assert verdicts.standing["V19", ""].said.endswith("no part of the run: 3")
     assert verdicts.standing["V20", ""].said.startswith("40% of what the run trains")
     assert report(parts_outside=0.0) == [(False, "V19")]
-    ended = verdicts.take({"at": float(next(at)), "event": "script.ended"})
+    ended = verdicts.take(read_event({"at": float(next(at)), "event": "script.ended"}))
     assert {change.verdict.code for change in ended} == {"V18", "V20"}
     assert report(**{"buffer_differs/mask": 2.0}) == [(True, "V18")]
     assert verdicts.standing["V18", ""].said == "mask is another one at 2 other members"
