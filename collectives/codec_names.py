@@ -132,9 +132,9 @@ EXACT_CODEC, EXACT_EXTRA, EXACT_LEAST = "fp32", 0.03, 4096
 """Of small tensors: their codec; how many more bytes a round may have for it, 3 in 100; and how
 many values may have it in any case (16 KiB)."""
 
-MASKED_CODEC, MASKED_BYTES = BITS.name, 6.0
-"""Of runs with secure rounds; and bytes a value each way: words of 4 bytes up and down for the
-masked sum, and the half of that once more for the mean."""
+MASKED_CODEC, MASKED_MEAN_BYTES = BITS.name, 2.0
+"""Of runs with secure rounds; and bytes a value each way, on average, for the mean: beside the
+words of the masked sum, up and down."""
 
 MANY_CHUNKS, LEAST_ELEMENTS = 128, 16_384
 # a chunk as long as this is worth more to the processor than a few more chunks to a link: half as

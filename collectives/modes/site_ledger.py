@@ -9,7 +9,8 @@ back. A key has one name for ever. So no sum holds a site's data twice.
 **What a lost disk cost.** A site hands over one masked vector an entry at most
 (`node.modes.secure`). So the entries decided while a life of a name was asked to contribute bound
 how many it gave. Its next life begins at that number at least (`before`): under another key, with
-another incarnation, or as a member anew, since nobody can tell then whether it has its disk.
+another incarnation, or as a member anew, since nobody can tell then whether it has its disk. A key
+that is not inside yet says so, too: also where the run is over, and it never will be.
 
 **The end.** Who may spend no more says so, signed (`SpentWord`). Entries carry these words. Once
 fewer sites than a sum needs are left that have not said it, the run is over (`over`): that follows
@@ -90,10 +91,15 @@ class SiteLedger(SiteNames):
         self._catch_up()
         return self._names.get(peer, str(peer))
 
-    def before(self, member: Member) -> int:
-        """How many vectors earlier lives of this member's name may have given."""
-        life = self.lives.get(self.name_of(member.peer))
-        return life.before if life is not None and life.member == member else 0
+    def before(self, member: Member, shown: bytes = b"") -> int:
+        """How many vectors earlier lives of this member's name may have given. ``shown``: by what
+        it would enter. Of one that is not inside yet it is as many as when it enters now.
+        """
+        lives, peer = self.lives, member.peer
+        name = self._names.get(peer) or self._called(Admitted(peer, shown))
+        if (life := lives.get(name)) is None:
+            return 0
+        return life.before if life.member == member else life.entries
 
     def retired(self, peer: PeerId) -> bool:
         """Whether another key has taken the name of this one."""

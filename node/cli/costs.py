@@ -10,7 +10,7 @@ import msgspec
 
 from ...collectives.codec_names import (
     CODECS,
-    MASKED_BYTES,
+    MASKED_MEAN_BYTES,
     most_exact,
     round_bytes_per_value,
 )
@@ -19,7 +19,7 @@ from ...optim.federated.methods import SUMS
 from ...security.rule_names import parse_reducer
 from ..home.output import bytes_text, count_text, span_text
 from ..manifest import Manifest, adapters_of
-from ..manifest.federated import PLAIN_LANES, privacy_lines
+from ..manifest.federated import PLAIN_LANES, masked_bits, privacy_lines
 from ..manifest.limits import LimitsTable
 from ..manifest.methods import counting, rounds_text
 from ..manifest.optional_tables import liars_borne
@@ -83,7 +83,7 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
     }
     if parameters is not None:
         value = (
-            MASKED_BYTES + 4 * (settings.secure.buckets - 1)
+            MASKED_MEAN_BYTES + masked_bits(manifest) // 8 * settings.secure.buckets
             if settings.secure
             else round_bytes_per_value(found["codec"])
             if settings.error is None

@@ -29,7 +29,7 @@ def watch_command(run: str, follow: bool) -> int:
 
     From the run's events alone, so it works without a node, too: then the exit status is 3 where no
     verdict stands, since nobody looks any more. What each verdict means: atoll
-    explain V01 to V23. To have a command run for each: atoll config set notify.command COMMAND.
+    explain V01 to V24. To have a command run for each: atoll config set notify.command COMMAND.
     """
     from ..manifest import load_run
     from ..run import diary

@@ -124,7 +124,7 @@ class RunSwarm(SeededWork):
     """
 
     spent: Spent | None = None
-    averaging = ""
+    averaging = missing = ""
 
     def __init__(
         self,
@@ -607,7 +607,7 @@ class RunSwarm(SeededWork):
             try:
                 answer = self._ask(self._at, p.Members, p.MemberList)
                 self._members, self.spent = answer.members, answer.spent
-                self.averaging = answer.averaging
+                self.averaging, self.missing = answer.averaging, answer.missing
             except SwarmClosedError:
                 pass  # lost just now
         return self._members

@@ -534,13 +534,15 @@ class Leased(msgspec.Struct, frozen=True, tag="leased"):
 
 class MemberList(msgspec.Struct, frozen=True, tag="members"):
     """The current configuration's members; with noise, also what this one has ``spent``.
-    ``averaging``: what their evaluations have against averaging.
+    ``averaging``: what their evaluations have against averaging; ``missing``: which sites the open
+    round of a federated run lacks, and what it needs, in words.
     """
 
     id: Id
     members: tuple[PeerView, ...]
     spent: Spent | None = None
     averaging: str = ""
+    missing: str = ""
 
 
 class Starting(msgspec.Struct, frozen=True, tag="starting"):

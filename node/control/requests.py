@@ -332,7 +332,11 @@ class ConnectionRequests:
     async def _members(self, request: p.Members) -> None:
         script = self._attached()
         found = p.MemberList(
-            request.id, tuple(script.members()), script.spent(), script.averaging()
+            request.id,
+            tuple(script.members()),
+            script.spent(),
+            script.averaging(),
+            script.missing(),
         )
         self._post(found, ())
 

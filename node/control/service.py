@@ -140,6 +140,10 @@ class ScriptSession(Protocol):
         """What members' evaluations have against averaging, in words; "" where nothing."""
         ...
 
+    def missing(self) -> str:
+        """Which sites the open round lacks, and what it needs, in words; "" where none."""
+        ...
+
     def spent(self) -> Spent | None:
         """What this member has spent of its privacy; None in a run without noise."""
         ...

@@ -10,6 +10,7 @@ import math
 
 import msgspec
 
+from ...collectives.swarm import LEAST_SITES
 from ..registry import MODES
 from .manifest import Manifest, arrivals_of, exact_codecs, sample_of
 from .methods import method_rows, work_rows
@@ -497,6 +498,17 @@ def site_lines(manifest: Manifest, peers: int) -> list[str]:
         "it stops before the last round"
         + ("; fewer rounds, more noise or a larger stop_at_epsilon leave room" * (slack < 1)),
     ]
+
+
+def masked_bits(manifest: Manifest) -> int:
+    """Of a word of a masked sum, with as few sites as the run can begin with: more of them, or
+    heavier ones, may take twice as many (`site_lines` says of how many)."""
+    secure = manifest.secure
+    if secure is None or manifest.privacy is not None:
+        return 32
+    bits_for = MODES.load("secure.ring", "bits_for", key="[secure]")
+    sites = max(manifest.train.start_with or 1, LEAST_SITES, _fewest(manifest, secure))
+    return bits_for(sites, secure.max_weight)
 
 
 def _ring_lines(secure: SecureTable, members: int) -> list[str]:

@@ -24,6 +24,7 @@ from ...collectives.swarm import (
     OuterSettings,
     RunSettings,
     SampleSettings,
+    SecureSettings,
     SiteSettings,
     WorkSettings,
 )
@@ -191,6 +192,11 @@ def run_id_of(data: bytes) -> RunId:
     return RunId(base64.b32encode(hashlib.sha256(data).digest()).decode()[:RUN_ID_LENGTH].lower())
 
 
+MOST_MASKED_STEPS = 4096
+"""Inner steps of a site's round in a masked run of FedNova that says samples or epochs; a site that
+makes more is told which line has room for them."""
+
+
 def rounds_of(manifest: Manifest) -> dict[str, Any]:
     """Fields of RunSettings: how contributions travel, what becomes of them and of that."""
     exchange, secure = manifest.exchange, manifest.secure
@@ -218,7 +224,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
             "reducer": "copy",
             "outer": outer,
             "coordinator": star,
-            "secure": secure.settings(manifest.robust.reducer),
+            "secure": _masked(secure.settings(manifest.robust.reducer), site),
             "privacy": privacy,
             "site": site,
             "sample": sample_of(manifest),
@@ -237,6 +243,20 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
         "sample": sample_of(manifest),
         "arrivals": arrivals,
     }
+
+
+def _masked(secure: SecureSettings, site: SiteSettings | None) -> SecureSettings:
+    """With room for the number of inner steps, where that travels behind masks, too: twice what
+    the manifest says, since what travels is a difference of two; up to `MOST_MASKED_STEPS`, where it
+    says none.
+    """
+    from ...optim.federated.methods import method_of_steps
+
+    if site is None or not method_of_steps(site.method).normalised:
+        return secure
+    steps = site.work.steps if site.work is not None else None
+    room = float(2 * steps if steps is not None else MOST_MASKED_STEPS)
+    return msgspec.structs.replace(secure, reaches={STEPS: room} | dict(secure.reaches))
 
 
 def site_of(table: FederatedTable) -> SiteSettings | None:

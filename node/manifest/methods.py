@@ -234,11 +234,11 @@ def work_rows(manifest: Manifest) -> list[Row]:
             "work = { steps = 100 }",
         ),
         (
-            method.normalised and manifest.secure is not None,
-            "$.secure",
-            f"How many steps a site made travels beside its update in {table.method}, and masked "
-            "sums do not carry it yet.",
-            f"Leave it out, or {plain}.",
+            method.normalised and privacy is not None,
+            "$.privacy",
+            f"How many steps a site made is of its data, and travels beside its update in "
+            f"{table.method}. Where all make as many, it is fedavg.",
+            f"Leave it out, or {plain} and work = {{ steps = 100 }}.",
         ),
         (
             method.normalised and manifest.robust.rule != "mean",

@@ -378,7 +378,10 @@ class WorkJudgedEvent(RunEvent, frozen=True, tag="work.judged"):
 
 
 class RunWaitingEvent(RunEvent, frozen=True, tag="run.waiting"):
-    """``what`` is waited for, ``of`` whom, what ``ends`` it, and ``since`` when (of 1970)."""
+    """``what`` is waited for, ``of`` whom, what ``ends`` it, and ``since`` when (of 1970).
+
+    ``missing``: the sites of a federated run without whom its round does not go on.
+    """
 
     state: Name
     what: Text = ""
@@ -386,6 +389,7 @@ class RunWaitingEvent(RunEvent, frozen=True, tag="run.waiting"):
     ends: Text = ""
     since: float = 0.0
     round_open_s: float = 0.0
+    missing: Ids = ()
 
     def words(self) -> str:
         if self.state == "finished":

@@ -354,6 +354,19 @@ it leaves.
     schedule by attachment.round         moves once a round, whatever anybody claims
     atoll ban PEER                       by the organiser, for everybody""",
     ),
+    "V24": VerdictPage(
+        "site-missing",
+        "a site of a federated run is missing",
+        """\
+A round of this run waits for a site that is not heard, or too few sites are left for a masked sum.
+The verdict names it, and says what the round needs and when it goes on: without the site, 15
+seconds after it was heard last, or where a sum needs it only once it is back. What a site has
+contributed before stays in the model. It is withdrawn with the next round.
+
+    atoll status                         what is waited for, of whom, and what would end it
+    atoll validate RUN.toml --peers N    how many of N sites may be away
+    atoll invite new RUN --name SITE     for a site whose machine or disk is lost""",
+    ),
 }
 NOT_COUNTED: Mapping[str, str] = {
     "uncounted_replaced": "the model holds other tensors than those that its optimizer steps",
@@ -553,11 +566,14 @@ class Verdicts:
                 self._finished = event.state == "finished"
                 self._trains = event.state == "training"
                 self._waits = f"waits for {event.what}"
+                self._missed(event, at)
                 if event.state == "no quorum":
                     self._edge = 0
                     self._withdraw("V07", "", at)  # the loss has come, and stops the run
                 if event.state == "doubled":
                     self._trouble("V08", at, "another process has this node's key")
+            case e.RunGoesOnEvent():
+                self._missed(None, at)
             case e.PeerPathEvent():
                 self._path(event.peer, event.path, at)
             case e.RoundPartEvent():
@@ -580,6 +596,16 @@ class Verdicts:
             elif (code, "") not in self.standing:
                 verdict = self.standing[code, ""] = Verdict(code, "", since, said)
                 self._changes.append(VerdictChange(True, verdict, now))
+
+    def _missed(self, event: e.RunWaitingEvent | None, at: float) -> None:
+        """Which sites a round of a federated run waits for in vain, and what it needs."""
+        missing = {*event.missing} if event is not None else set[str]()
+        for code, peer in [*self.standing]:
+            if code == "V24" and peer not in missing:
+                self._withdraw(code, peer, at)
+        if event is not None:
+            for peer in sorted(missing):
+                self._raise("V24", peer, at, f"is missing: it ends when {event.ends}")
 
     def _trouble(self, code: str, at: float, text: str) -> None:
         self._reported_at[code] = at

@@ -171,6 +171,7 @@ class Chronicle:
                 ends=waiting.ends,
                 since=told["since"],
                 round_open_s=told["round_open_s"],
+                missing=waiting.missing,
             )
         )
 

@@ -203,6 +203,10 @@ class AttachedScript:
     def averaging(self) -> str:
         return self.run.judge.against_averaging
 
+    def missing(self) -> str:
+        session = self.whole.sessions[0]
+        return session.waits.look(session.clock()).of_missing
+
     def spent(self) -> Spent | None:
         return spent(self.run)
 

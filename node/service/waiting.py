@@ -33,4 +33,5 @@ def document_of(waiting: Waiting, now: float) -> dict[str, Any]:
         "ends": waiting.ends,
         "since": round(time.time() - (now - waiting.since), 3),
         "round_open_s": round(waiting.round_open_s, 1),
+        "missing": list(waiting.missing),
     }

@@ -38,7 +38,8 @@ class Waiting(msgspec.Struct, frozen=True):
     """``what`` is waited for, ``of`` whom, and what ``ends`` it; ``since``: seconds of the
     session's clock, when this began.
 
-    ``round_open_s``: for how long no entry was decided.
+    ``round_open_s``: for how long no entry was decided. ``missing``: those of a federated run
+    without whom its round does not go on, or not soon: they are not heard, or no members any more.
     """
 
     state: WaitState
@@ -47,6 +48,12 @@ class Waiting(msgspec.Struct, frozen=True):
     ends: str
     since: float
     round_open_s: float = 0.0
+    missing: tuple[PeerId, ...] = ()
+
+    @property
+    def of_missing(self) -> str:
+        """Who is missing and what ends it, in words; "" where nobody is."""
+        return f"{self.what}; it ends when {self.ends}" if self.missing else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,14 @@ class PreRound(Protocol):
         """Whom the open round waits for, before its vectors meet."""
         return []
 
+    def awaited(self) -> list[PeerId]:
+        """All whose vectors may be needed before the open round has its result."""
+        return []
+
+    def gone(self) -> list[PeerId]:
+        """Who was a member and is none any more, where too few are left for a result."""
+        return []
+
     def spent(self) -> Spent | None:
         """What this member has spent of its privacy; None where nothing is counted."""
         return None

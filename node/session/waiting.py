@@ -53,7 +53,8 @@ class Waits:
         round_ = self._open_round()
         if round_ != self._round:
             self._round, self._moved_at = round_, now
-            if self._announced is not None:
+            # an entry that only leaves out a site which a sum needs ends no wait
+            if self._announced is not None and not self._missed(now):
                 self._announced = None
                 self.session.ports.emit(ev.WaitEnded())
         quiet = now - self._moved_at <= self.quiet_s and not self._missed(now)
@@ -81,13 +82,14 @@ class Waits:
     def look(self, now: float) -> Waiting:
         """What is waited for at this moment."""
         state, what, of, ends = self._reason(now)
+        missing = tuple(peer for peer in self._missed(now) if peer in of)
         since = (
             self._now.since
             if self._now is not None and (self._now.state, self._now.of) == (state, of)
             else now
         )
         moved_at = self._moved_at if self._open_round() == self._round else now
-        self._now = Waiting(state, what, of, ends, since, now - moved_at)
+        self._now = Waiting(state, what, of, ends, since, now - moved_at, missing)
         return self._now
 
     def _begins(self, now: float) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
@@ -175,30 +177,41 @@ class Waits:
             return self._no_quorum(machine, there)
         if not machine.may_act:
             return self._outside(machine, there)
-        if late := session.at_work(now):
-            return self._at_work(now, machine, late)
+        late, away = session.at_work(now), self._missed(now)
+        if late or away:
+            return self._at_work(now, machine, late, away)
         return self._in_round(machine)
 
     def _missed(self, now: float) -> list[PeerId]:
-        """Sites of a federated run that the round waits for and that are not heard: however long a
-        round is, that is told soon."""
+        """Sites of a federated run that the round waits for and that are not heard, or without
+        whom too few are left for a sum: however long a round is, that is told soon."""
         machine, session = self.session.machine, self.session
-        if machine is None or session.settings.work is None:
+        over = session.over or session.completed >= (
+            session.settings.rounds or session.completed + 1
+        )
+        if machine is None or session.settings.work is None or over:
+            self._missing = {}
             return []
-        since = {peer: self._missing.get(peer, now) for peer in session.at_work(now)}
-        heard = session.actions.suspected
-        self._missing = {peer: at for peer, at in since.items() if heard(peer)}
-        return [peer for peer, at in self._missing.items() if now - at >= QUIET_S]
+        before = session.pre_round
+        gone = before.gone() if before is not None else []
+        asked = {*session.at_work(now), *(before.awaited() if before is not None else ())}
+        silent = [peer for peer in sorted(asked) if session.actions.suspected(peer)]
+        self._missing = {peer: self._missing.get(peer, now) for peer in [*gone, *silent]}
+        return [*gone, *(peer for peer in silent if now - self._missing[peer] >= QUIET_S)]
 
     def _at_work(
-        self, now: float, machine: RoundMachine, late: list[PeerId]
+        self, now: float, machine: RoundMachine, late: list[PeerId], away: list[PeerId]
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
-        """A round of a federated run: sites that are done wait for the work of the others."""
-        session, away = self.session, self._missed(now)
-        sites = len(machine.draw.members)
+        """A round of a federated run: sites that are done wait for the work of the others, or for
+        some without whom there is no sum."""
+        session, drawn = self.session, {member.peer for member in machine.draw.members}
+        sites = len(drawn | {*away})
         what = f"the work of {len(late)} of {sites} sites"
+        if not late or not drawn >= {*away}:
+            what = f"a sum of {sites} sites"
         for peer in away:
-            what += f"; {peer} is not heard for {now - self._missing[peer]:.0f} s"
+            lost = "is not heard" if peer in drawn else "has been left out"
+            what += f"; {peer} {lost} for {now - self._missing[peer]:.0f} s"
         needed = session.pre_round.needed if session.pre_round is not None else 1
         ends_at = machine.turns.ends_at
         if away and sites - len(away) < needed:

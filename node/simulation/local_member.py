@@ -514,6 +514,11 @@ class LocalMember:
         return views
 
     @property
+    def missing(self) -> str:
+        """Which sites the open round lacks, in words; "" where none."""
+        return self._node().session.waits.look(self.clock()).of_missing
+
+    @property
     def spent(self) -> Spent | None:
         """What this member has spent of its privacy; None in a run without noise."""
         before = self._node().session.pre_round

@@ -159,13 +159,13 @@ class FlatVector:
         if settings.privacy is not None:
             _check_statistics(specs)
             _check_groups(specs, settings.privacy.clips, "$.privacy.clips")
-        if settings.secure is not None:
-            _check_groups(specs, settings.secure.reaches, "$.secure.reaches")
         self._sums = beside(settings, sum(spec.numel for spec in specs if spec.role == "parameter"))
         specs += [
             TensorSpec(name, tuple(tensor.shape), 0, "mean" if name == STEPS else "sum")
             for name, tensor in self._sums.items()
         ]
+        if settings.secure is not None:
+            _check_groups(specs, settings.secure.reaches, "$.secure.reaches")
         specs = arranged(
             specs, settings.codec, settings.codecs, settings.error, exact=settings.exact
         )

@@ -19,7 +19,7 @@ it clears gradients, computes the loss of one batch, calls backward and returns 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -31,6 +31,7 @@ from ...collectives.round.sampling import drawn
 from ...collectives.swarm import (
     AnchorView,
     Outcome,
+    PeerView,
     Pending,
     RunSettings,
     Shelved,
@@ -61,6 +62,7 @@ LOST = "the round went on without them; each round of this method begins at the 
 MEANWHILE = "they were trained while the round before was being decided"
 BEHIND = "this node is behind what this member has contributed to already"
 TELL_S = 10.0  # a site that waits for longer says for whom
+LOOK_S = 2.0  # and looks as often whether a site is missing, which it says at once
 
 Closure = Callable[[], Any]
 
@@ -371,18 +373,24 @@ class SiteReplica(Replica):
         """Until the round is over, or the node is lost. Who is waited for is said."""
         if self._work is None:
             return super()._wait(pending, deadline_s, decidable)
-        began, after_s = self._clock(), TELL_S
-        while (outcome := pending.wait(after_s)).status == "open":
+        began, after_s, told = self._clock(), TELL_S, ""
+        while (outcome := pending.wait(LOOK_S)).status == "open":
             if not getattr(self._run, "connected", True):
                 return outcome
-            if self._clock() - began >= after_s:
-                self._tell_waiting(self._clock() - began)
+            views, waited_s = self._run.members(), self._clock() - began
+            missing = str(getattr(self._run, "missing", ""))
+            if missing and not told:
+                logger.warning("round %d waits for %s", self.base.round + 1, missing)
+            elif not missing and waited_s >= after_s:
+                self._tell_waiting(views, waited_s)
+            told = missing
+            if waited_s >= after_s:
                 after_s *= 2
         return outcome
 
-    def _tell_waiting(self, waited_s: float) -> None:
-        """Say for whom this site waits. Raises what the swarm raises."""
-        late = [view for view in self._run.members() if view.at_work]
+    def _tell_waiting(self, views: Sequence[PeerView], waited_s: float) -> None:
+        """Say for whom this site waits."""
+        late = [view for view in views if view.at_work]
         names = [
             f"{view.peer[-8:]} ({'at work' if view.live else 'not heard'})"
             for view in late

@@ -152,10 +152,17 @@ class Lookout:
             elif live and not before:
                 logger.info("%s is back", peer[-8:])
             elif before and not live:
-                logger.info("%s is not reached any more; rounds go on without it", peer[-8:])
+                logger.info("%s is not reached any more; %s", peer[-8:], self._without)
         for peer in self._seen.keys() - others.keys():
             logger.info("%s is no member any more", peer[-8:])
         self._seen = others
+
+    @property
+    def _without(self) -> str:
+        """What becomes of rounds without a member, in words."""
+        if self.swarm.settings.secure is not None:
+            return "atoll status says whether a sum needs it"
+        return "rounds go on without it"
 
     @property
     def spent(self) -> str:

@@ -29,6 +29,7 @@ from seeds import RARE
 from swarm_kit import Peers
 
 from atoll.collectives.codec_names import FACTS
+from atoll.node.manifest.manifest import MOST_MASKED_STEPS
 
 pytestmark = [*RARE]
 
@@ -128,6 +129,35 @@ def test_masked_rounds_are_within_the_rings_steps(method: str, tmp_path: Path) -
         worst = max(worst, float((np.abs(found - at - right) / room).max()))
         at = found
     print(f"{method!r}: at most {worst:.3g} of what the ring's steps leave")
+    assert worst <= 1
+
+
+def test_masked_fednova_is_within_the_rings_steps(tmp_path: Path) -> None:
+    """Changes over steps, and their mean number, each a step of their own off at most: x moves by
+    τ times the mean direction, so by both errors at once.
+    """
+    text = manifest(
+        'method = "fednova"\nwork = { epochs = 1 }',
+        "[secure]\nmax_weight = 1000\nreach = 4.0",
+        ROUNDS,
+        TOGETHER,
+    )
+    seen, _ = nodes(tmp_path, text)
+    for hospital, steps in zip(seen, STEPS, strict=True):
+        assert [len(each) for each in hospital.indices[:ROUNDS]] == [steps] * ROUNDS
+        assert np.array_equal(hospital.anchors, seen[0].anchors)
+    step, longer = ring_step(1000), ring_step(1000, MOST_MASKED_STEPS)
+    at, worst, replayed = START, 0.0, sites(seen)
+    share = np.array(COUNTS) / sum(COUNTS)
+    for t, found in enumerate(seen[0].anchors):
+        ends = [site.local(at, t, LR, numpy_says.plain) for site in replayed]
+        directions = np.array([(end - at) / made for end, made in zip(ends, STEPS, strict=True)])
+        mean, many = share @ directions, float(share @ np.array(STEPS))
+        room = many * step + longer * (np.abs(mean) + step)
+        room = 1.01 * room + 2.0**-23 * (1 + np.abs(found))  # and float32's
+        worst = max(worst, float((np.abs(found - at - many * mean) / room).max()))
+        at = found
+    print(f"fednova, masked: at most {worst:.3g} of what the ring's steps leave")
     assert worst <= 1
 
 

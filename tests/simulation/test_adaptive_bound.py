@@ -113,6 +113,22 @@ def test_a_sum_says_how_many_were_within() -> None:
     assert found.weight == 4
 
 
+def test_a_null_moves_the_count_by_half_a_unit_at_most() -> None:
+    """A site whose vector holds NaN gives nothing but noise: between it and either answer of one
+    that is finite lies what the count is accounted by.
+    """
+    quiet = structs.replace(PRIVATE, noise=0.1, count_noise=0.06)
+    vectors = RingLayout(TERMS, quiet, 3, 4, 4, 2.0)
+
+    def answer(value: float) -> float:
+        words = vectors.words(torch.full((3,), value), 1, random.Random(7))
+        assert not isinstance(words, str)
+        return int(words[3:4].view("<i4")[0]) / (2 * HALF)
+
+    within, beyond, null = answer(0.1), answer(9.0), answer(math.nan)  # by one noise
+    assert (within - null, null - beyond) == (0.5, 0.5)
+
+
 def test_a_count_that_costs_too_much_is_refused() -> None:
     with pytest.raises(ConfigError, match="leaves nothing"):
         rule(structs.replace(PRIVATE, noise=2.0, count_noise=1.0), 1.0)

@@ -240,6 +240,9 @@ def test_the_log_bounds_what_each_name_may_have_given() -> None:
     for _ in range(4):
         book.add(book.entry(a, b))
     assert book.sites.before(b) == 0
+    comes = Member(C, 0)  # under the name, and not inside yet
+    assert book.sites.before(comes, admitted(C, "clinic").certificate) == 4
+    assert book.sites.before(comes, admitted(C, "another").certificate) == 0
     later = Member(B, 7)
     book.add(book.entry(a, later))
     assert book.sites.before(later) == 5

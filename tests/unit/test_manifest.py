@@ -1555,3 +1555,41 @@ def test_data_that_a_run_cannot_say(old: str, new: str, key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         m.parse_manifest(FINETUNE.replace(old, new))
     assert key in str(caught.value)
+
+
+MASKED = (
+    'schema = 1\nname = "x"\nkind = "federated"\nmodel = { entry = "builtin:gpt", config = { width = '
+    "32, layers = 1, heads = 2, context = 16 } }\n"
+)
+
+
+@pytest.mark.parametrize(("sites", "weight", "bytes_"), [(3, 10_922, 12), (3, 10_923, 20)])
+def test_bytes_of_a_round_go_by_the_words_of_the_masked_sum(
+    sites: int, weight: int, bytes_: int
+) -> None:
+    found = describe(
+        m.parse_manifest(
+            f"{MASKED}[federated]\nwork = {{ epochs = 1 }}\n[train]\nstart_with = {sites}\n"
+            f"[secure]\nmax_weight = {weight}\n"
+        )
+    )
+    assert found["bytes_up_per_round"] == bytes_ * found["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("work", "more", "room"),
+    [
+        ("epochs = 1", "", 4096.0),
+        ("steps = 5000", "", 10_000.0),
+        ("epochs = 1", 'reaches = { "atoll.steps" = 1e6 }', 1e6),
+    ],
+)
+def test_masked_fednova_has_room_for_the_number_of_steps(work: str, more: str, room: float) -> None:
+    text = f'{MASKED}[federated]\nmethod = "fednova"\nwork = {{ {work} }}\n'
+    secure = f"[secure]\nmax_weight = 1000\n{more}\n"
+    found = m.parse_manifest(text + secure).settings().secure
+    assert found is not None
+    assert found.reaches == {"atoll.steps": room}
+    noisy = "[train]\nrounds = 2\n[privacy]\nnoise = 4.0\nclip = 1.0\ndelta = 1e-5\n"
+    with pytest.raises(ConfigError, match="privacy"):
+        m.parse_manifest(text + "[secure]\n" + noisy + "stop_at_epsilon = 9.0\n")

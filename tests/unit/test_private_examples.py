@@ -17,6 +17,7 @@ from torch.ao.quantization import MinMaxObserver
 
 from atoll.collectives.errors import ConfigError, StateError
 from atoll.optim.model.flat import FlatVector
+from atoll.optim.modes.privacy import ghost
 from atoll.optim.modes.privacy.examples import PrivateExamples
 from atoll.security.privacy import Accountant
 
@@ -195,6 +196,32 @@ def test_ghost_clipping_keeps_gradients_that_are_there_and_refuses_what_it_canno
         model, [x], lambda x: model(x).sum(1)
     )  # before a step: both are paid, and count
     assert float((model.weight.grad - 2 * kept).abs().max()) < 1e-2
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_ghost_clipping_refuses_half_precision(cast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There one example more moves the sum by more than its bound: by so much is shown, too."""
+    pytest.importorskip("opacus")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.Tanh(), nn.Linear(256, 1))
+    x = torch.randn(257, 64)
+
+    def losses(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            return 100 * model(x).sum(1).float()
+
+    if not cast:
+        model, x = model.bfloat16(), x.bfloat16()
+    with pytest.raises(ConfigError, match="bfloat16"):
+        private().step_batch(model, [x], losses)
+
+    monkeypatch.setattr(ghost, "_HALVES", frozenset[torch.dtype]())
+    sums = [
+        ghost.clipped_sum(model, [*model.parameters()], lambda part=part: losses(part), 1.0)
+        for part in (x, x[1:])
+    ]
+    moved = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(*sums, strict=True))
+    assert moved > 1.0
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from ....collectives.group import CID_BYTES, Admitted, Entry, Plan, Reading, Spe
 from ....collectives.identifiers import PeerId
 from ....collectives.modes.site_ledger import SiteLedger
 from ....collectives.round import KIN_BYTES
-from ....collectives.round.log import Log
+from ....collectives.round.log import RECENT, Log
 from ....collectives.round.site_names import SiteNames, spent_payload
 from ....collectives.round.turns import AWAY_S
 from ....collectives.swarm import MAX_OP_ID, Call, SecureSettings, Spent
@@ -223,7 +223,7 @@ class SecureRounds(PreRound):
             return
         if self._handed or self.mean is not None:
             return
-        budget.raise_to(sites.before(machine.me))
+        budget.raise_to(sites.before(machine.me, session.membership.certificate))
         if self._judged is None or self._judged[0] != budget.steps:
             self._judged = (budget.steps, budget.allows)
         if not self._judged[1]:
@@ -267,6 +267,29 @@ class SecureRounds(PreRound):
             return []
         here = masking.messages[0].keys() | masking.passed | self.bad
         return [peer for peer in roster if peer not in here]
+
+    def awaited(self) -> list[PeerId]:
+        """All who are drawn, until the sum is here: also one that dies in the middle of it."""
+        machine = self.session.machine
+        if machine is None or machine.stateless or self.mean is not None:
+            return []
+        return sorted({member.peer for member in machine.draw.members})
+
+    def gone(self) -> list[PeerId]:
+        """Without whom the configuration is too small for a sum: by the newest entry that left
+        enough of them, of those in memory."""
+        machine = self.session.machine
+        if machine is None or machine.stateless:
+            return []
+        inside = {member.peer for member in machine.config}
+        if len(inside) >= (needed := self.needed):
+            return []
+        entries = machine.journal.entries
+        for number in range(len(entries) - 1, max(-1, len(entries) - RECENT), -1):
+            before = {member.peer for member in entries[number].entry.next_config}
+            if len(before) >= needed:
+                return sorted(before - inside)
+        return []
 
     def _silent(self, now: float, roster: Collection[PeerId]) -> list[PeerId]:
         """Who is not heard, and not waited for: at once where a round does not wait for work, and

@@ -189,9 +189,10 @@ class RingLayout:
             return words
         bounded = vector.clone()
         try:
-            within = self._clip(bounded)
+            side = HALF if self._clip(bounded) else -HALF
         except ValueError:  # it counts as null: a site that stayed away would tell of its data
-            within = bool(bounded.zero_().numel())
+            bounded.zero_()
+            side = 0  # a null is half a unit from either answer: what the count is accounted by
         # clipped first, then weighed by no more than 1: it moves the sum by no more than the bound
         bounded.mul_(self.privacy.share(samples))
         plan = self.count_noise
@@ -200,7 +201,7 @@ class RingLayout:
         )
         add_noise(multiples[: self.numel], noise, rng)
         if plan is not None:
-            multiples[self.numel] = HALF if within else -HALF
+            multiples[self.numel] = side
             add_noise(multiples[self.numel :], plan, rng)
         return self.ring.encode(multiples, 1)
 

@@ -393,6 +393,10 @@ class Study:
             if work.change is not None:
                 self.server.note(work.change, self.shares[work.client])
         works = [work for work in self.attacked(works) if work.finite]
+        if self.method.normalised and self.settings.rule == "mean":
+            effective = self._effective(works)
+            for work in works:
+                work.pseudo[: self.learner.parameters].mul_(effective / work.steps)
         if self._means is not None:
             mean = self._means(
                 [work.pseudo for work in works], [self.sizes[work.client] for work in works], asked
@@ -403,12 +407,8 @@ class Study:
                 )
             return
         if self.settings.rule == "mean":
-            effective = self._effective(works)
             for work in works:
-                pseudo = work.pseudo
-                if self.method.normalised:
-                    pseudo[: self.learner.parameters].mul_(effective / work.steps)
-                self.server.add(pseudo, self.shares[work.client])
+                self.server.add(work.pseudo, self.shares[work.client])
         if len(works) < 2 * self.settings.f + 1:
             return
         steps = sum(work.steps for work in works) / len(works)

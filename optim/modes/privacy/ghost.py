@@ -3,7 +3,8 @@ al. 2021, arXiv 2110.05679): the first finds the norm of each example's gradient
 the second is of the losses times what clips them.
 
 Norms are found in float32; clipped gradients are shorter than the bound by a 1024th, which is more
-than the error of a norm.
+than the error of a norm. In fewer digits it is not, and a batch's sum, rounded to them, moves by
+more than one example's bound: models and activations of half precision are refused.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from ....collectives.errors import ConfigError
 
 SHORTER = 1 - 2.0**-10
+_HALVES = {torch.float16, torch.bfloat16}
 
 
 def can_clip() -> bool:
@@ -40,9 +42,11 @@ def clipped_sum(
     Raises ValueError for a gradient that is not finite, ConfigError for what opacus cannot take
     apart.
     """
+    if half := {parameter.dtype for parameter in parameters} & _HALVES:
+        raise _too_coarse(half.pop())
     kept = [parameter.grad for parameter in parameters]
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _whole_digits(model):
             # inputs need no gradient, which torch says at each step
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
             return _clipped_sum(model, parameters, losses, bound)
@@ -76,6 +80,33 @@ def _clipped_sum(
         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for parameter in parameters
     ]
+
+
+@contextmanager
+def _whole_digits(model: nn.Module) -> Generator[None]:
+    """Refuse a forward that computes in half precision, as under autocast. Raises ConfigError."""
+
+    def look(module: nn.Module, given: object, found: object) -> None:
+        del module, given
+        if isinstance(found, Tensor) and found.dtype in _HALVES:
+            raise _too_coarse(found.dtype)
+
+    hooks = [module.register_forward_hook(look) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _too_coarse(dtype: torch.dtype) -> ConfigError:
+    return ConfigError(
+        f"private examples: a batch is clipped at once in float32, and this model computes in "
+        f"{dtype}",
+        key="model",
+        why="A sum that is rounded so coarsely moves by more than the bound of one example.",
+        hint="model.float() and no autocast; or PrivateExamples.step, one example after another.",
+    )
 
 
 def _clear(parameters: Sequence[nn.Parameter]) -> None:
