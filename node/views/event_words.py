@@ -15,10 +15,13 @@ QUIET = frozenset({"round.phase", "reduction.timed", "state.root", "script.repor
 
 
 class Words:
-    """Events as lines for a person. It remembers who was a member, to say who came and went."""
+    """Events as lines for a person. It remembers who was a member, to say who came and went, and
+    whether contributions are masked: then what an entry counts of each is no number of samples.
+    """
 
     def __init__(self) -> None:
         self._members: set[str] | None = None
+        self._masked = False
 
     def of(self, event: Event) -> Iterator[str]:
         """The lines of one event."""
@@ -26,6 +29,7 @@ class Words:
         if kind in ("round.committed", "entry.committed"):
             yield from self._entry(event)
             return
+        self._masked |= kind == "round.unmasked"
         write = _WORDS.get(kind)
         try:
             yield write(event) if write is not None else _plain(event)
@@ -52,9 +56,10 @@ class Words:
         shares = event.get("contributors")
         if isinstance(shares, Mapping) and shares:
             mine = "" if event.get("counted") else ", this peer did not"
+            samples = "" if self._masked else f"{sum(shares.values())} samples, "
             yield (
                 f"round {event.get('round')}: {len(shares)} contributed{mine}, "
-                f"{sum(shares.values())} samples, {span_text(float(event.get('elapsed_s') or 0))}, "
+                f"{samples}{span_text(float(event.get('elapsed_s') or 0))}, "
                 f"{bytes_text(float(event.get('bytes_sent') or 0))} sent so far"
             )
 
@@ -131,6 +136,13 @@ _WORDS: Mapping[str, Callable[[Event], str]] = {
     "privacy.spent": lambda e: (
         f"epsilon {float(e['epsilon']):.3g} is spent here; {int(e['left'])} more "
         "contributions are allowed"
+    ),
+    "round.unmasked": lambda e: (
+        f"the masks are off the sum of {len(e['members'])} contributions"
+        + (f", in {len(e['buckets'])} buckets" if e.get("buckets") else "")
+        + "".join(
+            f", mean {escaped(name, 64)} {float(value):.6g}" for name, value in e["metrics"].items()
+        )
     ),
     "masking.failed": lambda e: f"a masked sum failed and is tried again: {escaped(e['reason'])}",
     "entry.recertified": lambda e: f"recertified without {len(e['removed'])} members",

@@ -74,11 +74,13 @@ class RunProgress:
         self.bytes_sent = max(self.bytes_sent, sent)
         self.bytes_received = max(self.bytes_received, received)
 
-    def round_line(self) -> str:
-        """One line for the newest round."""
+    def round_line(self, told: int | None = None) -> str:
+        """One line for the newest round; ``told``: for that one, which for a newcomer that catches
+        up with the log is an earlier one.
+        """
         of = f"/{self.rounds}" if self.rounds else ""
         parts = [
-            f"round {self.round}{of}",
+            f"round {self.round if told is None else told}{of}",
             f"{self.contributors} of {self.members} members"
             if self.contributors
             else f"{self.members} members",
@@ -212,7 +214,8 @@ class TrainingView:
                             )
                         )
                     if self._live is None and kind == "round.committed":
-                        self.say(self._progress.round_line())
+                        number = int(event.get("round", self._progress.round))
+                        self.say(self._progress.round_line(number))
                 case "script.report":
                     self._progress.take_metrics(metrics_of(event.get("metrics")))
                 case "peer.misbehaved":

@@ -39,7 +39,14 @@ from atoll.node.manifest import load_run, parse_manifest
 from atoll.node.run.capability import capability_name
 from atoll.node.run.invite import make_invite
 from atoll.node.run.status import RunStatus, read_run_status
-from atoll.node.views.documents import peers_table, runs_table, status_text, too_few
+from atoll.node.views.documents import (
+    peers_table,
+    run_lines,
+    run_state,
+    runs_table,
+    status_text,
+    too_few,
+)
 from atoll.node.views.live import RunProgress, TrainingView, sparkline
 from atoll.security.identity import Identity, encode_base58, load
 
@@ -891,6 +898,33 @@ def test_a_site_of_the_last_sum_that_is_gone_is_named_until_the_run_is_finished(
     assert told.endswith("goes on when it is back")
     assert too_few(read_run_status({**run, "finished": True})) == ""
     assert too_few(read_run_status({**run, "members": ["p", "q", "r"]})) == ""
+
+
+def test_rounds_that_a_newcomer_catches_up_with_are_told_by_their_own_numbers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with TrainingView(Terminal(), RunProgress("tide", 9)) as view:
+        view.take_status(read_run_status({"phase": "running", "round": 4}), draining=False)
+        for number in (3, 4):
+            view.take_event({"event": "round.committed", "round": number, "contributors": {"p": 1}})
+    told = [line for line in capsys.readouterr().err.splitlines() if "round" in line]
+    assert [line.split("  ")[0] for line in told] == ["round 3/9", "round 4/9"]
+
+
+def test_nobody_is_advised_to_begin_where_no_sum_would_come_about() -> None:
+    starting = {"phase": "running", "starting": {"there": 2, "wanted": 3}, "members": ["p", "q"]}
+    assert "begin without: atoll begin" in run_state(read_run_status(starting))
+    told = run_state(read_run_status({**starting, "secure": {"threshold": 3}}))
+    assert told.endswith("(2 of 3 are there); no sum yet: one more site must join")
+
+
+def test_contributions_behind_masks_are_no_samples() -> None:
+    last = {"round": 4, "contributors": {"p": 1, "q": 1, "r": 1}}
+    of = {"phase": "running", "members": ["p", "q", "r"], "last_round": last}
+    shown = run_lines(Terminal(no_color=True), read_run_status(of))
+    assert "  last     round 4: 3 contributed, 3 samples" in shown
+    masked = run_lines(Terminal(no_color=True), read_run_status({**of, "secure": {"threshold": 3}}))
+    assert "  last     round 4: 3 contributed" in masked
 
 
 def test_a_lost_member_is_told_by_what_was_decided(capsys: pytest.CaptureFixture[str]) -> None:
