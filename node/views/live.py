@@ -38,6 +38,7 @@ class RunProgress:
     members: int = 0
     contributors: int = 0
     state: str = "joining"
+    over: str = ""  # why the run is finished before its last round
     step: int = 0
     loss: float = math.nan
     bytes_sent: int = 0
@@ -50,6 +51,7 @@ class RunProgress:
         """Take in what the node says of the run."""
         self.members = len(run.members or ())
         self.state = run_state(run)
+        self.over = run.over if run.finished else ""
         self.take_metrics(metrics_of(run.metrics))
         self.round = max(self.round, run.round)
         self.privacy = run.privacy or self.privacy

@@ -18,8 +18,11 @@ import pytest
 
 from atoll.collectives.codec_names import CODECS, most_exact, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
+from atoll.collectives.swarm import RunSettings
 from atoll.node.cli import COMMANDS, GROUPS, cli, run, take_any_text
 from atoll.node.cli.child import ChildCommand
+from atoll.node.cli.join import tell_ending
+from atoll.node.control.protocol import RunInfo
 from atoll.node.home.durations import duration_s
 from atoll.node.home.names import FIRST, SECOND, name_of
 from atoll.node.home.output import (
@@ -925,6 +928,21 @@ def test_contributions_behind_masks_are_no_samples() -> None:
     assert "  last     round 4: 3 contributed, 3 samples" in shown
     masked = run_lines(Terminal(no_color=True), read_run_status({**of, "secure": {"threshold": 3}}))
     assert "  last     round 4: 3 contributed" in masked
+
+
+@pytest.mark.parametrize(("round_", "over"), [(7, "2 of 3 sites have spent it"), (9, "")])
+def test_a_run_that_ends_before_its_last_round_is_finished_for_who_trained_in_it(
+    round_: int, over: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    progress = RunProgress("tide", 9)
+    status = {"phase": "running", "round": round_, "finished": True, "over": over}
+    progress.take_status(read_run_status(status))
+    info = RunInfo("abc", "tide", "p", RunSettings(rounds=9))
+    terminal = Terminal(home=str(tmp_path))
+    assert tell_ending(terminal, info, progress, 0, 0, 60.0) == 0
+    told = capsys.readouterr().err
+    assert f"tide is finished: {over or 'all its 9 rounds are committed'}, " in told
+    assert "Again: atoll join" not in told
 
 
 def test_a_lost_member_is_told_by_what_was_decided(capsys: pytest.CaptureFixture[str]) -> None:
