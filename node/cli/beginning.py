@@ -28,4 +28,9 @@ def begin_command(run: str | None) -> None:
         if answer.get("begun")
         else f"{info.name} waits for nobody: it has begun, or may"
     )
+    if answer.get("begun") and (lacking := int(answer.get("lacking", 0))):
+        text += (
+            f"; its scripts train, but no round is counted before {lacking} more have joined: a "
+            "masked sum needs them"
+        )
     terminal.data(text, {"run_id": info.run_id, "name": info.name, **answer})

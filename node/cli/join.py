@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ...collectives.errors import AtollError, ConfigError
+from ...collectives.foreign import escaped
 from ..client.speaking import QUIET_VARIABLE
 from ..client.starting import BEGIN_VARIABLE, enter_pressed
 from ..home.interpreter import PYTHON
@@ -394,7 +395,7 @@ def _train(
             watched.close()
         status = child.exit_status
         killed = status - 128 if status > 128 and not child.interrupted else 0
-    return _ended(terminal, info, progress, status, killed, time.monotonic() - started_s)
+    return tell_ending(terminal, info, progress, status, killed, time.monotonic() - started_s)
 
 
 def _again(terminal: Terminal, info: RunInfo, view: TrainingView) -> NodeClient | None:
@@ -439,7 +440,7 @@ def _signal_name(number: int) -> str:
     return f"signal {number}"
 
 
-def _ended(
+def tell_ending(
     terminal: Terminal,
     info: RunInfo,
     progress: RunProgress,
@@ -453,13 +454,15 @@ def _ended(
     from ..records.export import CHECKPOINT_FOLDER
     from ..views.documents import privacy_text
 
-    rounds = progress.round - info.round
+    rounds, of = progress.round - info.round, info.settings.rounds
+    whole = of is not None and progress.round >= of
     machine = {
         "run_id": info.run_id,
         "name": info.name,
         "round": progress.round,
         "rounds": rounds,
-        "finished": info.settings.rounds is not None and progress.round >= info.settings.rounds,
+        "finished": whole or bool(progress.over),
+        "over": progress.over,
         "step": progress.step,
         "loss": progress.loss if progress.loss == progress.loss else None,
         "bytes_sent": progress.bytes_sent,
@@ -474,10 +477,10 @@ def _ended(
         f"{rounds} round{'' if rounds == 1 else 's'} and {span_text(seconds)}; "
         f"{bytes_text(progress.bytes_sent)} sent"
     )
-    of = info.settings.rounds
     if machine["finished"]:
+        why = f"all its {of} rounds are committed" if whole else escaped(progress.over, 400)
         terminal.say(
-            f"{info.name} is finished: all its {of} rounds are committed"
+            f"{info.name} is finished: {why}"
             + (f", {took}" if rounds else "; nothing was to be done here")
         )
         terminal.say("A run that goes on from its export: atoll new --from DIR --name NAME")

@@ -44,13 +44,15 @@ topology = "serverless"            # or "coordinator": one site adds up (masked)
 threshold = 4                      # nobody, the organiser included, sees more than a sum of so many
                                    # sites; fewer, and the round waits: of four none may be away, of
                                    # five or six one, of seven two
+# max_weight = 1000                # needed without [privacy], where sites count by their examples:
+                                   # as many as the largest site has
 
 [privacy]                          # bounds what all data of one site can show through; with few
                                    # sites its noise drowns what they learn: atoll validate
                                    # --explain --peers N says how large it is, and atoll simulate
                                    # run.toml --task task.py:hospitals --clients 20 what can be
-                                   # learnt under it (scripts/examples/hospital). Without [privacy]
-                                   # contributions are masked all the same
+                                   # learnt under it (scripts/examples/hospital). Without this
+                                   # table contributions are masked all the same
 noise = 5.0
 clip = 1.0                         # largest norm of a site's contribution; look at usual norms in a
                                    # trial on public data

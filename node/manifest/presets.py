@@ -24,7 +24,9 @@ from ...collectives.growth import (
 )
 from ...collectives.outer_rules import WITHOUT_MOMENTUM
 from ...collectives.swarm import OuterSettings
+from .federated import noise_text
 from .manifest import Manifest
+from .methods import rounds_text
 from .refusals import Row
 
 if TYPE_CHECKING:
@@ -347,4 +349,10 @@ def averaging_text(manifest: Manifest) -> str:
     settings = manifest.settings()
     outer, steps = effective_outer(settings), settings.sync_every
     ends = f"H = {steps}" if steps is not None else "rounds by time or samples"
+    if manifest.kind == "federated":
+        ends = f"a round {rounds_text(manifest, ends)}" if manifest.work is not None else ends
+        text = f"{manifest.federated.method}, lr {outer.lr:g}, {ends}"
+        least = manifest.secure.threshold if manifest.secure is not None else 1
+        noise = noise_text(manifest, least)
+        return f"{text}; the noise of [privacy] is {noise}" if noise else text
     return f"outer {outer.kind} lr {outer.lr:g} momentum {momentum_text(outer)}, {ends}"

@@ -226,6 +226,13 @@ class RoundUnmaskedEvent(RunEvent, frozen=True, tag="round.unmasked"):
     buckets: tuple[Ids, ...] = ()
     next_clip: float | None = None
 
+    def words(self) -> str:
+        buckets = f", in {len(self.buckets)} buckets" if self.buckets else ""
+        means = "".join(
+            f", mean {escaped(name, 64)} {value:.6g}" for name, value in self.metrics.items()
+        )
+        return f"the masks are off the sum of {len(self.members)} contributions{buckets}{means}"
+
 
 class MaskingFailedEvent(RunEvent, frozen=True, tag="masking.failed"):
     """An attempt at a masked sum came to nothing."""

@@ -415,11 +415,17 @@ class Node:
         return sealed(service) or {"removed": list(without), "awaited": []}
 
     async def begin(self, run: str) -> dict[str, Any]:
-        """Let a run begin with the members that are there."""
+        """Let a run begin with the members that are there. ``lacking``: how many more a masked sum
+        waits for all the same.
+        """
         await trio.lowlevel.checkpoint()
         service = self._find(run)
-        missing = max(0, service.start.wanted - service.start.there)
-        return {"run_id": service.run_id, "begun": service.start.now(), "missing": missing}
+        start, manifest = service.start, service.manifest
+        missing = max(0, start.wanted - start.there)
+        least = manifest.secure.threshold if manifest is not None and manifest.secure else 0
+        lacking = max(0, least - start.there) if start.wanted else 0
+        answer = {"run_id": service.run_id, "begun": start.now(), "missing": missing}
+        return answer | {"lacking": lacking}
 
     async def pause(self, run: str, paused: bool) -> dict[str, Any]:
         """Let a run's script rest, or train again."""

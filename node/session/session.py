@@ -293,7 +293,9 @@ class Session:
     @property
     def over(self) -> str:
         """Why the run is finished here before its last round; "" where it is not."""
-        return self.pre_round.over if self.pre_round is not None else ""
+        rounds = self.settings.rounds
+        whole = rounds is not None and self.completed >= rounds  # the last may use up a budget
+        return self.pre_round.over if self.pre_round is not None and not whole else ""
 
     def at_work(self, now: float) -> list[PeerId]:
         """Whom the open round of a federated run still waits for: their work is not done, or they

@@ -107,12 +107,12 @@ _NO_PART = "none: this node's link is too slow to add up for the others; it send
 
 
 def last_text(run: RunStatus, last: RoundCommittedEvent) -> str:
-    """The newest round with contributors."""
+    """The newest round with contributors. Behind masks nobody's samples are told: each contribution
+    is an entry's 1, and their sum would be no number of samples.
+    """
     where = f" of fragment {last.fragment}" if run.fragments else ""
-    return (
-        f"round {last.round}{where}: {len(last.contributors)} contributed, "
-        f"{sum(last.contributors.values())} samples"
-    )
+    told = "" if run.secure else f", {sum(last.contributors.values())} samples"
+    return f"round {last.round}{where}: {len(last.contributors)} contributed{told}"
 
 
 def traffic_text(run: RunStatus) -> str:
@@ -292,6 +292,8 @@ def run_state(run: RunStatus) -> str:
         return f"finished: {over}" if over else f"finished: all {run.rounds} rounds are committed"
     if run.starting is not None:
         state = waits_text(int(run.starting.get("there", 0)), int(run.starting.get("wanted", 0)))
+        if lack := too_few(run):  # to begin without them is no help: no sum would come about
+            return f"{state}; {lack}"
         return f"{state}; begin without: atoll begin {run.run_id[:8]}"
     if run.paused:
         state = f"{escaped(run.paused)}; the node serves the run"

@@ -39,6 +39,7 @@ class RunProgress:
     members: int = 0
     contributors: int = 0
     state: str = "joining"
+    over: str = ""  # why the run is finished before its last round
     step: int = 0
     loss: float = math.nan
     bytes_sent: int = 0
@@ -51,6 +52,7 @@ class RunProgress:
         """Take in what the node says of the run."""
         self.members = len(run.members or ())
         self.state = run_state(run)
+        self.over = run.over if run.finished else ""
         self.take_metrics(metrics_of(run.metrics))
         self.round = max(self.round, run.round)
         self.privacy = run.privacy or self.privacy
@@ -75,11 +77,13 @@ class RunProgress:
         self.bytes_sent = max(self.bytes_sent, sent)
         self.bytes_received = max(self.bytes_received, received)
 
-    def round_line(self) -> str:
-        """One line for the newest round."""
+    def round_line(self, told: int | None = None) -> str:
+        """One line for the newest round; ``told``: for that one, which for a newcomer that catches
+        up with the log is an earlier one.
+        """
         of = f"/{self.rounds}" if self.rounds else ""
         parts = [
-            f"round {self.round}{of}",
+            f"round {self.round if told is None else told}{of}",
             f"{self.contributors} of {self.members} members"
             if self.contributors
             else f"{self.members} members",
@@ -244,7 +248,7 @@ class TrainingView:
                 )
             )
         if self._live is None and isinstance(event, e.RoundCommittedEvent):
-            self.say(self._progress.round_line())
+            self.say(self._progress.round_line(event.round))
 
     def _refresh(self) -> None:
         if self._live is not None:

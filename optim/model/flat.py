@@ -584,9 +584,10 @@ def _check_statistics(specs: Sequence[TensorSpec]) -> None:
             if spec.role in ("mean", "variance")
         }
         declared = ", ".join(f'"{name}" = "own"' for name in sorted(own)[:6])
-        some = ", ".join([*layers][:6]) + (" …" if len(layers) > 6 else "")
+        some = ", ".join(f"“{name}”" for name in [*layers][:6]) + (" …" if len(layers) > 6 else "")
         raise ConfigError(
-            f"{len(layers)} layers keep running statistics, and the run has [privacy]: {some}",
+            f"{'1 layer keeps' if len(layers) == 1 else f'{len(layers)} layers keep'} running "
+            f"statistics, and the run has [privacy]: {some}",
             key="model",
             why=(
                 "One bound and one noise are for everything that a site gives, and statistics are "

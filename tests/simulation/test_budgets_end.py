@@ -38,9 +38,12 @@ def settings(rounds: int) -> RunSettings:
     )
 
 
-def play(swarm: LocalSwarm) -> dict[int, tuple[int, int, str]]:
-    """By site: rounds in its model, inner steps, why nothing more is contributed."""
+def play(swarm: LocalSwarm, over: dict[int, str] | None = None) -> dict[int, tuple[int, int, str]]:
+    """By site: rounds in its model, inner steps, why nothing more is contributed. ``over``: why its
+    node says that the run is finished before its last round.
+    """
     seen = dict[int, tuple[int, int, str]]()
+    over = {} if over is None else over
 
     def script(member: LocalMember) -> None:
         model = nn.Linear(2, 1)
@@ -55,6 +58,7 @@ def play(swarm: LocalSwarm) -> dict[int, tuple[int, int, str]]:
             assert steps < 3 * (ALLOWED + 5), "it trains for ever"
         seen[member.index] = (attachment.round, steps, attachment._over)
         member.sleep(20.0)  # its node goes on a little, as one does that leaves in order
+        over[member.index] = member._node().session.over
 
     swarm.run(script, step_s=0.5, limit_s=10_000)
     return seen
@@ -74,6 +78,13 @@ def test_a_run_whose_sites_may_spend_no_more_is_finished() -> None:
         assert steps == 3 * ALLOWED  # and trains no further
         assert "one more round would pass 4" in why
     assert len(said_in_the_log(swarm)) in (1, 2, 3)  # one is enough: two cannot hide in a sum
+
+
+def test_a_run_that_uses_up_its_budget_with_the_last_round_has_all_its_rounds() -> None:
+    over = dict[int, str]()
+    seen = play(LocalSwarm(3, settings=settings(ALLOWED)), over)
+    assert {round_ for round_, _, _ in seen.values()} == {ALLOWED}
+    assert over == {0: "", 1: "", 2: ""}
 
 
 def test_who_is_left_below_the_threshold_is_told_that_the_run_is_over() -> None:

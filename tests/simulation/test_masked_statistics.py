@@ -138,7 +138,7 @@ def test_a_statistic_beyond_the_reach_is_named_with_the_line_that_has_room_for_i
 def test_running_statistics_are_refused_under_noise_or_stay_at_their_site(
     make: Callable[[], nn.Module],
 ) -> None:
-    with pytest.raises(ConfigError, match="1 layers keep running statistics"):
+    with pytest.raises(ConfigError, match="1 layer keeps running statistics"):
         play(make, PRIVATE)
     found = play(make, PRIVATE, '{ "*running_*" = "own" }')
     for outcomes in found.outcomes:
@@ -180,7 +180,7 @@ def test_observers_are_averaged_behind_masks_once_they_have_seen_a_batch() -> No
     with pytest.raises(ConfigError, match="holds NaN or infinity") as refused:
         attach(model, torch.optim.SGD(model.parameters(), lr=0.1), SoloSwarm(run))
     assert "call the model on one, once" in refused.value.hint
-    with pytest.raises(ConfigError, match="layers keep running statistics") as refused:
+    with pytest.raises(ConfigError, match="layer keeps running statistics") as refused:
         play(lambda: Observed(MinMaxObserver()), PRIVATE, declared, seen=True)
     assert '"obs.max_val" = "own", "obs.min_val" = "own"' in refused.value.hint
     found = play(lambda: Observed(MinMaxObserver()), reaches, declared, seen=True)

@@ -18,8 +18,11 @@ import pytest
 
 from atoll.collectives.codec_names import CODECS, most_exact, round_bytes_per_value
 from atoll.collectives.errors import AtollError, ConfigError
+from atoll.collectives.swarm import RunSettings
 from atoll.node.cli import COMMANDS, GROUPS, cli, run, take_any_text
 from atoll.node.cli.child import ChildCommand
+from atoll.node.cli.join import tell_ending
+from atoll.node.control.protocol import RunInfo
 from atoll.node.home.durations import duration_s
 from atoll.node.home.names import FIRST, SECOND, name_of
 from atoll.node.home.output import (
@@ -40,7 +43,14 @@ from atoll.node.run.capability import capability_name
 from atoll.node.run.events import RoundCommittedEvent, read_event
 from atoll.node.run.invite import make_invite
 from atoll.node.run.status import RunStatus, read_run_status
-from atoll.node.views.documents import peers_table, runs_table, status_text, too_few
+from atoll.node.views.documents import (
+    peers_table,
+    run_lines,
+    run_state,
+    runs_table,
+    status_text,
+    too_few,
+)
 from atoll.node.views.live import RunProgress, TrainingView, sparkline
 from atoll.security.identity import Identity, encode_base58, load
 
@@ -898,6 +908,48 @@ def test_a_site_of_the_last_sum_that_is_gone_is_named_until_the_run_is_finished(
     assert told.endswith("goes on when it is back")
     assert too_few(read_run_status({**run, "finished": True})) == ""
     assert too_few(read_run_status({**run, "members": ["p", "q", "r"]})) == ""
+
+
+def test_rounds_that_a_newcomer_catches_up_with_are_told_by_their_own_numbers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with TrainingView(Terminal(), RunProgress("tide", 9)) as view:
+        view.take_status(read_run_status({"phase": "running", "round": 4}), draining=False)
+        for number in (3, 4):
+            view.take_event({"event": "round.committed", "round": number, "contributors": {"p": 1}})
+    told = [line for line in capsys.readouterr().err.splitlines() if "round" in line]
+    assert [line.split("  ")[0] for line in told] == ["round 3/9", "round 4/9"]
+
+
+def test_nobody_is_advised_to_begin_where_no_sum_would_come_about() -> None:
+    starting = {"phase": "running", "starting": {"there": 2, "wanted": 3}, "members": ["p", "q"]}
+    assert "begin without: atoll begin" in run_state(read_run_status(starting))
+    told = run_state(read_run_status({**starting, "secure": {"threshold": 3}}))
+    assert told.endswith("(2 of 3 are there); no sum yet: one more site must join")
+
+
+def test_contributions_behind_masks_are_no_samples() -> None:
+    last = {"round": 4, "contributors": {"p": 1, "q": 1, "r": 1}}
+    of = {"phase": "running", "members": ["p", "q", "r"], "last_round": last}
+    shown = run_lines(Terminal(no_color=True), read_run_status(of))
+    assert "  last     round 4: 3 contributed, 3 samples" in shown
+    masked = run_lines(Terminal(no_color=True), read_run_status({**of, "secure": {"threshold": 3}}))
+    assert "  last     round 4: 3 contributed" in masked
+
+
+@pytest.mark.parametrize(("round_", "over"), [(7, "2 of 3 sites have spent it"), (9, "")])
+def test_a_run_that_ends_before_its_last_round_is_finished_for_who_trained_in_it(
+    round_: int, over: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    progress = RunProgress("tide", 9)
+    status = {"phase": "running", "round": round_, "finished": True, "over": over}
+    progress.take_status(read_run_status(status))
+    info = RunInfo("abc", "tide", "p", RunSettings(rounds=9))
+    terminal = Terminal(home=str(tmp_path))
+    assert tell_ending(terminal, info, progress, 0, 0, 60.0) == 0
+    told = capsys.readouterr().err
+    assert f"tide is finished: {over or 'all its 9 rounds are committed'}, " in told
+    assert "Again: atoll join" not in told
 
 
 def test_a_lost_member_is_told_by_what_was_decided(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from atoll.node.cli.templates import TEMPLATES
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import Manifest, decode_manifest, parse_manifest
 from atoll.node.manifest.form import as_toml
-from atoll.node.manifest.presets import explain_outer
+from atoll.node.manifest.presets import averaging_text, explain_outer
 from atoll.node.manifest.tables import OuterTable
 from atoll.optim import OuterStep, SoloSwarm, outer_preset
 from atoll.optim.model.momentum import ContributionMomentum
@@ -276,3 +276,14 @@ def test_people_are_told_where_values_come_from_and_what_would_be_taken() -> Non
         explain_outer(run("", 'method = "local_sgd"'))
         == "plain averaging: there is nothing to choose"
     )
+
+
+def test_what_a_verdict_on_averaging_says_of_a_federated_run_is_the_methods_and_its_noise() -> None:
+    text = TEMPLATES["federated-hospital"]
+    method = "fedavg, lr 1, a round once every site that takes part has done one epoch"
+    noise = "; the noise of [privacy] is about 1.9 in every value of the mean of 4 sites"
+    assert averaging_text(parse_manifest(text)).startswith(method + noise)
+    head, _, rest = text.partition("\n[privacy]")
+    plain = head.replace("# max_weight", "max_weight") + rest[rest.index("[join]") :]
+    assert averaging_text(parse_manifest(plain)) == method  # the template says what it needs
+    assert averaging_text(parse_manifest(EXAMPLE)).startswith("outer ")

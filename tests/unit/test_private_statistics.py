@@ -29,7 +29,7 @@ def attached(model: nn.Module, settings: RunSettings = PRIVATE) -> None:
 )
 def test_layers_with_statistics_are_refused_by_name(layer: nn.Module) -> None:
     with pytest.raises(
-        ConfigError, match=r"1 layers keep running statistics, and the run has .privacy.: 1"
+        ConfigError, match=r"1 layer keeps running statistics, and the run has .privacy.: “1”"
     ) as refused:
         attached(nn.Sequential(nn.Linear(3, 4), layer))
     for way in ("GroupNorm", "LayerNorm", "track_running_stats=False", '"own"'):

@@ -69,8 +69,8 @@ _INNER = (
 
 _NO_PORT = {  # errno of bind: why, and what to do
     errno.EADDRINUSE: (
-        "another program listens there; most likely a node is already running as you",
-        "atoll status    or choose another port with --port",
+        "another program listens there; most likely a node of yours, of this home or another",
+        "atoll status    or choose another port with --port; 0: any free one",
     ),
     errno.EADDRNOTAVAIL: (
         "no network interface of this machine has this address",
