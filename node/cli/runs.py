@@ -236,7 +236,7 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
     "--model",
     type=GIVEN,
     metavar="ORG/NAME|PATH",
-    help="For --template finetune: a model of the hub, a folder or a GGUF file.",
+    help="For --template finetune, pretrain: a model of the hub, a folder or a GGUF file.",
 )
 @click.option(
     "--bootstrap",
@@ -351,7 +351,9 @@ def _template(template: str | None, model: str | None) -> str:
     if model is None:
         return text
     if MODEL_LINE not in text:
-        raise click.UsageError("--model is for --template finetune; a file says its own model")
+        raise click.UsageError(
+            "--model is for --template finetune or pretrain; a file says its own model"
+        )
     return with_model(text, model)
 
 

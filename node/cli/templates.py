@@ -135,6 +135,34 @@ tokens_per_step = 8192             # of each member
 [evaluate]                         # members are told when averaging does not help
 """
 
+PRETRAIN = """\
+# A language model trained further by several machines, each on its own texts (docs/finetune.md):
+#     atoll join run.toml --data texts/       founds the run and prints the others' invite
+schema = 1
+name = "pretrain"
+
+[model]
+hub = "ORG/NAME"                   # with revision = "main"; or folder = "DIR", gguf = "FILE.gguf"
+method = "full"                    # weights in float32, 16 bytes each; "lora" takes far less
+
+[data]
+source = "local"                   # each member's own: --data FILE or a folder of texts
+length = 2048                      # tokens of a piece
+loss = "all"                       # every token is learned, of chats too
+
+[train]
+sync_every = 50                    # inner steps a round: all weights travel
+rounds = 40                        # where the run ends
+start_with = 2                     # the first round waits for so many members
+
+[train.inner]
+lr = 2e-5                          # with method = "lora": 2e-4
+steps = 2000                       # length of the cosine: sync_every * rounds
+tokens_per_step = 32768            # of each member
+
+[evaluate]                         # members are told when averaging does not help
+"""
+
 MODEL_LINE = 'hub = "ORG/NAME"'
 
 
@@ -146,9 +174,16 @@ def with_model(text: str, model: str) -> str:
     key = "gguf" if path.is_file() else "folder" if path.is_dir() else "hub"
     where = model if key == "hub" else str(path.absolute())
     name = re.sub(r"[^a-z0-9.-]+", "-", Path(model).name.removesuffix(".gguf").lower()).strip("-.")
-    text = text.replace('name = "finetune"', f'name = "{name[:56] or "model"}-tuned"', 1)
+    for purpose, ending in (("finetune", "tuned"), ("pretrain", "trained")):
+        named = f'name = "{name[:54] or "model"}-{ending}"'
+        text = text.replace(f'name = "{purpose}"', named, 1)
     head, _, rest = text.partition(MODEL_LINE)
     return f"{head}{key} = {json.dumps(where)}\n{rest.partition(chr(10))[2]}"
 
 
-TEMPLATES = {"federated-hospital": FEDERATED_HOSPITAL, "lora": LORA, "finetune": FINETUNE}
+TEMPLATES = {
+    "federated-hospital": FEDERATED_HOSPITAL,
+    "lora": LORA,
+    "finetune": FINETUNE,
+    "pretrain": PRETRAIN,
+}

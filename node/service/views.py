@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 
 def status_of(run: RunService) -> RunStatus:
     """One run, as this node knows it now."""
-    session, progress = run.whole, run.chronicle.progress
+    session = run.whole
     config = session.config_peers() if session else []
-    fetching = session is not None and session.phase == "fetching"
     rounds = run.chronicle.rounds
     last = next((row for row in reversed(rounds) if isinstance(row, RoundCommittedEvent)), None)
     unsaved = next((files.unsaved for files in run.files.values() if files.unsaved), None)
@@ -72,9 +71,7 @@ def status_of(run: RunService) -> RunStatus:
         idle_s=run.idle.view(trio.current_time()),
         unattached=run.idle.unattached(trio.current_time()),
         script=bool(session and session.script),
-        progress=["waiting for the state", 0, 0]
-        if fetching and progress == SEEKING
-        else list(progress),
+        progress=list(_progress(run)),
         metrics=dict(run.metrics),
         last_round=last,
         gain=_gain(run),
@@ -89,6 +86,20 @@ def status_of(run: RunService) -> RunStatus:
         trouble=described(trouble) if trouble else None,
         troubles=run.troubles.past(),
     )
+
+
+def _progress(run: RunService) -> tuple[str, int, int]:
+    """How far entering the run is. A founder whose script still loads its model misses no member:
+    nobody can have a state before that script gives it.
+    """
+    progress, phase = run.chronicle.progress, run.whole.phase if run.whole is not None else ""
+    if progress != SEEKING:
+        return progress
+    if phase == "fetching":
+        return "waiting for the state", 0, 0
+    if run.organiser == run.node.identity.peer and run.idle.processes:
+        return "waiting for the model that this machine's script loads", 0, 0
+    return progress
 
 
 def _left_s(run: RunService) -> float | None:

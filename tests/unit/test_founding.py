@@ -49,8 +49,15 @@ def written(tmp_path: Path, model: Path, more: str = "") -> Path:
     return tmp_path / "run.toml"
 
 
-def test_the_template_is_short_and_nothing_advises_against_it(tmp_path: Path, model: Path) -> None:
-    text = TEMPLATES["finetune"]
+@pytest.mark.parametrize(
+    ("name", "ending"),
+    [("finetune", "tuned"), ("pretrain", "trained")],
+    ids=["finetune", "pretrain"],
+)
+def test_the_template_is_short_and_nothing_advises_against_it(
+    name: str, ending: str, tmp_path: Path, model: Path
+) -> None:
+    text = TEMPLATES[name]
     assert len(text.splitlines()) <= 25
     found = parse_manifest(text)
     assert found.train.start_with == 2
@@ -58,10 +65,10 @@ def test_the_template_is_short_and_nothing_advises_against_it(tmp_path: Path, mo
     assert '"auto" takes for this run' in explain_outer(found)
     for given, entry in ((str(model), "folder"), ("org/tiny", "hub")):
         made = parse_manifest(with_model(text, given))
-        assert (made.model.entry, made.name) == (entry, "tiny-tuned")
+        assert (made.model.entry, made.name) == (entry, f"tiny-{ending}")
     (tmp_path / "A model.Q4_1.gguf").touch()
     made = parse_manifest(with_model(text, str(tmp_path / "A model.Q4_1.gguf")))
-    assert (made.model.entry, made.name) == ("gguf", "a-model.q4-1-tuned")
+    assert (made.model.entry, made.name) == ("gguf", f"a-model.q4-1-{ending}")
 
 
 def test_one_text_is_one_run_wherever_its_model_has_moved(

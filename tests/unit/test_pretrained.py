@@ -188,6 +188,24 @@ def test_without_a_network_the_users_cache_is_enough(
         bring(tmp_path / "third", found)
 
 
+def test_a_hub_that_nobody_answers_for(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not offline by a setting: there is no network."""
+    paths, run = find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"')
+    found = found_at(paths, run)
+    bring(tmp_path / "home", found)
+    huggingface_hub.snapshot_download(NAME)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert found_at(paths, run).manifest.model.revision == hub.commits[NAME]  # of the user's cache
+    use_cache(monkeypatch, tmp_path / "empty")
+    for ask in (lambda: found_at(paths, run), lambda: bring(tmp_path / "third", found)):
+        with pytest.raises(NetworkError, match="and the hub cannot be asked") as caught:
+            ask()
+        assert caught.value.code == "E415"
+        assert "refused" in caught.value.why
+
+
 def test_a_gated_model_without_a_token(hub: FakeHub, tmp_path: Path) -> None:
     hub.gated.add(NAME)
     with pytest.raises(ConfigError, match=f"{NAME} is gated") as caught:

@@ -4,6 +4,8 @@ saved, and reading one takes long.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import shutil
 import struct
@@ -58,7 +60,8 @@ def converted(file: Path, digest: str, cache: Path) -> Path:
         raise storage_error(f"cannot write into {cache}", error) from None
     try:
         given = {"gguf_file": file.name, "local_files_only": True}
-        with warnings.catch_warnings():
+        # it draws a bar of every tensor and has no setting that asks it not to
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 str(file.parent), trust_remote_code=False, **given

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import util
 from pathlib import Path
-from typing import Any
 
 from ....collectives.errors import ConfigError, NetworkError
 from .libraries import first_line, library
@@ -38,8 +38,11 @@ def look_up(name: str, revision: str) -> OnHub:
             api = hub.HfApi()
             info = api.model_info(name, revision=revision)
             tree = list(api.list_repo_tree(name, revision=info.sha))
-        except (errors.OfflineModeIsEnabled, ConnectionError, *_unreachable()):
-            return _cached(name, revision)
+        except (errors.OfflineModeIsEnabled, ConnectionError, *_unreachable()) as error:
+            try:
+                return _cached(name, revision)
+            except errors.LocalEntryNotFoundError:
+                raise error from None  # it says why the hub was not asked, the cache does not
     files = dict[str, tuple[int, str]]()
     for each in tree:
         if hasattr(each, "size"):  # a file
@@ -82,9 +85,11 @@ def download(name: str, commit: str, files: Sequence[str]) -> Path:
 
 
 def _unreachable() -> tuple[type[BaseException], ...]:
-    """What the client raises where there is no network."""
-    httpx: Any = library("httpx")
-    return (httpx.TransportError,)
+    """What the client raises where there is no network: an error of the HTTP library that it uses,
+    which has been httpx and is httpx2.
+    """
+    found = [name for name in ("httpx2", "httpx") if util.find_spec(name) is not None]
+    return tuple(library(name).TransportError for name in found)
 
 
 @contextmanager
@@ -115,7 +120,12 @@ def _translated(name: str, revision: str) -> Generator[None]:
             code="E415",
             hint=f"Look at {where}; a private one: hf auth login",
         ) from None
-    except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled, *_unreachable()) as error:
+    except (
+        errors.LocalEntryNotFoundError,
+        errors.OfflineModeIsEnabled,
+        ConnectionError,
+        *_unreachable(),
+    ) as error:
         raise NetworkError(
             f"{name} at {revision} is not in this machine's cache, and the hub cannot be asked",
             code="E415",
