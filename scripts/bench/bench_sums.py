@@ -28,6 +28,7 @@ import json
 import os
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -85,9 +86,7 @@ def play(task: Task) -> dict[str, Any]:
     from kits.rounds.liars import Lie
     from kits.rounds.swarm import Options, SimSwarm
 
-    from atoll.collectives.digest import meaning
     from atoll.collectives.identifiers import PeerId
-    from atoll.collectives.modes.byzantine.convener import ByzantineConvener
     from atoll.node.run.evidence import accused
 
     seed, lie, lying, rounds = task
@@ -126,19 +125,8 @@ def play(task: Task) -> dict[str, Any]:
             lies=cast("tuple[Lie, ...]", lies),
         ),
     )
-    settle = ByzantineConvener._settle
-
-    def watched(self: ByzantineConvener, now: float, plan: Any, *rest: Any) -> None:
-        settle(self, now, plan, *rest)
-        if self.view.me.peer not in swarm.liars:
-            kept = self.plan is not None and meaning(self.plan) == meaning(plan)
-            settled["kept" if kept else "anew"] += 1
-
-    ByzantineConvener._settle = watched  # type: ignore[method-assign]
-    try:
+    with settlements(swarm, settled):
         problem = swarm.run().problem
-    finally:
-        ByzantineConvener._settle = settle  # type: ignore[method-assign]
     entries, beyond = measure(swarm)
     newest = [each.entry for each in swarm.checker.entries]
     counted = next((e.contributors for e in reversed(newest) if e.contributors), ())
@@ -161,6 +149,27 @@ def play(task: Task) -> dict[str, Any]:
         "bytes": sent[0],
         "virtual_s": swarm.world.now,
     }
+
+
+@contextmanager
+def settlements(swarm: SimSwarm, settled: Counter[str]) -> Iterator[None]:
+    """Counts what honest conveners make of two statements of one part: ranges kept, or anew."""
+    from atoll.collectives.digest import meaning
+    from atoll.collectives.modes.byzantine.convener import ByzantineConvener
+
+    settle = ByzantineConvener._settle
+
+    def watched(self: ByzantineConvener, now: float, plan: Any, *rest: Any) -> None:
+        settle(self, now, plan, *rest)
+        if self.view.me.peer not in swarm.liars:
+            kept = self.plan is not None and meaning(self.plan) == meaning(plan)
+            settled["kept" if kept else "anew"] += 1
+
+    ByzantineConvener._settle = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ByzantineConvener._settle = settle  # type: ignore[method-assign]
 
 
 def reason(told: set[str], proven: bool, settled: Counter[str]) -> str:
@@ -216,6 +225,20 @@ def measure(swarm: SimSwarm) -> tuple[int, float]:
     return entries, beyond
 
 
+def tell(rows: dict[str, dict[str, Any]], why: dict[str, list[int]]) -> None:
+    """The table, and who is not out."""
+    for lie, row in rows.items():
+        row["entry_s"] = round(row.pop("s") / max(1, row["entries"]), 3)
+        progress(
+            f"{lie:<16} {row['seeds']:3} seeds, told in {row['told']:3}   beyond {row['beyond']:g}   "
+            f"proven {row['proven']:3}, out {row['out']:3}, no member {row['left']:3}   "
+            f"{row['entry_s']:.3f} s an entry"
+        )
+
+    for word, of in sorted(why.items()):
+        progress(f"not out, {word}: {len(of)} seeds, {sorted(of)}")
+
+
 def main(argv: list[str]) -> int:
     """Exit code of the script: 1 where a model was moved, a promise broken, or bytes too many."""
     arguments = parse(argv)
@@ -259,16 +282,7 @@ def main(argv: list[str]) -> int:
         row["s"] += each["virtual_s"]
         if done % 20 == 0:
             progress(f"{done} of {len(tasks)}")
-    for lie, row in rows.items():
-        row["entry_s"] = round(row.pop("s") / max(1, row["entries"]), 3)
-        progress(
-            f"{lie:<16} {row['seeds']:3} seeds, told in {row['told']:3}   beyond {row['beyond']:g}   "
-            f"proven {row['proven']:3}, out {row['out']:3}, no member {row['left']:3}   "
-            f"{row['entry_s']:.3f} s an entry"
-        )
-
-    for word, of in sorted(why.items()):
-        progress(f"not out, {word}: {len(of)} seeds, {sorted(of)}")
+    tell(rows, why)
 
     def mean(lying: int, what: str) -> float:
         of = prices[lying]
