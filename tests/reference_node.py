@@ -13,6 +13,7 @@ is not told.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import signal
@@ -339,6 +340,8 @@ class ReferenceService:
     async def peers(self, run: str) -> list[dict[str, Any]]:
         if run == "defect":
             raise ZeroDivisionError("on purpose")
+        if run == "refused":
+            raise OSError(errno.EMFILE, "Too many open files")
         if run == "much":
             return [{"peer": "x" * (1 << 20)}]
         await self.find_run(run)

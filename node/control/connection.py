@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from ..home.failures import failure
+from ..home.refusals import refused
 from . import protocol as p
 from .address import check_peer, peer_pid
 from .descriptors import close_all, files_of
@@ -130,13 +131,16 @@ class Connection:
                     await self._subscribe(request)
                 else:
                     await self._requests.handle(request)
-            except Exception as error:  # a defect of ours; the client is told, the node goes on
-                self._on_defect(error)
-                defect = LocalProtocolError(
-                    f"the node failed at {type(request).__name__}: {error!r}",
-                    hint="The log of the node has the traceback.",
-                )
-                self._post(failure(getattr(request, "id", 0), defect), ())
+            except Exception as error:  # the client is told, the node goes on
+                asked = type(request).__name__
+                told: AtollError | None = refused(error, f"the node could not do {asked}")
+                if told is None:  # a defect of ours
+                    self._on_defect(error)
+                    told = LocalProtocolError(
+                        f"the node failed at {asked}: {error!r}",
+                        hint="The log of the node has the traceback.",
+                    )
+                self._post(failure(getattr(request, "id", 0), told), ())
 
     async def _subscribe(self, request: p.Subscribe) -> None:
         async with self._service.subscribe() as events:

@@ -60,3 +60,11 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:
         if isinstance(error, OSError):
             raise storage_error(f"cannot write {path}", error) from None
         raise
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file, if it is there. Raises StorageError."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(f"cannot remove {path}", error) from None

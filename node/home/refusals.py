@@ -1,7 +1,7 @@
 """What the system refuses, in words: one table from an errno to its cause and its cure.
 
 The doors to the system (files, the home's lock, shared memory, sockets) say what they wanted and
-take the rest from here; so do the three last resorts, where an exception that nobody expected is
+take the rest from here; so do the last resorts, where an exception that nobody expected is
 told to a user: a refusal of the system is never called a defect of atoll.
 """
 

@@ -15,6 +15,7 @@ import msgspec
 from ...collectives.errors import NotAdmittedError
 from ...collectives.identifiers import RunId
 from ..home.paths import Paths, make_private, write_atomic
+from ..home.private_files import remove_file
 from .capability import MAX_CERTIFICATE_BYTES, Certificate, capability_name, genuine
 from .invite import MAX_ADDRESSES, SECRET_BYTES, Invite
 
@@ -73,7 +74,7 @@ def forget_standing(paths: Paths, run_id: RunId, earlier: Standing | None) -> No
     if earlier is not None and earlier.certificate:
         save_standing(paths, run_id, earlier)
         return
-    (paths.run_dir(run_id) / FILE).unlink(missing_ok=True)
+    remove_file(paths.run_dir(run_id) / FILE)
     with contextlib.suppress(OSError):  # it has other files: they are of an earlier time
         paths.run_dir(run_id).rmdir()
 

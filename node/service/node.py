@@ -26,6 +26,7 @@ from ..control.requests import ConnectionRequests
 from ..control.service import JoinRequest, ProgressSink, RunInfo
 from ..home.memory_use import resident_bytes
 from ..home.paths import Paths, write_atomic
+from ..home.private_files import remove_file
 from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..manifest.presets import averaging_text
 from ..net.network import PeerNetwork
@@ -251,11 +252,11 @@ class Node:
             standing = standing_by(invite, invite.certify(self.identity, time.time()))
             earlier = load_standing(self.paths, invite.run_id)
             save_standing(self.paths, invite.run_id, standing)
-            self._left_file(invite.run_id).unlink(missing_ok=True)
+            remove_file(self._left_file(invite.run_id))
             run = await self._enter(invite.run_id, invite.organiser, None, standing)
         elif request.manifest:
             signed = decode_signed(request.manifest)
-            self._left_file(signed.run_id).unlink(missing_ok=True)
+            remove_file(self._left_file(signed.run_id))
             run = await self._enter(
                 signed.run_id, signed.organiser, signed, load_standing(self.paths, signed.run_id)
             )

@@ -17,15 +17,19 @@ else, until somebody else is let in.
 Then five honest members, --lying 1 beside a plain run: bytes of the data plane and virtual seconds an
 entry. The aim is 1.6 times the bytes.
 
-    scripts/bench/bench_sums.py --seeds 200
+    scripts/bench/bench_sums.py --seeds 200 --out sums.jsonl   goes on where it was interrupted
 The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from _bench import ROOT, emit, progress
@@ -36,6 +40,8 @@ sys.path.append(str(ROOT / "tests"))
 from simulate_rounds import play_all
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kits.rounds.swarm import SimSwarm
 
 EVERYTHING = "all"
@@ -52,6 +58,7 @@ LIES = (
     "equivocate+add",
     EVERYTHING,
 )
+PROVABLE = {"lie: sum", "lie: statement", "lie: two signed"}
 RULE = "trimmed_mean:1"
 MOST_BYTES = 1.6
 Task = tuple[int, str, int, int]
@@ -69,6 +76,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=min(2, os.cpu_count() or 1), help="processes (default 2)"
     )
+    parser.add_argument("--out", type=Path, help="a line a run; what stands in it is not repeated")
     return parser.parse_args(argv)
 
 
@@ -83,6 +91,7 @@ def play(task: Task) -> dict[str, Any]:
 
     seed, lie, lying, rounds = task
     sent, banned = [0], set[PeerId]()
+    settled = Counter[str]()  # what honest conveners have made of differences
 
     class Banning(SimSwarm):
         """Bans who is proven to lie, and counts what the data plane sends."""
@@ -116,25 +125,79 @@ def play(task: Task) -> dict[str, Any]:
             lies=cast("tuple[Lie, ...]", lies),
         ),
     )
-    problem = swarm.run().problem
+    with settlements(swarm, settled):
+        problem = swarm.run().problem
     entries, beyond = measure(swarm)
     newest = [each.entry for each in swarm.checker.entries]
     counted = next((e.contributors for e in reversed(newest) if e.contributors), ())
     members = {member.peer for member in newest[-1].next_config}
+    told = {what for what, n in swarm.stats.items() if n and what.startswith("lie: ")}
+    out = banned >= swarm.liars and swarm.liars.isdisjoint(c.member.peer for c in counted)
     return {
         "seed": seed,
         "lie": lie,
         "lying": lying,
+        "rounds": rounds,
         "problem": problem,
         "entries": entries,
         "beyond": beyond,
         "proven": bool(banned),
-        "out": banned >= swarm.liars and swarm.liars.isdisjoint(c.member.peer for c in counted),
+        "out": out,
+        "why": "" if out or not lie else reason(told, bool(banned), settled),
         "left": bool(swarm.liars) and swarm.liars.isdisjoint(members),
         "told": sum(n for what, n in swarm.stats.items() if what.startswith("lie: ")),
         "bytes": sent[0],
         "virtual_s": swarm.world.now,
     }
+
+
+@contextmanager
+def settlements(swarm: SimSwarm, settled: Counter[str]) -> Iterator[None]:
+    """Counts what honest conveners make of two statements of one part: ranges kept, or anew."""
+    from atoll.collectives.digest import meaning
+    from atoll.collectives.modes.byzantine.convener import ByzantineConvener
+
+    settle = ByzantineConvener._settle
+
+    def watched(self: ByzantineConvener, now: float, plan: Any, *rest: Any) -> None:
+        settle(self, now, plan, *rest)
+        if self.view.me.peer not in swarm.liars:
+            kept = self.plan is not None and meaning(self.plan) == meaning(plan)
+            settled["kept" if kept else "anew"] += 1
+
+    ByzantineConvener._settle = watched  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ByzantineConvener._settle = settle  # type: ignore[method-assign]
+
+
+def reason(told: set[str], proven: bool, settled: Counter[str]) -> str:
+    """Why a liar is not out."""
+    if not told:
+        return "told nothing"
+    if proven:
+        return "late"
+    if not told & PROVABLE:
+        return "no proof of it"
+    if not settled:
+        return "not seen"
+    return "restated" if settled["kept"] else "ranges anew"
+
+
+def play_resumed(tasks: list[Task], out: Path | None, jobs: int) -> Iterator[dict[str, Any]]:
+    """What each task came to, from the file where it stands there."""
+    known = dict[tuple[int, str, int, int], dict[str, Any]]()
+    if out is not None and out.exists():
+        for line in out.read_text().splitlines():
+            each = json.loads(line)
+            known[each["seed"], each["lie"], each["lying"], each["rounds"]] = each
+    yield from (known[task] for task in tasks if task in known)
+    for each in play_all(play, [task for task in tasks if task not in known], jobs):
+        if out is not None:
+            with out.open("a") as file:
+                print(json.dumps(each), file=file)
+        yield each
 
 
 def measure(swarm: SimSwarm) -> tuple[int, float]:
@@ -162,6 +225,20 @@ def measure(swarm: SimSwarm) -> tuple[int, float]:
     return entries, beyond
 
 
+def tell(rows: dict[str, dict[str, Any]], why: dict[str, list[int]]) -> None:
+    """The table, and who is not out."""
+    for lie, row in rows.items():
+        row["entry_s"] = round(row.pop("s") / max(1, row["entries"]), 3)
+        progress(
+            f"{lie:<16} {row['seeds']:3} seeds, told in {row['told']:3}   beyond {row['beyond']:g}   "
+            f"proven {row['proven']:3}, out {row['out']:3}, no member {row['left']:3}   "
+            f"{row['entry_s']:.3f} s an entry"
+        )
+
+    for word, of in sorted(why.items()):
+        progress(f"not out, {word}: {len(of)} seeds, {sorted(of)}")
+
+
 def main(argv: list[str]) -> int:
     """Exit code of the script: 1 where a model was moved, a promise broken, or bytes too many."""
     arguments = parse(argv)
@@ -172,7 +249,8 @@ def main(argv: list[str]) -> int:
     rows: dict[str, dict[str, Any]] = {}
     prices: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
     problems = list[dict[str, Any]]()
-    for done, each in enumerate(play_all(play, tasks, arguments.jobs), 1):
+    why: dict[str, list[int]] = {}
+    for done, each in enumerate(play_resumed(tasks, arguments.out, arguments.jobs), 1):
         if each["problem"]:
             problems.append(each)
             progress(f"seed {each['seed']}, {each['lie']}: {each['problem']}")
@@ -192,6 +270,8 @@ def main(argv: list[str]) -> int:
                 "s": 0.0,
             },
         )
+        if each["why"]:
+            why.setdefault(each["why"], []).append(each["seed"])
         row["seeds"] += 1
         row["told"] += each["told"] > 0
         row["entries"] += each["entries"]
@@ -202,13 +282,7 @@ def main(argv: list[str]) -> int:
         row["s"] += each["virtual_s"]
         if done % 20 == 0:
             progress(f"{done} of {len(tasks)}")
-    for lie, row in rows.items():
-        row["entry_s"] = round(row.pop("s") / max(1, row["entries"]), 3)
-        progress(
-            f"{lie:<16} {row['seeds']:3} seeds, told in {row['told']:3}   beyond {row['beyond']:g}   "
-            f"proven {row['proven']:3}, out {row['out']:3}, no member {row['left']:3}   "
-            f"{row['entry_s']:.3f} s an entry"
-        )
+    tell(rows, why)
 
     def mean(lying: int, what: str) -> float:
         of = prices[lying]
@@ -222,9 +296,10 @@ def main(argv: list[str]) -> int:
     moved = max((row["beyond"] for row in rows.values()), default=0.0)
     emit(
         "bench_sums",
-        vars(arguments),
+        {**vars(arguments), "out": None},
         [],
         rows=rows,
+        why={word: sorted(of) for word, of in why.items()},
         beyond=moved,
         problems=[(each["seed"], each["lie"], each["problem"]) for each in problems],
         times_bytes=round(times, 3),

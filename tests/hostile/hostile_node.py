@@ -26,6 +26,8 @@ import trio
 if __name__ == "__main__":  # run as a node: the kits are beside it
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from hostile.distinct import KINDS as TYPES
+from hostile.distinct import Flood
 from hostile.invented import invented
 
 from atoll.collectives import messages as m
@@ -48,6 +50,7 @@ MUCH = 1 << 47
 HEARD = 500  # messages of others that are kept to be replayed
 SLOW, SLOW_S = "slow", 1.0
 FLAP_S = 0.1
+BURN, BURNT_S = "burn@", 0.02
 OTHER_RUN = RunId("o" * 26)
 Make = Callable[[int], bytes]
 
@@ -89,6 +92,8 @@ class Liar:
 
     def maker(self, kind: str, victim: PeerId) -> Make:
         """What makes the n-th message of a kind."""
+        if kind in DISTINCT:
+            return self._distinct(kind)
         if kind in BODIES:
             return self._same(self.envelope(BODIES[kind](self)))
         if kind == "manifest":
@@ -106,6 +111,16 @@ class Liar:
             return lambda number: self.envelope(m.Join()) if number % 2 else leave
         assert kind in OPERATIONS, kind
         return self._about_operations(kind)
+
+    def _distinct(self, kind: str) -> Make:
+        """Of one type, each unlike all before it, about the round that is open."""
+        identity, numbers = self.run.node.identity, itertools.count()
+
+        def make(number: int) -> bytes:
+            flood = Flood(self.machine, self.machine.me, lambda data: identity.sign(DOMAIN, data))
+            return self.envelope(flood.make(DISTINCT[kind], next(numbers)))
+
+        return make
 
     @staticmethod
     def _same(data: bytes) -> Make:
@@ -207,6 +222,8 @@ class Liar:
             "half_blobs": lambda: self._half(victim, until),
             **{each: lambda each=each: self._withhold(each, until) for each in WITHHELD},
         }
+        if kind.startswith(BURN):
+            return await self._burn(float(kind.removeprefix(BURN)), until)
         kinds, done = kind.split("+"), list[int]()
         makes = [self.maker(each, victim) for each in kinds if each not in deeds and each != SLOW]
         if not makes and not deeds.keys() & kinds:
@@ -235,6 +252,15 @@ class Liar:
         """Asks for something else each time, all of which is answered."""
         asks = ("get", "get_unknown", "ask_state", "fetch")
         return self.envelope(BODIES[asks[number % len(asks)]](self))
+
+    async def _burn(self, share: float, until: float) -> int:
+        """Processor time and no messages: ``share`` of a core beside what the node takes anyhow."""
+        while trio.current_time() < until:
+            began = time.thread_time()
+            while time.thread_time() - began < BURNT_S * min(share, 0.95):
+                pass
+            await trio.sleep(BURNT_S * max(0.05, 1.0 - share))
+        return 1
 
     async def _boast(self, until: float) -> int:
         self.lying_pace = True
@@ -394,6 +420,8 @@ BODIES: dict[str, Callable[[Liar], m.Body]] = {
     "seal": lambda liar: m.Seal(bytes(32), (Member("x", 1),), bytes(64)),
     "turn": lambda liar: m.Turn(MUCH),
 }
+DISTINCT = {f"distinct_{kind.__name__.lower()}": kind for kind in TYPES}
+"""All types of messages about a round. What of them breaks a rule shuts the sender out."""
 OPERATIONS = ("op_plan", "op_prepare", "op_call", "op_accept")
 IN_AND_OUT = "in_and_out"
 BREACHES = [

@@ -25,6 +25,8 @@ TRAINING_S = 1.0
 """How long a round's training takes here; what follows is the round's exchange and decision."""
 SAMPLE_S = 0.1
 BACK_S = 30.0
+EARLY_S = 30.0
+STATUS_S = 1.0  # between two questions for the status
 
 
 @dataclass
@@ -40,8 +42,11 @@ class Cost:
     lost: int = 0
     shares: list[int] = field(default_factory=list[int])  # contributions that each round counted
     rss: int = 0
+    rss_early: int = 0  # the most within the first `EARLY_S`
     disk: int = 0
     cpu: float = 0.0
+    liar_cpu: float = 0.0  # of a core, of the liar's node
+    status_s: float = 0.0  # the longest that the victim took to say its status
 
     @property
     def round_s(self) -> float:
@@ -185,7 +190,7 @@ class Swarm:
             cpu(self.victim),
             time.monotonic(),
         )
-        before = sum(self.refused().values())
+        before, burnt, asked_at = sum(self.refused().values()), cpu(self.liar), began
         rounds.start()
         if besides is not None:
             besides.start()
@@ -193,10 +198,17 @@ class Swarm:
         while not over():
             time.sleep(SAMPLE_S)
             cost.rss = max(cost.rss, rss(self.victim) - memory)
+            if time.monotonic() - began < EARLY_S:
+                cost.rss_early = cost.rss
+            if time.monotonic() - asked_at > STATUS_S:
+                asked_at = time.monotonic()
+                self.victim.state()
+                cost.status_s = max(cost.status_s, time.monotonic() - asked_at)
             cost.disk = max(cost.disk, disk(self.victim) - room)
             assert rounds.is_alive(), rounds.failed
             assert time.monotonic() < until
         cost.cpu = (cpu(self.victim) - busy) / (time.monotonic() - began)
+        cost.liar_cpu = (cpu(self.liar) - burnt) / (time.monotonic() - began)
         rounds.stop()
         if besides is not None:
             besides.stop()

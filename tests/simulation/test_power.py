@@ -184,8 +184,10 @@ def test_two_hundred_power_cuts_take_nothing_that_was_told_and_leave_a_whole_che
 
 
 def test_a_disk_that_is_full_or_fails_at_any_call_costs_nothing_that_was_told() -> None:
-    refusals = [error for seed in range(15) for error in play(1000 + seed, errors=0.3).refusals]
+    lives = [play(1000 + seed, errors=0.3) for seed in range(15)]
+    refusals = [error for life in lives for error in life.refusals]
     assert len(refusals) > 30
+    assert sum(life.medium.forgotten for life in lives) > 3
     for error in refusals:  # advice that fits
         assert error.code == "E501"
         assert ("free some space" in error.hint) == ("No space" in error.message)

@@ -31,6 +31,7 @@ from atoll.collectives.errors import (
     ModelMismatchError,
     NetworkError,
     NotAdmittedError,
+    RefusedBySystemError,
     StateError,
     SwarmClosedError,
     VersionMismatchError,
@@ -714,6 +715,14 @@ def test_a_defect_of_the_node_is_told_and_survived(node: Node) -> None:
         assert client.runs() == [{"run": RUN}]
     assert [type(error) for error in node.defects] == [ZeroDivisionError]
     node.defects.clear()
+
+
+def test_what_the_system_refuses_a_request_is_no_defect(node: Node) -> None:
+    with NodeClient.connect(node.paths) as client:
+        with pytest.raises(RefusedBySystemError, match="could not do Peers: Too many") as refused:
+            client.peers("refused")
+        assert (refused.value.code, bool(refused.value.hint)) == ("E502", True)
+        assert client.runs() == [{"run": RUN}]
 
 
 def test_a_long_path_finds_its_way(tmp_path: Path) -> None:

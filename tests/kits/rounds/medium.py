@@ -8,7 +8,8 @@ pending until `sync_folder`, and any of them may or may not have arrived. A kill
 
 A sync that fails forgets, as Linux does: of what was on the way any part has arrived, the rest goes
 on being read as if it had, no later sync writes it, and at any time the system may drop it from
-memory: then what the medium has is read.
+memory: then what the medium has is read. So does one of a folder: names that it had to write are
+read, and lost when power goes.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ class SimMedium:
         """
         self.calls = 0
         self.failed = 0
+        self.forgotten = 0
+        """How many syncs of a folder have forgotten names."""
         self.whole = False
         """Nothing fails meanwhile."""
 
@@ -101,11 +104,16 @@ class SimMedium:
             self._settle(file)
 
     def _settle_names(self, names: _Names) -> None:
+        self._arrive(names, self._rng)
+        names.now = dict(names.medium)
+
+    @staticmethod
+    def _arrive(names: _Names, rng: Random) -> None:
+        """Any of the names on the way are on the medium; the rest never will be."""
         for change in names.changes:
-            if self._rng.random() < 0.5:
+            if rng.random() < 0.5:
                 _apply(names.medium, change)
         names.changes.clear()
-        names.now = dict(names.medium)
 
     def _settle(self, file: _MediumFile) -> None:
         _arrive(file, self._rng)
@@ -200,10 +208,16 @@ class SimMedium:
     def sync_folder(self, folder: Path) -> None:
         """See Medium."""
         names = self._names(folder)
-        self._change()
+        try:
+            self._change()
+        except OSError:
+            self.forgotten += bool(names.changes)
+            self._arrive(names, Random(self.calls))
+            raise
         if self._skip == "folder":
             return
-        names.medium = dict(names.now)
+        for change in names.changes:
+            _apply(names.medium, change)
         names.changes.clear()
 
     def make_folder(self, folder: Path) -> None:
