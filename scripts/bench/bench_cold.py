@@ -13,6 +13,9 @@ loss       of the last anchor, nats a byte; to_one: over that of one machine
 to_alone   the largest, over the member alone after as many steps, of all looks from the tenth round
            of H steps on; a look comes after each hundred steps
 exchanges  rounds that were committed
+
+A line also has `counted`: of each member, the rounds that counted its contribution. Time is virtual,
+so no load of this machine can leave one out; a setting in which a round lacks a member is an error.
 """
 
 from __future__ import annotations
@@ -68,10 +71,14 @@ def trained(
     name = f"{arm}@peers={peers}" if arm in (ONE, ALONE) else arm
     found = cell(name, seed, size)
     exchanges = METHODS[arm].settings.get("rounds", given.steps // every) if every else 0
+    counted = found.get("counted", [])
+    if any(each != exchanges for each in counted):
+        raise RuntimeError(f"{arm}: of {exchanges} rounds the members were in {counted}")
     return {
         "loss": found["loss"],
         "curve": found["curve"],
         "exchanges": exchanges,
+        "counted": counted,
         "seconds": round(time.monotonic() - began),
     }
 
