@@ -86,7 +86,7 @@ def with_plain_mean(found: Price, sync_every: int, steps: int | None) -> Price:
 
     >>> one = Price(1.0, 1.0, 1.0)
     >>> [round(with_plain_mean(one, 20, steps).loss, 3) for steps in (1000, None)]
-    [1.13, 1.019]
+    [1.13, 1.02]
     >>> [round(with_plain_mean(one, 20, steps).samples, 2) for steps in (1000, None)]
     [1.66, 1.17]
     """
