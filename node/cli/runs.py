@@ -60,8 +60,9 @@ method = "diloco"                  # or "local_sgd"
 sync_every = 20                    # inner steps a round; or round_s = 60.0
 # rounds = 500                     # where the run ends; without, it goes on until everybody has
 #                                  # left
-# start_with = 2                   # the first round waits for so many members; Enter, or atoll
-#                                  # begin RUN, begins without
+start_with = 2                     # the first round waits for so many members; Enter, or atoll
+                                   # begin RUN, begins without. Left out, who is first trains alone,
+                                   # and uses up the short rounds that a run like this begins with
 
 [train.inner]
 optimizer = "adamw"

@@ -339,7 +339,10 @@ def growth_text(manifest: Manifest) -> str:
     if not train.growth:
         return ""
     short = min(lengths.short_rounds, train.rounds or lengths.short_rounds)
-    return f"the first {short} shorter, from one step on, {lengths.before(short)} steps in all"
+    text = f"the first {short} shorter, from one step on, {lengths.before(short)} steps in all"
+    if (train.start_with or 1) > 1:
+        return text
+    return f"{text}: who is first uses them up alone, unless [train] start_with = 2"
 
 
 def averaging_text(manifest: Manifest) -> str:

@@ -20,7 +20,7 @@ from ...collectives.layout import MAX_FRAGMENTS
 from ..rounds.again import LEAST_STEPS, MARGIN
 from .conditions import Conditions, PeerConditions
 from .estimate import ASK_S, SCRIPT_S, Choice, Estimate, RoundCost, estimate, round_of
-from .price import DATA_EXPONENT, Price, plain_price, price
+from .price import DATA_EXPONENT, Price, price, with_plain_mean
 from .whole import RunCost, full_rounds, lengths_of, run_cost
 
 LEAST_VALUES = 1_000_000  # of a fragment: below, round trips cost more than what is saved
@@ -277,7 +277,7 @@ def price_of(conditions: Conditions, choice: Choice, *, plain: bool | None = Non
         plain = not lengths_of(conditions, choice).growth
     if not (plain and conditions.cold) or len(conditions.peers) == 1:
         return found
-    return replace(found, plain=plain_price(choice.sync_every, conditions.steps))
+    return with_plain_mean(found, choice.sync_every, conditions.steps)
 
 
 def judged_s(conditions: Conditions, choice: Choice, one: RoundCost | None = None) -> float:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ...collectives.codec_names import FACTS
@@ -30,22 +30,32 @@ LATE: dict[str, Points] = {
     "late": ((0.0, 1.0), (0.3, 1.0253 / 1.0179), (1.0, 1.057 / 1.0179)),
     "eager": ((0.0, 1.0), (0.3, 1.0407 / 1.0179), (1.0, 1.0575 / 1.0179)),
 }
-# The plain mean from random weights, over short rounds of it and momentum later, by the steps of a
-# round: models of 1 and 10 million parameters and 500 to 1,000 steps (docs/benchmarks-outer.md).
-# After 8,000 steps it was 0.3 of that.
-PLAIN: Points = ((10, 1.03), (20, 1.06), (50, 1.10), (100, 1.11))
-PLAIN_STEPS: Points = ((math.log(1000), 1.0), (math.log(8000), 0.3))
+# The plain mean from random weights, over what "auto" does (short rounds that are twenty of full
+# length, and momentum later), by the steps of a round. Of the sweep (docs/benchmarks-outer.jsonl.gz):
+# ``1/0`` over ``1/0 grow=20``, 1 and 10 million parameters, 500 and 1,000 steps, 1.039, 1.083, 1.152
+# and 1.190 on the mean; times that over ``0.9/0.6 grow=20 hold=40 warm=40``, 42 thousand, 1.041 to
+# 1.048. The product has 1.133 with 20 (docs/benchmarks-cold.md). After 8,000 steps it is 0.15 of
+# that: the plain mean was 1.02 times constant momentum with 20, the best that was tried so long.
+PLAIN: Points = ((10, 1.08), (20, 1.13), (50, 1.21), (100, 1.25))
+PLAIN_STEPS: Points = ((math.log(1000), 1.0), (math.log(8000), 0.15))
+# How loss falls with samples in such runs, by their steps: one of four members alone has 1.394 times
+# the loss of one machine with all samples after 1,000 and 1.186 times after 8,000 (the same record).
+# At a large model's exponent the plain mean would seem worse than a member alone, which it never was.
+PLAIN_EXPONENT: Points = ((math.log(1000), 0.24), (math.log(8000), 0.123))
 DATA_EXPONENT = 0.095  # loss falls as samples ** -0.095 (Kaplan et al. 2020, arXiv 2001.08361)
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The factors of the loss; ``loss`` is their product."""
+    """The factors of the loss; ``loss`` is their product. ``exponent``: by which loss falls with
+    samples, where ``plain`` was measured.
+    """
 
     steps: float
     codec: float
     late: float
     plain: float = 1.0
+    exponent: float = DATA_EXPONENT
 
     @property
     def loss(self) -> float:
@@ -55,7 +65,8 @@ class Price:
     @property
     def samples(self) -> float:
         """Times as many samples until the loss is that of synchronous training."""
-        return self.loss ** (1 / DATA_EXPONENT)
+        large = (self.steps * self.codec * self.late) ** (1 / DATA_EXPONENT)
+        return large * self.plain ** (1 / self.exponent)
 
 
 def price(parameters: int, choice: Choice, peers: int = 8) -> Price:
@@ -69,17 +80,21 @@ def price(parameters: int, choice: Choice, peers: int = 8) -> Price:
     return Price(_steps(parameters, choice.sync_every), FACTS[choice.codec].price, late)
 
 
-def plain_price(sync_every: int, steps: int | None) -> float:
-    """What the plain mean costs a run from random weights that could begin with short rounds and
-    take momentum later. ``steps``: of the run; None: it has no end.
+def with_plain_mean(found: Price, sync_every: int, steps: int | None) -> Price:
+    """The price where the plain mean is taken, of a run from random weights that could begin with
+    short rounds and take momentum later. ``steps``: of the run; None: it has no end.
 
-    >>> plain_price(20, 1000), round(plain_price(20, None), 3)
-    (1.06, 1.018)
+    >>> one = Price(1.0, 1.0, 1.0)
+    >>> [round(with_plain_mean(one, 20, steps).loss, 3) for steps in (1000, None)]
+    [1.13, 1.02]
+    >>> [round(with_plain_mean(one, 20, steps).samples, 2) for steps in (1000, None)]
+    [1.66, 1.17]
     """
     at = min(max(sync_every, PLAIN[0][0]), PLAIN[-1][0])
-    long = PLAIN_STEPS[-1][0] if steps is None else math.log(steps)
-    part = _between(PLAIN_STEPS, min(max(long, PLAIN_STEPS[0][0]), PLAIN_STEPS[-1][0]))
-    return 1 + part * (_between(PLAIN, at) - 1)
+    short, long = PLAIN_STEPS[0][0], PLAIN_STEPS[-1][0]
+    length = long if steps is None else min(max(math.log(steps), short), long)
+    plain = 1 + _between(PLAIN_STEPS, length) * (_between(PLAIN, at) - 1)
+    return replace(found, plain=plain, exponent=_between(PLAIN_EXPONENT, length))
 
 
 @lru_cache(maxsize=1024)  # a plan asks for few lengths of rounds, thousands of times

@@ -8,11 +8,16 @@ rounds and codec; members train with `DiLoCo` in a LocalSwarm. Each arm is a lin
 as it is trained, and is not trained again.
 
     scripts/bench/bench_cold.py --seeds 0 1 2 --peers 2 4 --every 10 20 50 --out cold.jsonl
+    scripts/bench/bench_cold.py --out docs/benchmarks-cold.jsonl --table    of what is in the file, for
+                                                                            docs/benchmarks-cold.md
 
 loss       of the last anchor, nats a byte; to_one: over that of one machine
 to_alone   the largest, over the member alone after as many steps, of all looks from the tenth round
            of H steps on; a look comes after each hundred steps
 exchanges  rounds that were committed
+
+A line also has `counted`: of each member, the rounds that counted its contribution. Time is virtual,
+so no load of this machine can leave one out; a setting in which a round lacks a member is an error.
 """
 
 from __future__ import annotations
@@ -68,10 +73,14 @@ def trained(
     name = f"{arm}@peers={peers}" if arm in (ONE, ALONE) else arm
     found = cell(name, seed, size)
     exchanges = METHODS[arm].settings.get("rounds", given.steps // every) if every else 0
+    counted = found.get("counted", [])
+    if any(each != exchanges for each in counted):
+        raise RuntimeError(f"{arm}: of {exchanges} rounds the members were in {counted}")
     return {
         "loss": found["loss"],
         "curve": found["curve"],
         "exchanges": exchanges,
+        "counted": counted,
         "seconds": round(time.monotonic() - began),
     }
 
@@ -124,6 +133,31 @@ class Cells:
         return {"seed": seed, "peers": peers, "every": every, **arms}
 
 
+def table(given: argparse.Namespace) -> str:
+    """Markdown of all rows of `auto` that the file has with this size, length, batch and rate."""
+    values = given.size, given.steps, given.batch, given.lr
+    known = {line["key"]: line for line in map(json.loads, given.out.read_text().splitlines())}
+    before = " ".join(map(str, (AUTO, *values))) + " "
+    found = list[tuple[int, int, int, str]]()
+    for key, line in known.items():
+        if not key.startswith(before):
+            continue
+        seed, peers, every, codec = key[len(before) :].split()
+        one, alone = (
+            known[" ".join(map(str, (arm, *values, seed, count, 0)))]
+            for arm, count in ((ONE, peers), (ALONE, 1))
+        )
+        ratios = compared({ONE: one, ALONE: alone, AUTO: line}, AUTO, int(every))
+        text = (
+            f"| {peers} | {every} | {seed} | {alone['loss'] / one['loss']:.3f} | "
+            f"**{ratios['to_one']:.3f}** | {line['exchanges']} | {ratios['to_alone']:.3f} |"
+        )
+        if codec == given.codec:
+            found.append((int(peers), int(every), int(seed), text))
+    head = "| members | H | seed | one member alone | `auto` | exchanges | at most over alone |"
+    return "\n".join([head, "|---" * 7 + "|", *(text for *_, text in sorted(found))])
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -141,7 +175,10 @@ def parse() -> argparse.Namespace:
     add("--arms", nargs="+", choices=(AUTO, PLAIN), default=[AUTO, PLAIN])
     add("--out", type=Path, help="lines are appended to this file; what it has is not trained")
     add("--minutes", type=float, default=1e9, help="no arm begins later than that")
+    add("--table", action="store_true", help="train nothing: Markdown of what --out has")
     given = parser.parse_args()
+    if given.table and given.out is None:
+        parser.error("--table is of a file: --out")
     if given.steps < (least := 10 * max(given.every)):
         parser.error(f"looks count from the tenth round on: --steps {least} or more")
     return given
@@ -150,6 +187,9 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Train what the file lacks, and print the table."""
     given = parse()
+    if given.table:
+        print(table(given))
+        return
     torch.set_num_threads(1)
     cells, rows, ratios = Cells(given), list[dict[str, Any]](), dict[str, list[float]]()
     for setting in itertools.product(given.seeds, given.peers, given.every):

@@ -4,10 +4,12 @@ a manifest.
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import random
 import re
+import statistics
 from collections.abc import Sequence
 from itertools import combinations, product
 from typing import Any
@@ -39,6 +41,7 @@ from atoll.optim.planning import (
 )
 from atoll.optim.planning.estimate import ASK_S, EFFICIENCY, ROUND_TRIPS, SCRIPT_S, WORK_S, round_of
 from atoll.optim.planning.planner import LEAST_STEPS, judged_s
+from atoll.optim.planning.price import PLAIN, PLAIN_EXPONENT, with_plain_mean
 from atoll.optim.planning.waiting import grace_s
 
 MBIT = 1e6 / 8
@@ -497,3 +500,41 @@ def test_what_is_rejected_for_dearer_settings_says_so() -> None:
     rows = plan(Conditions(124_000_000, peers, 0.05)).rejected
     [why] = [row.why for row in rows if row.what == "all together"]
     assert why == "1.2% more loss by its settings, for 106% of the samples"
+
+
+def test_the_plain_mean_costs_what_the_recorded_sweep_says() -> None:
+    """Over the arm that "auto" takes: its short rounds at 1 and 10 million parameters, times the
+    momentum in them at 42 thousand, each where the record has both of a seed.
+    """
+    text = gzip.decompress((ROOT / "docs" / "benchmarks-outer.jsonl.gz").read_bytes())
+    lines = [line for line in map(json.loads, text.splitlines()) if not line["tune"]]
+    runs = dict[tuple[Any, ...], dict[str, float]]()
+    for line in lines:
+        key = tuple(line[each] for each in ("h", "size", "optimizer", "k", "steps", "seed"))
+        runs.setdefault(key, {})[line["arm"]] = line["ratio"]
+
+    def mean(above: str, below: str, h: int | None = None) -> float:
+        return statistics.fmean(
+            arms[above] / arms[below]
+            for key, arms in runs.items()
+            if {above, below} <= set(arms) and (h is None or key[0] == h)
+        )
+
+    momentum = mean("1/0 grow=20", "0.9/0.6 grow=20 hold=40 warm=40")
+    for h, factor in PLAIN:
+        assert factor == pytest.approx(mean("1/0", "1/0 grow=20", int(h)) * momentum, abs=0.01)
+    for length, exponent in PLAIN_EXPONENT:
+        quarter = [
+            arms["alone"]
+            for (_, size, inner, k, steps, _), arms in runs.items()
+            if (size, inner, k, steps) == ("1m", "adamw", 4, round(math.exp(length)))
+            and "alone" in arms
+        ]
+        assert 4**exponent == pytest.approx(statistics.fmean(quarter), abs=0.01)
+
+
+def test_a_swarm_with_the_plain_mean_is_sooner_than_a_member_alone() -> None:
+    """As it was in all 39 runs of the sweep, on links that cost nothing."""
+    for h, steps in product((10, 20, 50), (1000, 8000, None)):
+        found = with_plain_mean(price(1_000_000, Choice(h), 4), h, steps)
+        assert found.samples < 4

@@ -19,6 +19,7 @@ sys.path.append(str(ROOT / "scripts" / "bench"))
 
 import _race_task
 from _race import (
+    ARMS,
     LINKS,
     Records,
     manifest,
@@ -30,6 +31,7 @@ from _race import (
     void,
 )
 from _race_task import BATCH, CONTEXT, Model, Pace, Task, curve
+from _race_tune import TRIALS, alike, averaged, best, rounds_of, timed
 
 LR = 2e-3
 
@@ -137,6 +139,33 @@ def test_the_plain_mean_is_what_its_manifest_says() -> None:
     assert run.train.start_with == 4
     asked = manifest({"train": {"sync_every": 20, "rounds": 20}}, 1_086_048, 4)
     assert parse_manifest(asked).settings().growth == 20  # as planned: with short rounds
+
+
+def test_everybody_is_tuned_by_equally_many_trials() -> None:
+    assert set(TRIALS) == set(ARMS)
+    assert {len(trials) for trials in TRIALS.values()} == {4}
+    assert all(len({tuple(each.items()) for each in trials}) == 4 for trials in TRIALS.values())
+
+
+def test_a_trial_is_the_arithmetic_of_the_race_in_one_process() -> None:
+    """The plain mean of two members is "local"; growing rounds are as long as a run's settings say,
+    and momentum that waits is not there.
+    """
+    plain = averaged(1, LR, 4, 2, alike(2, 1.0, 0.0))
+    assert [(step, rounds) for step, rounds, _ in plain] == [(2, 1), (4, 2)]
+    local = curve("local", 1, LR, 4, 2, 2, 1)
+    assert [loss for _, _, loss in plain] == pytest.approx([loss for _, loss in local], rel=1e-5)
+    asked = manifest({"train": {"sync_every": 20, "rounds": 20}}, 1_086_048, 4)
+    rounds = rounds_of(parse_manifest(asked).settings())
+    assert [rounds(done) for done in (0, 39)] == [(1, 1.0, 0.0), (1, 1.0, 0.0)]
+    assert rounds(200) == (20, 0.9, 0.6)
+
+
+def test_of_trials_the_one_is_taken_that_is_at_the_losses_soonest() -> None:
+    slow, fast, short = ([[20, 1, 3.0], [40, 2, loss]] for loss in (2.9, 2.9, 2.95))
+    trials = [({"lr": 1}, timed(slow, 0.5, 1.0)), ({"lr": 2}, timed(fast, 0.5, 0.5))]
+    assert timed(slow, 0.5, 1.0) == [(11.0, 20, 3.0), (22.0, 40, 2.9)]
+    assert best([*trials, ({"lr": 3}, timed(short, 0.5, 0.0))], {300: 3.0, 600: 2.9}) == {"lr": 2}
 
 
 def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
