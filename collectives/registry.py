@@ -1,8 +1,8 @@
 """Modes by name: what some runs ask for and others do without, loaded once a run does.
 
 A folder that asks for modes registers each in one row of its table (`node.run.registry`,
-`optim.model.registry`); no other file names where a mode is. An installation without a mode, and without
-its rows, refuses in one sentence what asks for it; everything else goes on.
+`optim.model.registry`); no other file names where a mode is. An installation without a mode, and
+without its rows, refuses in one sentence what asks for it; everything else goes on.
 """
 
 from __future__ import annotations
