@@ -1,8 +1,8 @@
 """Modes by name: what some runs ask for and others do without, loaded once a run does.
 
-A folder that asks for modes registers each in one row of its table (`node.registry`,
-`optim.registry`); no other file names where a mode is. An installation without a mode, and without
-its rows, refuses in one sentence what asks for it; everything else goes on.
+A folder that asks for modes registers each in one row of its table (`node.run.registry`,
+`optim.model.registry`); no other file names where a mode is. An installation without a mode, and
+without its rows, refuses in one sentence what asks for it; everything else goes on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .errors import ConfigError
 TOP = __name__.partition(".collectives")[0]
 
 
-class Registry:
+class ModeRegistry:
     """Rows of name and module. ``modules``: by the name of a mode, or of a part of it
     ("masking.vectors"), the module below the top of the package ("node.modes.secure.vectors").
     """

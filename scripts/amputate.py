@@ -58,7 +58,7 @@ MODES: dict[str, tuple[str, ...]] = {
 }
 """By name: its files and folders in the four folders."""
 EVERYTHING = ("collectives/modes/", "node/modes/", "optim/modes/")
-REGISTRIES = ("node/registry.py", "optim/registry.py")
+REGISTRIES = ("node/run/registry.py", "optim/model/registry.py")
 ASKS = {
     "byzantine": "[quorum]\nlying = 1\n",
     "arrivals": "[exchange.arrivals]\ncount = 2\n",

@@ -309,7 +309,7 @@ def _leans(
 ) -> Leans | None:
     if rounds is None:
         return None
-    from ..registry import MODES
+    from ..run.registry import MODES
 
     leans = MODES.load("rules.leaning", "leans", key="--leaning")
     return leans(

@@ -19,7 +19,7 @@ from ...collectives.errors import ConfigError, StorageError
 from ..home.output import Terminal, bytes_text, current
 from ..manifest.manifest import fading_of
 from ..manifest.optional_tables import READS
-from ..registry import MODES
+from ..run.registry import MODES
 from .options import GIVEN, GivenPath, shared_options
 from .simulating_fleet import fleet_options, simulated_fleet
 

@@ -59,7 +59,7 @@ def split_command(
     """
     from ..manifest import load_run
     from ..records.audit import audit, of_node
-    from ..registry import MODES
+    from ..run.registry import MODES
 
     check_split, split, manifests = (
         MODES.load("clusters", name, key="atoll split")
@@ -105,7 +105,7 @@ def _write(terminal: Terminal, run: str, parent: Manifest, found: Split, out: Pa
     from ..manifest import load_run, parse_manifest
     from ..manifest.form import as_toml
     from ..records.export import export_run
-    from ..registry import MODES
+    from ..run.registry import MODES
 
     manifests = MODES.load("clusters", "manifests", key="atoll split")
     export_run(terminal.paths, load_run(terminal.paths, run), out / MODEL, force=True)

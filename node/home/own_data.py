@@ -149,8 +149,8 @@ def site_data(
 
 def example_ledger(name: str, *, home: str | None = None) -> Path:
     """The file in which this machine counts what is spent of the privacy of one data set's
-    examples, over all runs (`optim.modes.privacy.examples.PrivateExamples`). ``name``: the data set's,
-    of letters, digits, dots, dashes and underscores. Raises ConfigError for another.
+    examples, over all runs (`optim.modes.privacy.examples.PrivateExamples`). ``name``: the data
+    set's, of letters, digits, dots, dashes and underscores. Raises ConfigError for another.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
         raise ConfigError(

@@ -11,7 +11,7 @@ import math
 import msgspec
 
 from ...collectives.swarm import LEAST_SITES
-from ..registry import MODES
+from ..run.registry import MODES
 from .manifest import Manifest, arrivals_of, exact_codecs, sample_of
 from .methods import method_rows, work_rows
 from .optional_tables import FederatedTable, PrivacyTable, SecureTable

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...collectives.registry import Registry
-from ...optim.registry import MODES as OF_SCRIPTS
-from ..registry import MODES
+from ...collectives.registry import ModeRegistry
+from ...optim.model.registry import MODES as OF_SCRIPTS
+from ..run.registry import MODES
 from .manifest import Manifest, arrivals_of
 from .refusals import Row
 
-ASKS: tuple[tuple[Registry, str, str, str, Callable[[Manifest], bool]], ...] = (
+ASKS: tuple[tuple[ModeRegistry, str, str, str, Callable[[Manifest], bool]], ...] = (
     (MODES, "byzantine", "$.quorum.lying", "Leave it out.", lambda m: m.quorum.lying > 0),
     (
         MODES,

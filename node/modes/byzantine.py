@@ -11,7 +11,7 @@ from ...collectives.errors import RemoteProtocolError
 from ...collectives.group import Contributor
 from ...collectives.identifiers import PeerId
 from ...collectives.modes.byzantine.signed import account_payload, given_payload, receipts_digest
-from ..run.evidence import MAIN, Claim, Kind
+from ..run.evidence import MAIN, EvidenceClaim, EvidenceKind
 from ..run.proof import Missummed, Unfounded, Voice
 
 MISSUMMED = "it has stated a sum that its inputs do not have"
@@ -32,7 +32,7 @@ _meant = msgspec.msgpack.Decoder(
 )
 
 
-def _check_sum(found: Missummed, claim: Claim) -> tuple[PeerId, str]:
+def _check_sum(found: Missummed, claim: EvidenceClaim) -> tuple[PeerId, str]:
     run, verify, sender = claim.run, claim.verify, claim.sender
     lying, configurations = claim.lying, claim.configurations
     wrong, voices = found.wrong, {voice.peer: voice for voice in found.others}
@@ -66,7 +66,7 @@ def _stated(voice: Voice, index: int) -> tuple[bytes, tuple[bytes, ...]] | None:
     return next(((digest, inputs) for (at, digest), inputs in pairs if at == index), None)
 
 
-def _check_founded(found: Unfounded, claim: Claim) -> tuple[PeerId, str]:
+def _check_founded(found: Unfounded, claim: EvidenceClaim) -> tuple[PeerId, str]:
     run, verify, sender = claim.run, claim.verify, claim.sender
     log, round_, base, contributors, ranges, *_ = _meant.decode(found.preimage)
     peer, account, of = found.peer, found.account, meaning_of(found.preimage)
@@ -94,6 +94,6 @@ def _check_founded(found: Unfounded, claim: Claim) -> tuple[PeerId, str]:
 
 
 KINDS = (
-    Kind(Missummed, lambda found: found.wrong.peer, _check_sum),
-    Kind(Unfounded, lambda found: found.peer, _check_founded),
+    EvidenceKind(Missummed, lambda found: found.wrong.peer, _check_sum),
+    EvidenceKind(Unfounded, lambda found: found.peer, _check_founded),
 )

@@ -70,7 +70,7 @@ Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class EvidenceClaim:
     """What is known where evidence is checked. ``peers``: of a run with BTARD, those its manifest
     names; ``lying``: how many may lie, and ``configurations``: of which members, as far as they are
     known.
@@ -85,26 +85,26 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EvidenceKind:
     """One kind of evidence: its type; whom a value of it accuses, which is not checked, None where
     it names nobody; and its check, as `check`.
     """
 
     type: type[msgspec.Struct]
     accused: Callable[[Any], PeerId | None]
-    check: Callable[[Any, Claim], tuple[PeerId, str]]
+    check: Callable[[Any, EvidenceClaim], tuple[PeerId, str]]
 
 
 @cache
-def _known() -> tuple[dict[type[msgspec.Struct], Kind], msgspec.msgpack.Decoder[Any]]:
+def _known() -> tuple[dict[type[msgspec.Struct], EvidenceKind], msgspec.msgpack.Decoder[Any]]:
     """The kinds of evidence, and what decodes them: the kernel's two, and those of the modes that
     are registered, which are loaded once somebody shows evidence.
     """
-    from ..registry import MODES
+    from .registry import MODES
 
     kinds = [
-        Kind(Twice, lambda found: found.peer, _check_slot),
-        Kind(Relabelled, lambda found: found.peer, _check_label),
+        EvidenceKind(Twice, lambda found: found.peer, _check_slot),
+        EvidenceKind(Relabelled, lambda found: found.peer, _check_label),
         *(MODES.find("byzantine.evidence", "KINDS") or ()),
         *(MODES.find("secure.evidence", "KINDS") or ()),
         *(MODES.find("btard.evidence", "KINDS") or ()),
@@ -135,13 +135,13 @@ def check(
     """Against whom ``data`` is proof, and of what in words. Raises RemoteProtocolError, naming the
     sender, where it proves nothing of this run.
 
-    The others: as of `Claim`."""
+    The others: as of `EvidenceClaim`."""
     if len(data) > MAX_EVIDENCE:
         raise RemoteProtocolError(f"evidence of {len(data)} bytes", peer=sender)
     kinds, decoder = _known()
     try:
         found = decoder.decode(data)
-        claim = Claim(run, verify, sender, peers, lying, configurations)
+        claim = EvidenceClaim(run, verify, sender, peers, lying, configurations)
         return kinds[type(found)].check(found, claim)
     except SecurityError as error:
         raise RemoteProtocolError(error.message, peer=sender) from None
@@ -149,7 +149,7 @@ def check(
         raise RemoteProtocolError(f"malformed evidence: {quoted(error)}", peer=sender) from None
 
 
-def _check_slot(found: Twice, claim: Claim) -> tuple[PeerId, str]:
+def _check_slot(found: Twice, claim: EvidenceClaim) -> tuple[PeerId, str]:
     run, verify, sender = claim.run, claim.verify, claim.sender
     one, other = (_parsed(payload) for payload in (found.one, found.other))
     length = SLOTS[str(one[0])]
@@ -167,7 +167,7 @@ def _check_slot(found: Twice, claim: Claim) -> tuple[PeerId, str]:
     return found.peer, WHAT[str(one[0])]
 
 
-def _check_label(found: Relabelled, claim: Claim) -> tuple[PeerId, str]:
+def _check_label(found: Relabelled, claim: EvidenceClaim) -> tuple[PeerId, str]:
     run, verify, sender = claim.run, claim.verify, claim.sender
     entry, (domain, of_run, log, round_, base, _, digest) = found.entry, _parsed(found.payload)
     slot = (domain, of_run, log, round_, base, digest)

@@ -31,10 +31,10 @@ from ..manifest import SignedManifest, decode_signed, list_runs, load_run
 from ..manifest.presets import averaging_text
 from ..net.network import PeerNetwork
 from ..net.transport.addresses import at_home
-from ..registry import MODES
 from ..run.clocks import wrong_clock
 from ..run.events import NodeAddressesEvent, NodeFailedEvent, PeerPathEvent, RunEvent
 from ..run.invite import parse_invite
+from ..run.registry import MODES
 from ..run.standing import Standing, forget_standing, load_standing, save_standing, standing_by
 from ..session.fragments import Whole
 from .context import NodeContext

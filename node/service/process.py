@@ -26,7 +26,6 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.record_layer import DEFAULT_CIPHER, PLAIN
 from ...security.identity import Identity, load_or_create
-from ..composing import find_reducers
 from ..control.parent import watch_parent
 from ..control.server import ControlServer
 from ..home.ending import end_signals
@@ -41,6 +40,7 @@ from ..net.network import PeerNetwork
 from ..net.reach.ledger import RelayLimits
 from ..net.reach.reach import ReachSettings
 from ..run.events import EngineTroubleEvent
+from ..session.composing import find_reducers
 from .announced import read_invite
 from .buffers import BufferPool
 from .context import NodeContext

@@ -26,7 +26,6 @@ from ...collectives.errors import (
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
-from ..composing import modes_of
 from ..control.shared_memory import AnchorSlots
 from ..home.paths import make_private
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
@@ -45,6 +44,7 @@ from ..run.verdicts import VerdictChange
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import PeerUsage
+from ..session.composing import modes_of
 from ..session.durations import durations
 from ..session.fragments import Whole, logs_of, whole_of
 from ..storage import RunFiles

@@ -1,5 +1,5 @@
 """What stands at the doors of a run's sessions. A run asks for modes in its settings; whoever makes
-its sessions hands them in (`node.composing`).
+its sessions hands them in (`node.session.composing`).
 """
 
 from __future__ import annotations

@@ -30,9 +30,9 @@ from ...collectives.pace import Pace
 from ...collectives.simulation.network import Payload
 from ...collectives.swarm import RunSettings
 from ...optim import attach
-from ...optim.composing import flat_vector
 from ...optim.federated.simulation import Task
 from ...optim.federated.simulation.task import endless
+from ...optim.rounds.composing import flat_vector
 from ..run.events import RunEvent, ScriptReportEvent
 from ..session import documents
 from ..session import events as ev

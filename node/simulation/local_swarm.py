@@ -134,8 +134,8 @@ class LocalSwarm:
     more; ``bandwidth_bytes_per_s`` of each link (0: without limit). ``sites``: the label of each
     peer's place, for plans of two levels. Where ``settings`` cut the model into fragments, its
     members are FragmentSwarms. ``storage``: what peers keep their state in (in this process's
-    memory); ``doors``: by what each peer lets others in (all). Faults are arranged by virtual time, before `run` or meanwhile;
-    `world` and `network` are there for more.
+    memory); ``doors``: by what each peer lets others in (all). Faults are arranged by virtual time,
+    before `run` or meanwhile; `world` and `network` are there for more.
     """
 
     def __init__(

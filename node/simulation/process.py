@@ -22,8 +22,8 @@ from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
-from ..composing import find_reducers, modes_of
 from ..session.barrier import Barrier
+from ..session.composing import find_reducers, modes_of
 from ..session.fragments import Whole, whole_of
 from ..session.ports import DataPlane, Storage
 from ..session.session import MEMBERSHIP

@@ -35,11 +35,11 @@ from ...collectives.errors import (
 )
 from ...collectives.swarm import AnchorView, Outcome, Swarm, sample_count
 from ...collectives.telemetry import emit
-from ..composing import flat_vector, strands_of, turns_of
 from ..data.first_batch import FirstBatches
 from ..data.ledger import SHORT, SampleLedger, attached, attached_to
 from ..model.accuracy import ENCODING_ERROR
 from ..model.flat import showing
+from ..rounds.composing import flat_vector, strands_of, turns_of
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.replica import WaitedOutcome
 from ..rounds.schedule import Since, StepCounter, WaitBudget

@@ -29,9 +29,9 @@ from torch import Tensor, nn
 from ...collectives.errors import ConfigError, NotAdmittedError, StateError
 from ...collectives.seeded import Seeded, SeededTask
 from ...collectives.swarm import AnchorView, Outcome, Swarm
-from ..composing import flat_vector
 from ..model.flat import FlatTensor
 from ..model.pseudograd import write_pseudo_gradient
+from ..rounds.composing import flat_vector
 
 logger = logging.getLogger("atoll")
 LOOK_S = 1.0  # how often a wait looks whether the node is there

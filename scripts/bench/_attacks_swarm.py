@@ -22,9 +22,9 @@ from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import DiLoCo
-from atoll.optim.composing import flat_vector
 from atoll.optim.federated.simulation.attacks import ATTACKS, flipped_labels
 from atoll.optim.outer import presets
+from atoll.optim.rounds.composing import flat_vector
 
 SYNC_EVERY, CODEC = 10, "int8"
 OUTER = {preset.name: preset.outer for preset in presets.PRESETS}["short"]

@@ -26,9 +26,9 @@ from atoll.node.recipes.data import batch, split, unique_paragraphs
 from atoll.node.recipes.gpt import GPT
 from atoll.node.simulation.local_member import LocalMember, LocalPending
 from atoll.optim import DiLoCo, GradientAveraging, LocalSGD, attach
-from atoll.optim.composing import flat_vector
 from atoll.optim.lab.gossip import NoLoCo, TwoLevel, over_group, over_swarm
 from atoll.optim.outer import presets
+from atoll.optim.rounds.composing import flat_vector
 
 PRESETS = {preset.name: preset.outer for preset in presets.PRESETS}
 SHORT = PRESETS["short"]

@@ -7,7 +7,7 @@ import pytest
 from atoll.collectives.arrivals import ArrivalSettings
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.swarm import RunSettings
-from atoll.node.composing import modes_of
+from atoll.node.session.composing import modes_of
 from atoll.node.session.modes import PLAIN
 
 ASKING = {"lie": RunSettings(lying=1), "arrivals": RunSettings(arrivals=ArrivalSettings(count=2))}

@@ -13,7 +13,7 @@ from ....collectives.identifiers import PeerId
 from ....collectives.seeded import MOST_PEERS
 from ....security.btard import Bundle, Fault, verify_removals
 from ....security.identity import verify as verify_for
-from ...run.evidence import Claim, Kind
+from ...run.evidence import EvidenceClaim, EvidenceKind
 
 FAULTS = {
     Fault.EQUIVOCATION: "it has signed two messages for one slot",
@@ -54,10 +54,10 @@ def _accused(found: BtardRemoval) -> PeerId | None:
     return last.context.roster[last.whom] if last.whom < len(last.context.roster) else None
 
 
-def _check_removal(found: BtardRemoval, claim: Claim) -> tuple[PeerId, str]:
+def _check_removal(found: BtardRemoval, claim: EvidenceClaim) -> tuple[PeerId, str]:
     last = found.bundles[-1]
     verify_removals(claim.run, claim.peers, found.bundles, verify_for)
     return last.context.roster[last.whom], f"{FAULTS[Fault(last.fault)]} (step {last.context.step})"
 
 
-KINDS = (Kind(BtardRemoval, _accused, _check_removal),)
+KINDS = (EvidenceKind(BtardRemoval, _accused, _check_removal),)

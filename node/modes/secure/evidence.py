@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from ....collectives.identifiers import PeerId
 from ....security.masking import Misdealt, verify_misdealt
-from ...run.evidence import Claim, Kind
+from ...run.evidence import EvidenceClaim, EvidenceKind
 
 MISDEALT = "it dealt shares of a mask that do not fit each other"
 
@@ -15,8 +15,8 @@ def _accused(found: Misdealt) -> PeerId | None:
     return found.roster[found.dealer] if found.dealer < len(found.roster) else None
 
 
-def _check(found: Misdealt, claim: Claim) -> tuple[PeerId, str]:
+def _check(found: Misdealt, claim: EvidenceClaim) -> tuple[PeerId, str]:
     return verify_misdealt(found, claim.run), MISDEALT
 
 
-KINDS = (Kind(Misdealt, _accused, _check),)
+KINDS = (EvidenceKind(Misdealt, _accused, _check),)

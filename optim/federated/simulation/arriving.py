@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
-from ...registry import MODES
+from ...model.registry import MODES
 from ..arrivals import async_weights, buffer_weights, buffered_factor, faded, fixed_weights, mixed
 from ..member import Served
 from ..server import FederatedServer

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ....collectives.errors import ConfigError
-from ...registry import MODES
+from ...model.registry import MODES
 from ..personal import ditto, fine_tuned
 from .devices import Fleet
 from .partition import Indices

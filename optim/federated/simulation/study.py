@@ -18,7 +18,7 @@ from ....collectives.arrivals import Fading
 from ....collectives.errors import ConfigError
 from ....collectives.swarm import OuterSettings, WorkSettings
 from ....security.rule_names import BY_COORDINATE, BY_GRAM
-from ...registry import MODES
+from ...model.registry import MODES
 from ..member import InnerSteps, Knobs, Served, first_control
 from ..methods import ARRIVING, METHODS, Method, method_of_steps, server_settings
 from ..personal import Gradient

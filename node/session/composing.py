@@ -1,4 +1,4 @@
-"""Which modes a run's settings ask for, for whoever makes its sessions: the node and the simulator."""
+"""Which modes a run's settings ask for, for whoever makes its sessions."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
-from ..collectives.reduce import REDUCERS
-from ..collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
-from ..collectives.round.dissemination import everybody
-from ..collectives.round.faults import FaultModel, FaultModelMaker
-from ..collectives.round.seals import RoundSeal
-from ..collectives.swarm import RunSettings
-from ..security.identity import Identity
-from .registry import MODES
-from .session.measures import Measures
-from .session.modes import Modes
-from .session.other_logs import OtherLogs
-from .session.pre_round import PreRound
-from .session.recertification import Recertification
-from .session.shapes import FindReducer
+from ...collectives.reduce import REDUCERS
+from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
+from ...collectives.round.dissemination import everybody
+from ...collectives.round.faults import FaultModel, FaultModelMaker
+from ...collectives.round.seals import RoundSeal
+from ...collectives.swarm import RunSettings
+from ...security.identity import Identity
+from ..run.registry import MODES
+from .measures import Measures
+from .modes import Modes
+from .other_logs import OtherLogs
+from .pre_round import PreRound
+from .recertification import Recertification
+from .shapes import FindReducer
 
 if TYPE_CHECKING:
-    from .session.session import Session
+    from .session import Session
 
 
 def find_reducers() -> FindReducer:

@@ -6,9 +6,9 @@ Importing this loads no torch.
 
 from __future__ import annotations
 
-from ..collectives.registry import Registry
+from ...collectives.registry import ModeRegistry
 
-MODES = Registry(
+MODES = ModeRegistry(
     {
         "adapters": "optim.modes.adapters",
         "arrivals": "optim.modes.arriving",

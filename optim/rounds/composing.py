@@ -10,12 +10,12 @@ from typing import Any, Protocol, cast
 
 from torch import nn
 
-from ..collectives.swarm import RunSettings, Swarm
-from .model.flat import FlatVector, no_sums
-from .registry import MODES
-from .rounds.replica import Replica
-from .rounds.schedule import StepCounter
-from .rounds.strand import MakeReplica, Strand, make_strands
+from ...collectives.swarm import RunSettings, Swarm
+from ..model.flat import FlatVector, no_sums
+from ..model.registry import MODES
+from .replica import Replica
+from .schedule import StepCounter
+from .strand import MakeReplica, Strand, make_strands
 
 
 class Turns(Protocol):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..collectives.registry import Registry
+from ...collectives.registry import ModeRegistry
 
-MODES = Registry(
+MODES = ModeRegistry(
     {
         "byzantine": "collectives.modes.byzantine.model",
         "byzantine.evidence": "node.modes.byzantine",
