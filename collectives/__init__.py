@@ -37,6 +37,7 @@ partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, minimum, product, copies
 schemes        places and their peers, as data: checked, and compiled to a plan
 trees          over which members a part is summed, and its result handed down
+registry       modes by name, loaded once a run asks for one
 witnesses      who adds up a part beside its owner, where members may lie
 record_layer   authenticated records for lanes
 codecs/        the formats of encoded values, of chunks and of whole vectors

@@ -18,6 +18,7 @@ checks           rows: training, exchange, fragments, what a run evaluates; the 
 presets          outer values by name
 defaults         the codec of a text that names none
 mending          hints that hold together: a file in which all were followed is valid
+registered       settings that ask for a mode which is not registered
 reading          manifests as text and as bytes: read strictly, and all faults named at once
 signed           SignedManifest: the organiser's signature; manifests on disk
 """

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ...collectives.errors import LocalProtocolError
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ...collectives.codecs.encoded import EncodedVector
-    from ...collectives.round.state import Shape
     from ...collectives.swarm import Call
     from .session import Session
 
@@ -60,29 +58,12 @@ class OtherLogs:
         """The end of the session: the data plane lets go of what it holds for them."""
 
 
-class CalledMachine(Protocol):
-    """Of an operation: what the data plane moves."""
-
-    @property
-    def shape(self) -> Shape: ...
-
-
-class Called(Protocol):
-    """An operation that somebody called: among whom, and what vector it takes."""
-
-    @property
-    def machine(self) -> CalledMachine: ...
-
-    @property
-    def peers(self) -> Sequence[PeerId]: ...
-
-
 @runtime_checkable
 class Calls(Protocol):
     """Other logs that a script may open: free-standing operations."""
 
-    def prepare(self, now: float, call: Call, numel: int) -> Called:
-        """Fix an operation's configuration, and its vector's shape. Raises NotEnoughPeersError
+    def prepare(self, now: float, call: Call, numel: int) -> Any:
+        """An operation (`Operation`): its configuration and shape are fixed. Raises NotEnoughPeersError
         while this peer is not a member, ConfigError, and LocalProtocolError when it was called
         already, otherwise by other members, or when too many are under way.
         """

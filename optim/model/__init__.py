@@ -10,6 +10,8 @@ adapter_names   PEFT's saved names of live tensors
 pseudograd  anchor - parameters, into the shared buffer: what a member contributes
 momentum    worker momentum: running means in place of contributions
 feedback    what a codec loses of it, carried into the next one
+factors     which parameters are factors of an adapter
+registry    where the modes are that a script's side asks for: one row each
 accuracy    what a round with a wished error really loses
 reconcile   what live parameters become after a commit, or while one is under way
 """

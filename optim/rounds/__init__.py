@@ -6,6 +6,7 @@ outliers   whether a member's own progress is one, and is not contributed
 way_back   whether what was trained leads back to an earlier anchor, and is not contributed
 slow       whether waiting for this member costs the others more than it brings
 replica    live parameters between two anchors: freeze, wait, adopt, or train on meanwhile
+composing  which replica, vector and turns a run's settings ask for
 again      how long the next round is, from what the log says of the last one
 strand     a replica with its schedule; one a fragment of the model
 """
