@@ -101,7 +101,8 @@ def train(swarm: Any) -> dict[str, Any]:
 
 def main() -> None:
     """Play it."""
-    memory = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
+    shared = Path("/dev/shm")  # nosec B108: a folder of its own is made in it
+    memory = shared if shared.is_dir() else None
     troubles = list[str]()
     torch.set_num_threads(1)
 

@@ -84,8 +84,8 @@ def codecs_of(
     exact: bool = True,
 ) -> list[str]:
     """The codec of each tensor: what a pattern says, else fp32 for what `exact_of` names (with
-    ``exact``), else ``default``. With a wished ``error``, what `accuracy.choose_codecs` says in place of
-    ``default``.
+    ``exact``), else ``default``. With a wished ``error``, what `accuracy.choose_codecs` says in
+    place of ``default``.
     """
     named = [codec_of(spec.name, "", patterns) for spec in layout.tensors]
     if exact:

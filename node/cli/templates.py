@@ -137,7 +137,7 @@ tokens_per_step = 8192             # of each member
 
 PRETRAIN = """\
 # A language model trained further by several machines, each on its own texts (docs/finetune.md):
-#     atoll join run.toml --data texts/       founds the run and prints the others' invite
+#     atoll join run.toml --data FILE         founds the run and prints the others' invite
 schema = 1
 name = "pretrain"
 

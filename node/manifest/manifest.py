@@ -247,7 +247,7 @@ def rounds_of(manifest: Manifest) -> dict[str, Any]:
 
 def _masked(secure: SecureSettings, site: SiteSettings | None) -> SecureSettings:
     """With room for the number of inner steps, where that travels behind masks, too: twice what
-    the manifest says, since what travels is a difference of two; up to `MOST_MASKED_STEPS`, where it
+    the manifest says, since what travels is a difference of two; up to `MOST_MASKED_STEPS`, if it
     says none.
     """
     from ...optim.federated.methods import method_of_steps

@@ -364,7 +364,7 @@ seconds after it was heard last, or where a sum needs it only once it is back. W
 contributed before stays in the model. It is withdrawn with the next round.
 
     atoll status                         what is waited for, of whom, and what would end it
-    atoll validate RUN.toml --peers N    how many of N sites may be away
+    atoll validate RUN.toml --peers 3    how many of three sites may be away
     atoll invite new RUN --name SITE     for a site whose machine or disk is lost""",
     ),
 }

@@ -63,7 +63,7 @@ class Calls(Protocol):
     """Other logs that a script may open: free-standing operations."""
 
     def prepare(self, now: float, call: Call, numel: int) -> Any:
-        """An operation (`Operation`): its configuration and shape are fixed. Raises NotEnoughPeersError
+        """An `Operation`: its configuration and shape are fixed. Raises NotEnoughPeersError
         while this peer is not a member, ConfigError, and LocalProtocolError when it was called
         already, otherwise by other members, or when too many are under way.
         """

@@ -31,16 +31,17 @@ LATE: dict[str, Points] = {
     "eager": ((0.0, 1.0), (0.3, 1.0407 / 1.0179), (1.0, 1.0575 / 1.0179)),
 }
 # The plain mean from random weights, over what "auto" does (short rounds that are twenty of full
-# length, and momentum later), by the steps of a round. Of the sweep (docs/benchmarks-outer.jsonl.gz):
-# ``1/0`` over ``1/0 grow=20``, 1 and 10 million parameters, 500 and 1,000 steps, 1.039, 1.083, 1.152
-# and 1.190 on the mean; times that over ``0.9/0.6 grow=20 hold=40 warm=40``, 42 thousand, 1.041 to
-# 1.048. The product has 1.133 with 20 (docs/benchmarks-cold.md). After 8,000 steps it is 0.15 of
+# length, and momentum later), by the steps of a round. Of the sweep's record
+# (docs/benchmarks-outer.jsonl.gz): ``1/0`` over ``1/0 grow=20``, 1 and 10 million parameters, 500
+# and 1,000 steps, 1.039, 1.083, 1.152 and 1.190 on the mean; times that over ``0.9/0.6 grow=20
+# hold=40 warm=40``, 42 thousand, 1.041 to 1.048. The product has 1.133 with 20 (docs/benchmarks-cold.md). After 8,000 steps it is 0.15 of
 # that: the plain mean was 1.02 times constant momentum with 20, the best that was tried so long.
 PLAIN: Points = ((10, 1.08), (20, 1.13), (50, 1.21), (100, 1.25))
 PLAIN_STEPS: Points = ((math.log(1000), 1.0), (math.log(8000), 0.15))
-# How loss falls with samples in such runs, by their steps: one of four members alone has 1.394 times
-# the loss of one machine with all samples after 1,000 and 1.186 times after 8,000 (the same record).
-# At a large model's exponent the plain mean would seem worse than a member alone, which it never was.
+# How loss falls with samples in such runs, by their steps: one of four members alone has 1.394
+# times the loss of one machine with all samples after 1,000 and 1.186 times after 8,000 (the same
+# record). At a large model's exponent the plain mean would seem worse than a member alone, which it
+# never was.
 PLAIN_EXPONENT: Points = ((math.log(1000), 0.24), (math.log(8000), 0.123))
 DATA_EXPONENT = 0.095  # loss falls as samples ** -0.095 (Kaplan et al. 2020, arXiv 2001.08361)
 

@@ -33,7 +33,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import zip_longest
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -298,6 +298,20 @@ def steps_behind(feed: Any, tokens: int, learned: int) -> list[Any]:
     return steps
 
 
+def steps_of_both(
+    feeds: Mapping[str, Any], rounds: Iterable[Mapping[str, int]], tokens: int
+) -> list[list[Any]]:
+    """The documents of each step of one machine: of the members' steps that were averaged."""
+    steps = list[list[Any]]()
+    for contributed in rounds:
+        taken = [
+            steps_behind(feeds[peer], tokens, learned) for peer, learned in contributed.items()
+        ]
+        for each in zip_longest(*taken, fillvalue=[]):
+            steps.append([document for documents in each for document in documents])
+    return steps
+
+
 def play_alone(
     folder: Path,
     base: Path,
@@ -354,14 +368,7 @@ def play_alone(
         peer: OwnFeed(data[name].training, f"{swarm['run']}/{peer}/{settings.data.seed}")
         for name, peer in swarm["peers"].items()
     }
-    steps = list[list[Document]]()
-    for contributed in swarm["rounds"]:
-        taken = [
-            steps_behind(feeds[peer], options.tokens, learned)
-            for peer, learned in contributed.items()
-        ]
-        for each in zip_longest(*taken, fillvalue=[]):
-            steps.append([document for documents in each for document in documents])
+    steps = steps_of_both(feeds, swarm["rounds"], options.tokens)
     member = Counted(
         loaded.model,
         loaded.tokenizer,

@@ -130,6 +130,16 @@ def found_run(folder: Path, base: Path, options: argparse.Namespace) -> tuple[Ty
     return home, made["run_id"]
 
 
+def block_of(recipe: float, plain: float) -> dict[str, Any]:
+    """What a pair of blocks came to: tokens a second of the recipe and of the plain loop."""
+    return {
+        "recipe": round(recipe, 2),
+        "plain": round(plain, 2),
+        "ratio": round(recipe / plain, 4),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
 def play_blocks(
     folder: Path,
     base: Path,
@@ -192,16 +202,8 @@ def play_blocks(
                 steps = list(recipe.seen)
                 plain_s, _ = plain_block()
                 plain_tokens = tokens_of(steps)
-            recipe_s, plain_rate = tokens_of(steps) / took_s, plain_tokens / plain_s
-            block = {
-                "recipe": round(recipe_s, 2),
-                "plain": round(plain_rate, 2),
-                "ratio": round(recipe_s / plain_rate, 4),
-                "rounds": recipe.round - rounds,
-                "equal": equal,
-                "load": round(os.getloadavg()[0], 1),
-                "of": of,
-            }
+            block = block_of(tokens_of(steps) / took_s, plain_tokens / plain_s)
+            block |= {"rounds": recipe.round - rounds, "equal": equal, "of": of}
             kept.append(block)
             with (folder / "blocks.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(block) + "\n")

@@ -40,7 +40,7 @@ sys.path.append(str(ROOT / "tests"))
 from simulate_rounds import play_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from kits.rounds.swarm import SimSwarm
 
@@ -152,7 +152,7 @@ def play(task: Task) -> dict[str, Any]:
 
 
 @contextmanager
-def settlements(swarm: SimSwarm, settled: Counter[str]) -> Iterator[None]:
+def settlements(swarm: SimSwarm, settled: Counter[str]) -> Generator[None]:
     """Counts what honest conveners make of two statements of one part: ranges kept, or anew."""
     from atoll.collectives.digest import meaning
     from atoll.collectives.modes.byzantine.convener import ByzantineConvener

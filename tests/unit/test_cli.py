@@ -916,7 +916,8 @@ def test_rounds_that_a_newcomer_catches_up_with_are_told_by_their_own_numbers(
     with TrainingView(Terminal(), RunProgress("tide", 9)) as view:
         view.take_status(read_run_status({"phase": "running", "round": 4}), draining=False)
         for number in (3, 4):
-            view.take_event({"event": "round.committed", "round": number, "contributors": {"p": 1}})
+            event = {"event": "round.committed", "round": number, "contributors": {"p": 1}}
+            view.take_event(read_event(event))
     told = [line for line in capsys.readouterr().err.splitlines() if "round" in line]
     assert [line.split("  ")[0] for line in told] == ["round 3/9", "round 4/9"]
 
