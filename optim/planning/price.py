@@ -34,8 +34,9 @@ LATE: dict[str, Points] = {
 # length, and momentum later), by the steps of a round. Of the sweep's record
 # (docs/benchmarks-outer.jsonl.gz): ``1/0`` over ``1/0 grow=20``, 1 and 10 million parameters, 500
 # and 1,000 steps, 1.039, 1.083, 1.152 and 1.190 on the mean; times that over ``0.9/0.6 grow=20
-# hold=40 warm=40``, 42 thousand, 1.041 to 1.048. The product has 1.133 with 20 (docs/benchmarks-cold.md). After 8,000 steps it is 0.15 of
-# that: the plain mean was 1.02 times constant momentum with 20, the best that was tried so long.
+# hold=40 warm=40``, 42 thousand, 1.041 to 1.048. The product has 1.133 with 20
+# (docs/benchmarks-cold.md). After 8,000 steps it is 0.15 of that: the plain mean was 1.02 times
+# constant momentum with 20, the best that was tried so long.
 PLAIN: Points = ((10, 1.08), (20, 1.13), (50, 1.21), (100, 1.25))
 PLAIN_STEPS: Points = ((math.log(1000), 1.0), (math.log(8000), 0.15))
 # How loss falls with samples in such runs, by their steps: one of four members alone has 1.394
