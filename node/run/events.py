@@ -253,9 +253,8 @@ class PrivacySpentEvent(RunEvent, frozen=True, tag="privacy.spent"):
     left: int
 
     def words(self) -> str:
-        return (
-            f"epsilon {self.epsilon:.3g} is spent here; {self.left} more contributions are allowed"
-        )
+        more = "contribution is" if self.left == 1 else "contributions are"
+        return f"epsilon {self.epsilon:.3g} is spent here; {self.left} more {more} allowed"
 
 
 class EntryRecertifiedEvent(RunEvent, frozen=True, tag="entry.recertified"):

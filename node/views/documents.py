@@ -222,8 +222,7 @@ def privacy_text(privacy: Mapping[str, Any]) -> str:
         f", by quantile {privacy['quantile']:g}" if privacy.get("quantile") else ""
     )
     return (
-        f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} "
-        f"more are allowed{clip}"
+        f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more may follow{clip}"
     )
 
 

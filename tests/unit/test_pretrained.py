@@ -362,6 +362,8 @@ def trained_and_exported(architecture: str, method: str, source: Path, home: Pat
     base = base_folder(paths, swarm.run_id)
     assert base is not None
     assert merge_adapter(base, out, home / "merged", None) < 1e-5
+    modes = {file.suffix: file.stat().st_mode for file in (home / "merged").iterdir()}
+    assert modes[".safetensors"] == modes[".json"]
     assert float((logits(load(home / "merged")) - wanted).abs().max() / wanted.abs().max()) < 1e-5
 
 

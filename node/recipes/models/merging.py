@@ -72,6 +72,9 @@ def merge_adapter(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             merged.save_pretrained(folder, max_shard_size=largest)
+        readable = (folder / "config.json").stat().st_mode & 0o777
+        for weights in folder.glob("*.safetensors"):  # which are written for their owner alone
+            weights.chmod(readable)
         tokenizer.save_pretrained(folder)
         for name in ("atoll.json",):
             if (adapter / name).exists():
