@@ -89,6 +89,10 @@ def dispute(
 def owned_by_others(plan: Plan, without: Collection[PeerId], lying: int) -> tuple[Part, ...] | None:
     """The ranges of a plan, none of them owned by these; None where that cannot be: too few others
     own parts, or would own more than their fair share.
+
+    The largest is dealt first, each to who owns least so far: so the others' shares come out as even as
+    the ranges let them, and ranges that could stay are not planned anew, under which nothing that was
+    stated before proves anything.
     """
     owned = Counter[PeerId]()
     for part in plan.parts:
@@ -97,11 +101,11 @@ def owned_by_others(plan: Plan, without: Collection[PeerId], lying: int) -> tupl
     if len(rest) <= lying:
         return None
     parts = list(plan.parts)
-    for part in plan.parts:
-        if part.owner in without:
-            owner = min(rest, key=lambda peer: (owned[peer], peer))
-            owned[owner] += part.stop - part.first
-            parts[parts.index(part)] = Part(owner, part.first, part.stop)
+    dealt = [at for at, part in enumerate(parts) if part.owner in without]
+    for at in sorted(dealt, key=lambda at: (parts[at].first - parts[at].stop, at)):
+        owner = min(rest, key=lambda peer: (owned[peer], peer))
+        owned[owner] += parts[at].stop - parts[at].first
+        parts[at] = Part(owner, parts[at].first, parts[at].stop)
     fair = is_fair(msgspec.structs.replace(plan, parts=tuple(parts)), lying)
     return tuple(parts) if fair else None
 
