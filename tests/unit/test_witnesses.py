@@ -218,6 +218,44 @@ def test_the_parts_of_members_in_dispute_go_to_the_others_in_fair_shares():
     assert owned_by_others(lumps, {c}, 1) is None
 
 
+def owned(*shares: tuple[PeerId, int]) -> tuple[Part, ...]:
+    parts, first = [], 0
+    for peer, size in shares:
+        parts.append(Part(peer, first, first + size))
+        first += size
+    return tuple(parts)
+
+
+def test_of_parts_in_dispute_the_largest_is_dealt_first():
+    a, b, c, d = peers_of(4)
+    plan = msgspec.structs.replace(plan_of(4), parts=owned((a, 1), (b, 3), (c, 1), (d, 3)))
+    # in the order of the plan a would own 5 of 8, where 4 are fair, and the ranges would be lost
+    assert owned_by_others(plan, {c, d}, 1) == owned((a, 1), (b, 3), (b, 1), (a, 3))
+    # where that is not enough, the others change parts among themselves, too
+    plan = msgspec.structs.replace(plan_of(4), parts=owned((c, 2), (a, 1), (d, 5), (b, 1)))
+    assert owned_by_others(plan, {c, d}, 1) == owned((b, 2), (b, 1), (a, 5), (b, 1))
+
+
+def test_contributors_that_own_nothing_own_parts_in_dispute_where_owners_are_too_few():
+    a, b, c, d, e = peers_of(5)
+    plan = msgspec.structs.replace(plan_of(5), parts=owned((a, 1), (b, 1), (c, 1)))
+    assert owned_by_others(plan, {a, b}, 1) == owned((d, 1), (e, 1), (c, 1))
+    assert owned_by_others(plan, {a, b}, 1, slow={d}) == owned((e, 1), (c, 1), (c, 1))
+    assert owned_by_others(plan, {a, b}, 1, slow={c, d, e}) == owned((d, 1), (e, 1), (c, 1))
+
+
+def test_a_part_in_dispute_is_exchanged_where_nobody_can_own_it_besides():
+    a, b, c, d = peers_of(4)
+    plan = msgspec.structs.replace(plan_of(4), parts=owned((b, 3), (c, 3), (d, 3)))
+    assert owned_by_others(plan, {c, d}, 1, slow={a}) is None  # 6 of 9 are too many
+    found = owned_by_others(plan, {c, d}, 1, slow={a}, disputed={2})
+    assert found == owned((d, 3), (c, 3), (b, 3))
+    # both are: one of them can be given to somebody else
+    found = owned_by_others(plan, {c, d}, 1, slow={a}, disputed={1, 2})
+    assert found == owned((c, 3), (b, 3), (d, 3))
+    assert owned_by_others(plan, {b, c, d}, 1, slow={a}, disputed={2}) is None
+
+
 def test_a_statement_is_refuted_by_one_more_than_may_lie_over_the_same_inputs():
     of = b"m" * 32
     wrong = said(A, of, {3: b"z"})

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ... import messages as m
+from ...digest import meaning
 from ...group import Cid, Config, Contributor, Entry, Member, Plan, Vote
 from ...identifiers import PeerId
 from ...partition import fair_share
@@ -18,7 +19,7 @@ from ...round.patience import PULLS_ALL_BUT
 from ...witnesses import stated_by
 from .acceptor import ByzantineAcceptor
 from .blame import Blame
-from .missums import SumDispute, dispute, owned_by_others
+from .missums import SumDispute, dispute, disputed_parts, owned_by_others
 from .signed import slot_payload
 
 if TYPE_CHECKING:
@@ -189,18 +190,21 @@ class ByzantineConvener(Convener):
             by = stated_by(plan, self.view.shape.witnesses)
             found = self.voter.examine(plan, digests)
             if found := found or dispute(plan, digests, self.voter.statements, by):
-                return self._settle(now, plan, found)
+                return self._settle(now, plan, digests, found)
             if plan != self.plan and now - self.began_at > self.view.timing.revise_s:
                 self.view.drop_reduced()  # another's plan, whose owners do not tell
             return
         super()._propose_reduced(now, plan, digests)
 
-    def _settle(self, now: float, plan: Plan, found: SumDispute) -> None:
+    def _settle(
+        self, now: float, plan: Plan, digests: tuple[bytes, ...], found: SumDispute
+    ) -> None:
         """Sums of a part differ: others own the parts of those who state them, and are their
         witnesses, over the same contributions, so that what they state shows who was wrong. Of whom
         it is proven that it has sent two different things, the contribution is left out.
 
-        The ranges stay, and what was reduced with them, as far as the others can own them.
+        The ranges stay, and what was reduced with them, as far as the others can own them; those of
+        another convener's plan, too, where it is over the contributions that this one would plan.
         """
         view = self.view
         makers = {c.member.peer for c in plan.contributors if c.cid in found.cids}
@@ -210,19 +214,22 @@ class ByzantineConvener(Convener):
         self.lost |= found.cids - mine
         owners = found.members - {view.me.peer} if len(found.members) > 1 else found.members
         self._discharge(plan, owners)
-        offers = [c for c in plan.contributors if c.cid not in self.lost]
-        parts = owned_by_others(plan, self.slow | owners, view.lying)
+        offers = [c for c in view.offers() if c.cid not in self.lost]
+        again = not owners - self.slow  # they own nothing, and there is a difference still
+        disputed = () if again else disputed_parts(meaning(plan), digests, self.voter.statements)
+        parts = owned_by_others(plan, owners, view.lying, self.slow, disputed)
         spent = self.revision - self.before > len(view.config) + 2
-        if spent or plan != self.plan or parts is None or len(offers) < len(plan.contributors):
+        if spent or parts is None or tuple(offers) != plan.contributors:
             view.drop_reduced()
             return self._replace(now, owners)
         self.slow |= owners
         for peer in owners:
             self.blamed.owners.strike(peer, view.round)
         self.revision += 1
-        return self._carry_out(
-            now, msgspec.structs.replace(plan, revision=self.revision, parts=parts)
+        again = msgspec.structs.replace(
+            plan, ballot=self.ballot, revision=self.revision, parts=parts
         )
+        return self._carry_out(now, again)
 
     def _discharge(self, plan: Plan, peers: set[PeerId]) -> None:
         """Witnesses that own nothing, as contributors of a vector of few chunks, are drawn by the

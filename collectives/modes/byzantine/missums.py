@@ -86,28 +86,70 @@ def dispute(
     return found if found.members else None
 
 
-def owned_by_others(plan: Plan, without: Collection[PeerId], lying: int) -> tuple[Part, ...] | None:
-    """The ranges of a plan, none of them owned by these; None where that cannot be: too few others
-    own parts, or would own more than their fair share.
+def owned_by_others(
+    plan: Plan,
+    without: Collection[PeerId],
+    lying: int,
+    slow: Collection[PeerId] = (),
+    disputed: Collection[int] = (),
+) -> tuple[Part, ...] | None:
+    """The ranges of a plan, dealt anew so that members in dispute (``without``) own none of them: as
+    long as the ranges stay, what was stated of them before proves something.
 
-    The largest is dealt first, each to who owns least so far: so the others' shares come out as even as
-    the ranges let them, and ranges that could stay are not planned anew, under which nothing that was
-    stated before proves anything.
+    Owners that are not ``slow`` come first, then the other contributors, then those that are slow.
+    Only where that cannot be, since shares would not be fair, the ``disputed`` parts are exchanged
+    for parts of others: whoever gets one states it, too. None where not even that can be.
     """
-    owned = Counter[PeerId]()
-    for part in plan.parts:
-        owned[part.owner] += (part.stop - part.first) * (part.owner not in without)
-    rest = [peer for peer in owned if peer not in without]
-    if len(rest) <= lying:
-        return None
-    parts = list(plan.parts)
-    dealt = [at for at, part in enumerate(parts) if part.owner in without]
+    owners = dict.fromkeys(part.owner for part in plan.parts)
+    everybody = dict.fromkeys((*owners, *(c.member.peer for c in plan.contributors)))
+    avoided = {*without, *slow}
+    able = [peer for peer in owners if peer not in avoided]
+    rests = [able] if len(able) > lying else []
+    rests += [[peer for peer in everybody if peer not in out] for out in (avoided, {*without})]
+    kept = [peer for peer in owners if peer not in without]
+    for rest in rests:
+        for moved in ({*owners} - {*rest}, {*owners}):
+            parts = _dealt(plan, rest, moved) if rest else None
+            if parts is not None and is_fair(msgspec.structs.replace(plan, parts=parts), lying):
+                return parts
+    return _exchanged(plan, kept, disputed, lying)
+
+
+def _dealt(plan: Plan, rest: Sequence[PeerId], moved: Collection[PeerId]) -> tuple[Part, ...]:
+    """Parts of those that are ``moved``, dealt to ``rest``: the largest first, each to who owns least
+    so far, so that shares come out as even as the ranges let them.
+    """
+    owned, parts = Counter(dict.fromkeys(rest, 0)), list(plan.parts)
+    for part in parts:
+        if part.owner not in moved:
+            owned[part.owner] += part.stop - part.first
+    dealt = [at for at, part in enumerate(parts) if part.owner in moved]
     for at in sorted(dealt, key=lambda at: (parts[at].first - parts[at].stop, at)):
         owner = min(rest, key=lambda peer: (owned[peer], peer))
         owned[owner] += parts[at].stop - parts[at].first
         parts[at] = Part(owner, parts[at].first, parts[at].stop)
+    return tuple(parts)
+
+
+def _exchanged(
+    plan: Plan, kept: Collection[PeerId], disputed: Collection[int], lying: int
+) -> tuple[Part, ...] | None:
+    """Each of the disputed parts for one of those that are ``kept``, of the nearest size."""
+    parts = list(plan.parts)
+    theirs = [at for at in sorted(disputed) if parts[at].owner not in kept]
+    free = {at for at, part in enumerate(parts) if part.owner in kept and at not in disputed}
+    size = [part.stop - part.first for part in parts]
+    changed = False
+    for at in sorted(theirs, key=lambda at: -size[at]):
+        if free:
+            other = min(free, key=lambda one: (abs(size[one] - size[at]), one))
+            free.remove(other)
+            mine, yours = parts[at], parts[other]
+            parts[at] = Part(yours.owner, mine.first, mine.stop)
+            parts[other] = Part(mine.owner, yours.first, yours.stop)
+            changed = True
     fair = is_fair(msgspec.structs.replace(plan, parts=tuple(parts)), lying)
-    return tuple(parts) if fair else None
+    return tuple(parts) if changed and fair else None
 
 
 class Refuted(NamedTuple):
