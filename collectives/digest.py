@@ -1,8 +1,8 @@
 """Digests: what names the bytes of a result and of a state. blake3 throughout, 32 bytes.
 
 A part's digest binds what the bytes *mean* (log, round, base, contributors and their weights,
-range, grid, codec, reducer), so bytes reduced over another set of contributors can never match. The
-run is bound by ``base``: the chain of entries starts at the run's genesis.
+range, chunking, codec, reducer), so bytes reduced over another set of contributors can never match.
+The run is bound by ``base``: the chain of entries starts at the run's genesis.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def merkle_root(hashes: Sequence[bytes]) -> bytes:
 
 
 def meaning(bound: Plan | Entry) -> bytes:
-    """What the bytes of a result are the result of: contributors (cids and weights), ranges, grid,
-    codec, reducer, round; where partial sums travel also owners and tree. Bytes that were reduced
-    for a plan are those of an entry only where both mean the same."""
+    """What the bytes of a result are the result of: contributors (cids and weights), ranges,
+    chunking, codec, reducer, round; where partial sums travel also owners and tree. Bytes that were
+    reduced for a plan are those of an entry only where both mean the same."""
     return meaning_of(meaning_preimage(bound))
 
 

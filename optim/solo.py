@@ -19,7 +19,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from ..collectives.api import Handle, all_reduce
-from ..collectives.codecs.codec import Grid, chunk_elements
+from ..collectives.codecs.codec import Chunking, chunk_elements
 from ..collectives.codecs.encoded import EncodedVector, why_refused
 from ..collectives.codecs.vanished import vanished_share
 from ..collectives.errors import (
@@ -246,9 +246,9 @@ def _reduced_alone(flat: Tensor, codec: str) -> Tensor | None:
     once more as a result, as a run does it. None where it cannot be encoded. Raises ConfigError for
     an unknown codec.
     """
-    grid = Grid(codec, flat.numel(), chunk_elements(codec, flat.numel()))
+    chunking = Chunking(codec, flat.numel(), chunk_elements(codec, flat.numel()))
     values = flat.to("cpu", copy=True)
-    for step in (grid, grid.results):
+    for step in (chunking, chunking.results):
         encoded = EncodedVector(step, memoryview(bytearray(step.nbytes)))
         if not encoded.encode(values):
             return None

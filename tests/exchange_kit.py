@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from codec_kit import reference
 
-from atoll.collectives.codecs.codec import Grid
+from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.exchange import Exchange, ExchangeEvent, ReductionReport, ResultComplete
 from atoll.collectives.group import (
@@ -94,9 +94,9 @@ def vector(numel: int, seed: int) -> torch.Tensor:
 ref_encode, ref_decode = reference.encode, reference.decode
 
 
-def grid_of(plan: Plan) -> Grid:
+def chunking_of(plan: Plan) -> Chunking:
     """Of its result."""
-    return Grid(plan.codec, plan.numel, plan.chunk_elements).results
+    return Chunking(plan.codec, plan.numel, plan.chunk_elements).results
 
 
 def pieces_of(plan: Plan) -> list[tuple[str, int, int]]:
@@ -238,7 +238,7 @@ def ref_tree_result(plan: Plan, vectors: dict[bytes, torch.Tensor]) -> bytes:
 
 
 def ref_digests(plan: Plan, data: bytes) -> tuple[bytes, ...]:
-    hashes = [chunk_hash(chunk) for chunk in grid_of(plan).views(memoryview(data))]
+    hashes = [chunk_hash(chunk) for chunk in chunking_of(plan).views(memoryview(data))]
     return tuple(part_digest(plan, part, hashes[part.first : part.stop]) for part in plan.parts)
 
 
@@ -252,7 +252,7 @@ def decoded(plan: Plan, data: bytes) -> np.ndarray:
 
 
 def expected_bytes(plan: Plan) -> int:
-    return grid_of(plan).nbytes
+    return chunking_of(plan).nbytes
 
 
 # ---- a network of records

@@ -28,7 +28,7 @@ from session_table import LAYOUT, Table
 
 from atoll.collectives import messages as m
 from atoll.collectives.codec_names import CODECS
-from atoll.collectives.codecs.codec import Grid
+from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.codecs.mixtures import ranges_of
 from atoll.collectives.engine.packing import full_length, unpack
 from atoll.collectives.errors import (
@@ -106,24 +106,26 @@ def lanes(data: bytes) -> None:
 
 
 @cache
-def _grids() -> list[Grid]:
-    return [Grid(name, ELEMENTS, CHUNK) for name in (*CODECS, "bf16:1000+int8", "int4:100+stat2")]
+def _chunkings() -> list[Chunking]:
+    return [
+        Chunking(name, ELEMENTS, CHUNK) for name in (*CODECS, "bf16:1000+int8", "int4:100+stat2")
+    ]
 
 
 def codec_payloads(data: bytes) -> None:
     """A contribution as each codec has it: any bytes of the right length decode, and are added up,
     or are refused as no numbers.
     """
-    grid = _grids()[data[0] % len(_grids())] if data else _grids()[0]
-    body = bytearray(data[1:].ljust(grid.nbytes, b"\0")[: grid.nbytes])
-    for chunk, view in enumerate(grid.views(memoryview(body))):
+    chunking = _chunkings()[data[0] % len(_chunkings())] if data else _chunkings()[0]
+    body = bytearray(data[1:].ljust(chunking.nbytes, b"\0")[: chunking.nbytes])
+    for chunk, view in enumerate(chunking.views(memoryview(body))):
         codec, wire, values_ = (
-            grid.codec(chunk),
-            grid.wire(view, chunk),
-            torch.empty(grid.elements(chunk)),
+            chunking.codec(chunk),
+            chunking.wire(view, chunk),
+            torch.empty(chunking.elements(chunk)),
         )
         codec.decode(wire, values_)
-        assert values_.numel() == grid.elements(chunk)
+        assert values_.numel() == chunking.elements(chunk)
 
 
 def statements(data: bytes) -> None:

@@ -272,8 +272,8 @@ class ReferenceSession:
         shape = spec_of(call, numel).shape((Member(PEER, 0),))
         self.called.add(call.op_id)
         self.reductions[call.op_id] = call, PooledBuffer(4 * shape.numel, None)
-        grid = (shape.codec, shape.chunk_elements, shape.numel)
-        return ReduceMemory(self.reductions[call.op_id][1], grid, (PEER,))
+        chunking = (shape.codec, shape.chunk_elements, shape.numel)
+        return ReduceMemory(self.reductions[call.op_id][1], chunking, (PEER,))
 
     def reduce_start(self, op_id: str) -> None:
         assert self.events is not None

@@ -12,7 +12,7 @@ levels      two levels a block, and what such records have in common
 sparse      the largest values of each tile
 bits        words that nobody calculates with
 mixed       pieces of several codecs in one chunk
-codec       a chunk of float32 values and its wire bytes, by the codec's name; the grid of a
+codec       a chunk of float32 values and its wire bytes, by the codec's name; the chunking of a
             vector's chunks
 device      such a vector encoded and decoded where its values lie
 encoded     a whole vector of such chunks

@@ -2,7 +2,7 @@
 length.
 
     get_codec("int8")                         # one codec, of those that `codec_names` lists
-    Grid("bf16:40960+int8", numel, 131_072)   # a vector's chunks: their codecs and bytes
+    Chunking("bf16:40960+int8", numel, 131_072)   # a vector's chunks: their codecs and bytes
 
 What decides the bits of a result (encode, decode, accumulate, mean) uses only separately rounded
 elementwise operations, in a fixed order: the same input gives the same bytes on every CPU and on a
@@ -41,7 +41,7 @@ __all__ = [
     "CODECS",
     "DEFAULT_CHUNK_ELEMENTS",
     "Codec",
-    "Grid",
+    "Chunking",
     "EncodedChunk",
     "chunk_elements",
     "get_codec",
@@ -76,15 +76,15 @@ class _Run:
     codec: Codec
 
 
-class Grid:
+class Chunking:
     """The chunks of an encoded vector: chunk c holds elements [c * chunk_elements, (c + 1) *
     chunk_elements), the last one fewer.
 
     ``name``: the codec, or a mixture of them (`codecs/mixtures.py`). A chunk in which the codec
     changes holds its pieces one after another. Codecs come from ``make``: by default they are the
-    grid's own, for one thread. This is the grid of contributions; `results` that of their mean,
-    which is another where a codec says so. Raises ConfigError for a name that means nothing for
-    this length.
+    chunking's own, for one thread. This is the chunking of contributions; `results` that of their
+    mean, which is another where a codec says so. Raises ConfigError for a name that means nothing
+    for this length.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class Grid:
         codecs = {codec: make(codec) for codec in dict.fromkeys(codec for codec, _, _ in ranges)}
         self._of_results = of_results
         alike = of_results or all(codec.results is codec for codec in codecs.values())
-        self.results: Grid = (
-            self if alike else Grid(name, numel, chunk_elements, make, of_results=True)
+        self.results: Chunking = (
+            self if alike else Chunking(name, numel, chunk_elements, make, of_results=True)
         )
-        """How a mean over vectors on this grid is encoded."""
+        """How a mean over vectors in these chunks is encoded."""
         if of_results:
             codecs = {name: codec.results for name, codec in codecs.items()}
         self._runs: list[_Run] = []
@@ -128,11 +128,11 @@ class Grid:
 
     @property
     def meaning(self) -> tuple[str, int, int]:
-        """What grids are equal in: name, length and chunk length."""
+        """What chunkings are equal in: name, length and chunk length."""
         return self.name, self.numel, self.chunk_elements
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Grid) and (self.meaning, self._of_results) == (
+        return isinstance(other, Chunking) and (self.meaning, self._of_results) == (
             other.meaning,
             other._of_results,
         )

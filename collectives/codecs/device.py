@@ -12,53 +12,55 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from .codec import EncodedChunk, Grid
+from .codec import Chunking, EncodedChunk
 
 SLAB_BYTES = 8 << 20
 
 
-def encode(grid: Grid, flat: Tensor, data: memoryview) -> bool:
+def encode(chunking: Chunking, flat: Tensor, data: memoryview) -> bool:
     """Encode float32 (numel,), contiguous, where it lies; the bytes come into ``data``
-    (grid.nbytes). False when an encoded value is not finite.
+    (chunking.nbytes). False when an encoded value is not finite.
     """
     finite = True
-    for slab, host, wires in _slabs(grid, data, flat.device):
+    for slab, host, wires in _slabs(chunking, data, flat.device):
         for chunk, wire in wires:
-            finite &= grid.codec(chunk).encode(_values(grid, flat, chunk), wire)
+            finite &= chunking.codec(chunk).encode(_values(chunking, flat, chunk), wire)
         host.copy_(slab)
     return finite
 
 
-def decode(grid: Grid, data: memoryview, out: Tensor) -> None:
+def decode(chunking: Chunking, data: memoryview, out: Tensor) -> None:
     """Decode ``data`` into float32 (numel,), contiguous, where it lies."""
-    for slab, host, wires in _slabs(grid, data, out.device):
+    for slab, host, wires in _slabs(chunking, data, out.device):
         slab.copy_(host)
         for chunk, wire in wires:
-            grid.codec(chunk).decode(wire, _values(grid, out, chunk))
+            chunking.codec(chunk).decode(wire, _values(chunking, out, chunk))
 
 
-def _values(grid: Grid, flat: Tensor, chunk: int) -> Tensor:
-    first = chunk * grid.chunk_elements
-    return flat[first : first + grid.elements(chunk)]
+def _values(chunking: Chunking, flat: Tensor, chunk: int) -> Tensor:
+    first = chunk * chunking.chunk_elements
+    return flat[first : first + chunking.elements(chunk)]
 
 
 def _slabs(
-    grid: Grid, data: memoryview, device: torch.device
+    chunking: Chunking, data: memoryview, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor, list[tuple[int, EncodedChunk]]]]:
     """Memory of the device, the host's memory for the same bytes, and the chunks with their wires
     there; slab after slab.
     """
     chunk = 0
-    space = torch.empty(min(grid.nbytes, SLAB_BYTES), dtype=torch.uint8, device=device)
-    while chunk < grid.chunks:
-        begin, wires = grid.span(chunk)[0], list[tuple[int, EncodedChunk]]()
-        if grid.wire_bytes(chunk) > len(space):
-            space = torch.empty(grid.wire_bytes(chunk), dtype=torch.uint8, device=device)
-        while chunk < grid.chunks and grid.span(chunk)[1] - begin <= len(space):
-            start, stop = (at - begin for at in grid.span(chunk))
-            wires.append((chunk, grid.codec(chunk).wire(space[start:stop], grid.elements(chunk))))
+    space = torch.empty(min(chunking.nbytes, SLAB_BYTES), dtype=torch.uint8, device=device)
+    while chunk < chunking.chunks:
+        begin, wires = chunking.span(chunk)[0], list[tuple[int, EncodedChunk]]()
+        if chunking.wire_bytes(chunk) > len(space):
+            space = torch.empty(chunking.wire_bytes(chunk), dtype=torch.uint8, device=device)
+        while chunk < chunking.chunks and chunking.span(chunk)[1] - begin <= len(space):
+            start, stop = (at - begin for at in chunking.span(chunk))
+            wires.append(
+                (chunk, chunking.codec(chunk).wire(space[start:stop], chunking.elements(chunk)))
+            )
             chunk += 1
-        used = grid.span(chunk - 1)[1] - begin
+        used = chunking.span(chunk - 1)[1] - begin
         yield (
             space[:used],
             torch.frombuffer(data, dtype=torch.uint8, count=used, offset=begin),

@@ -11,7 +11,7 @@ from ..errors import LocalProtocolError
 from ..layout import Layout
 from . import device, kernels
 from .blocks import BlockCodec
-from .codec import EncodedChunk, Grid, get_codec
+from .codec import Chunking, EncodedChunk, get_codec
 from .floats import FloatCodec
 from .mixtures import ranges_of
 
@@ -21,29 +21,29 @@ class EncodedVector:
     views of a chunk are made once, when needed. Where there are compiled kernels, neighbouring
     chunks are one step: between two steps a thread may wait long for the interpreter's lock.
 
-    Belongs to one thread at a time, as its grid does. Raises LocalProtocolError when memory and
-    grid do not fit each other.
+    Belongs to one thread at a time, as its chunking does. Raises LocalProtocolError when memory and
+    chunking do not fit each other.
     """
 
-    def __init__(self, grid: Grid, data: memoryview) -> None:
-        if len(data) != grid.nbytes:
+    def __init__(self, chunking: Chunking, data: memoryview) -> None:
+        if len(data) != chunking.nbytes:
             raise LocalProtocolError(
-                f"{len(data)} bytes do not hold {grid.numel} values of {grid.name} in chunks of "
-                f"{grid.chunk_elements}"
+                f"{len(data)} bytes do not hold {chunking.numel} values of {chunking.name} in "
+                f"chunks of {chunking.chunk_elements}"
             )
-        self.grid, self.data = grid, data
-        self._wires: list[EncodedChunk | None] = [None] * grid.chunks
+        self.chunking, self.data = chunking, data
+        self._wires: list[EncodedChunk | None] = [None] * chunking.chunks
 
     def numel(self) -> int:
         """Number of values, as of a tensor."""
-        return self.grid.numel
+        return self.chunking.numel
 
     def wire(self, chunk: int) -> EncodedChunk:
         """Views of one chunk."""
         wire = self._wires[chunk]
         if wire is None:
-            start, stop = self.grid.span(chunk)
-            wire = self._wires[chunk] = self.grid.wire(self.data[start:stop], chunk)
+            start, stop = self.chunking.span(chunk)
+            wire = self._wires[chunk] = self.chunking.wire(self.data[start:stop], chunk)
         return wire
 
     def encode(self, flat: Tensor) -> bool:
@@ -51,10 +51,10 @@ class EncodedVector:
         finite: others must not get these bytes.
         """
         if flat.device.type != "cpu":
-            return device.encode(self.grid, flat, self.data)
+            return device.encode(self.chunking, flat, self.data)
         finite = True
-        for codec, elements, first, stop in self.grid.runs():
-            start = first * self.grid.chunk_elements
+        for codec, elements, first, stop in self.chunking.runs():
+            start = first * self.chunking.chunk_elements
             values = flat[start : start + (stop - first) * elements]
             done = (
                 codec.encode_chunks(values, self.wire(first), stop - first)
@@ -71,12 +71,12 @@ class EncodedVector:
     def decode(self, out: Tensor) -> None:
         """Read into float32 (numel,), contiguous, on any device."""
         if out.device.type != "cpu":
-            return device.decode(self.grid, self.data, out)
-        for codec, elements, first, stop in self.grid.runs():
-            start = first * self.grid.chunk_elements
+            return device.decode(self.chunking, self.data, out)
+        for codec, elements, first, stop in self.chunking.runs():
+            start = first * self.chunking.chunk_elements
             values = (
                 out
-                if stop - first == self.grid.chunks
+                if stop - first == self.chunking.chunks
                 else out[start : start + (stop - first) * elements]
             )
             if not (

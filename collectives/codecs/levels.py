@@ -8,7 +8,7 @@ Magnitudes above their block's mean decode to the mean of those, the others to t
 others: levels are statistics of the values and no steps of a scale, with which two bits lose too
 much (arXiv 2505.23725). Of n bytes, byte j holds the codes of values j, j + n, j + 2n and j + 3n.
 
-A mean over contributions lies on no such grid, so it travels in another codec (``results``). What a
+A mean over contributions fits no such chunks, so it travels in another codec (``results``). What a
 contribution loses is large, so it is carried into the next one (`optim.model.feedback`).
 
 Means are sums of integers (magnitudes in units of 2^-20 of the largest), which have the same bits

@@ -86,7 +86,7 @@ class Codec(Protocol):
 
     @property
     def results(self) -> Codec:
-        """The codec of a mean over encoded values: this one, unless means lie off its grid."""
+        """The codec of a mean over encoded values: this one, unless means lie off its chunking."""
         ...
 
     def wire_bytes(self, elements: int) -> int:

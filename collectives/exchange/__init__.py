@@ -7,12 +7,12 @@ accounts    what members say of partial sums, by name and chunk
 routes      a member's view of a plan's trees: what it adds up, sends up and hands down
 checking    partial sums that two members add up: whether they agree, and else who is wrong
 statements  what owners say of their parts, where whole vectors are weighed
-slot        one open round and the plan in force: grid, members, received parts, the result
+slot        one open round and the plan in force: chunking, members, received parts, the result
 reduction   one chunk: its statistics, its result, or a partial sum
 measuring   the phase before such a result: measure, state, weigh
 blobs       content-addressed bytes beside the rounds
 outbox      what each peer is still to be sent
-arrivals    where what is arriving goes, and for how long it may
+intake      where what is arriving goes, and for how long it may
 exchange    Exchange: commands in, records and events out
 """
 

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 
 from torch import Tensor
 
-from ..codecs.codec import EncodedChunk, Grid
+from ..codecs.codec import Chunking, EncodedChunk
 from ..codecs.encoded import EncodedVector
 from ..digest import chunk_hash
 from ..errors import ConfigError, LocalProtocolError
@@ -29,7 +29,7 @@ from ..identifiers import PeerId
 from ..pace import Lead
 from ..reduce import REDUCERS, FindReducer, least_of
 from . import header as wire_header
-from .arrivals import Arrivals
+from .intake import Intake
 from .blobs import Blobs, Bounds
 from .checking import account_of, disagreement
 from .events import (
@@ -81,7 +81,7 @@ class Exchange:
         self._eager = eager
         self._clock = clock
         self._pools = Pools()
-        self._grid = lru_cache(8)(partial(Grid, make=self._pools.codec))
+        self._chunking = lru_cache(8)(partial(Chunking, make=self._pools.codec))
         self._reducer = ChunkReducer()
         self._first = FirstPhase(
             me,
@@ -99,7 +99,7 @@ class Exchange:
         self._ready: deque[tuple[PlanState, int]] = deque()
         self._events: deque[ExchangeEvent] = deque()
         self._blobs = Blobs(self._plans, self._post)
-        self._arrivals = Arrivals(
+        self._intake = Intake(
             self._slots,
             self._plans,
             self._blobs,
@@ -145,7 +145,7 @@ class Exchange:
         that goes chunk by chunk.
 
         ``log`` must be unique in this exchange: where several runs share it, put the run into the
-        name. Raises LocalProtocolError for another grid or senseless sizes, ConfigError for an
+        name. Raises LocalProtocolError for another chunking or senseless sizes, ConfigError for an
         unknown codec.
         """
         if numel < 1 or not 1 <= chunk_elements <= 1 << 22:
@@ -157,20 +157,20 @@ class Exchange:
                 f"exchange with; a run whose plan is a tree, at most {MAX_MEMBERS:,} members.",
             )
         slot = RoundSlot(
-            log, round_, members, self._grid(codec, numel, chunk_elements), self._pools, early
+            log, round_, members, self._chunking(codec, numel, chunk_elements), self._pools, early
         )
         slot.overflows, slot.witnesses = overflows, witnesses
         known = self._slots.get(slot.id)
         if known is None:
             self._slots[slot.id] = slot
-        elif known.grid != slot.grid:
-            raise LocalProtocolError(f"round {round_} of {log!r} is open with another grid")
+        elif known.chunking != slot.chunking:
+            raise LocalProtocolError(f"round {round_} of {log!r} is open in other chunks")
         else:
             known.members = slot.members
 
     def freeze(self, log: str, round_: int, cid: bytes, vector: Tensor | EncodedVector) -> None:
         """Offer my contribution: float32 (numel,), contiguous, on the CPU; or encoded on the
-        round's grid. Untouched until `release`.
+        round's chunking. Untouched until `release`.
 
         Nothing is copied or encoded here. Raises LocalProtocolError for another kind of tensor.
         """
@@ -178,7 +178,7 @@ class Exchange:
         if slot is not None and not frozen.fits(slot):
             raise LocalProtocolError(
                 f"contribution of {vector.numel()} elements to a round of "
-                f"{slot.numel}, or on another grid"
+                f"{slot.numel}, or in other chunks"
             )
         if slot is not None:
             slot.early = None
@@ -200,8 +200,8 @@ class Exchange:
         A plan with a larger (ballot, revision) replaces the one in force for its round: parts that
         came or were sent stay, an incomplete result is abandoned. A smaller one is ignored. The
         same plan again only adds to the audience. Raises LocalProtocolError when the plan is not
-        well formed or its round not open with this grid, ConfigError for a reducer that cannot be
-        run (so).
+        well formed or its round not open with these chunks, ConfigError for a reducer that cannot
+        be run (so).
         """
         slot = slot_for(plan, self._slots)
         old = slot.plan
@@ -258,8 +258,8 @@ class Exchange:
         if slot is None:
             return
         slot.closed = True
-        self._arrivals.withdraw(slot)
-        self._arrivals.withdraw(slot.plan)
+        self._intake.withdraw(slot)
+        self._intake.withdraw(slot.plan)
         slot.release()
         busy = False
         for box in self._sender.boxes.values():
@@ -355,17 +355,17 @@ class Exchange:
         """Accept chunks of a blob from ``sources`` into ``destination``. Asking for them is the
         session's business.
 
-        With ``hashes`` (blake3, one a chunk) every chunk is checked on arrival; an empty sequence
+        With ``hashes`` (blake3, one a chunk) every chunk is checked as it comes; an empty sequence
         takes them as they come, and `BlobComplete` tells the hashes. Again with the same memory and
         hashes: only the sources change (barred ones come back); nothing, once it is complete, until
         `unwant`.
         """
-        self._arrivals.withdraw(self._blobs.want(name, destination, bounds, hashes, sources))
+        self._intake.withdraw(self._blobs.want(name, destination, bounds, hashes, sources))
         self._settle()
 
     def unwant(self, name: bytes) -> None:
         """Stop accepting a blob; its memory is not written to any more."""
-        self._arrivals.withdraw(self._blobs.unwant(name))
+        self._intake.withdraw(self._blobs.unwant(name))
 
     # ---- lanes
 
@@ -385,7 +385,7 @@ class Exchange:
         """A lane is gone, with whatever was in flight on it. What is queued goes over the others,
         or waits for the next one.
         """
-        self._arrivals.drop(peer, lane)
+        self._intake.drop(peer, lane)
         if self._sender.box(peer).lane_down(lane):
             for state in self._plans.values():
                 state.resumed.add(peer)
@@ -418,18 +418,18 @@ class Exchange:
 
         The record before it on the same lane, if it was not `received`, is abandoned.
         """
-        return self._arrivals.destination(peer, lane, wire_header.parse(header, peer))
+        return self._intake.destination(peer, lane, wire_header.parse(header, peer))
 
     def place(self, peer: PeerId, lane: int = 0) -> memoryview | None:
         """What `destination` returned for the record that is arriving over a lane; None: it must
         not be written to any more.
         """
-        return self._arrivals.place(peer, lane)
+        return self._intake.place(peer, lane)
 
     def received(self, peer: PeerId, header: bytes | bytearray | memoryview, lane: int = 0) -> None:
         """The view that `destination` returned for this record is filled, or was withdrawn."""
         del header
-        if self._arrivals.received(peer, lane) and (self._events or self._eager):
+        if self._intake.received(peer, lane) and (self._events or self._eager):
             self._settle()
 
     def work(self) -> bool:
@@ -568,7 +568,7 @@ class Exchange:
             out = slot.pool(chunk).take()
             slot.dispute = (
                 dispute.settled(
-                    {cid: held for _, cid, held in job.sources}, slot.grid.codec(chunk), out
+                    {cid: held for _, cid, held in job.sources}, slot.chunking.codec(chunk), out
                 )
                 or dispute
             )
@@ -665,7 +665,7 @@ class Exchange:
             box.wake(flow)
 
     def _abandon(self, slot: RoundSlot, state: PlanState) -> None:
-        self._arrivals.withdraw(state)
+        self._intake.withdraw(state)
         slot.abandoned.add(state.plan_id)
         slot.plan = None
         self._plans.pop(state.plan_id, None)

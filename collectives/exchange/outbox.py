@@ -272,7 +272,7 @@ class Sender:
             return None if account is None else memoryview(account)
         if cid in slot.partials:  # copied: the buffer may be needed before the lane is done with it
             found = slot.partials[cid].get(chunk)
-            copy = workspace.wire(slot.grid.codec(chunk), slot.grid.elements(chunk))
+            copy = workspace.wire(slot.chunking.codec(chunk), slot.chunking.elements(chunk))
             if found is not None:
                 copy.data[:] = found.data
             return None if found is None else copy.data

@@ -55,7 +55,7 @@ class Pools:
         self._pools: dict[tuple[str, int], WirePool] = {}
 
     def get(self, codec: Codec, elements: int) -> WirePool:
-        """The pool for a codec of a grid and a chunk length."""
+        """The pool for a codec of a chunking and a chunk length."""
         key = (codec.name, elements)
         pool = self._pools.get(key)
         if pool is None:

@@ -51,7 +51,7 @@ class ChunkReducer:
         self, state: PlanState, job: Job, chunk: int, wires: Sequence[EncodedChunk]
     ) -> bool:
         """Whether all contributions are, whatever has become of sums of them."""
-        codec, cids = state.slot.grid.codec(chunk), {c.cid for c in state.plan.contributors}
+        codec, cids = state.slot.chunking.codec(chunk), {c.cid for c in state.plan.contributors}
         return all(
             codec.finite(wire)
             for (_, cid, _), wire in zip(job.sources, wires, strict=True)
@@ -62,7 +62,7 @@ class ChunkReducer:
         self, state: PlanState, chunk: int, own: FrozenVector | None
     ) -> Statistics | Source:
         """The statistics of a chunk of my part, or the contribution that made them impossible."""
-        job, codec = state.job(chunk), state.slot.grid.codec(chunk)
+        job, codec = state.job(chunk), state.slot.chunking.codec(chunk)
         wires = self._wires(state, job, chunk, own)
         if isinstance(wires, tuple):
             return wires
@@ -112,7 +112,7 @@ class ChunkReducer:
         wires: Sequence[EncodedChunk],
         out: EncodedChunk,
     ) -> bool:
-        codec, results = state.slot.grid.codec(chunk), state.slot.results.codec(chunk)
+        codec, results = state.slot.chunking.codec(chunk), state.slot.results.codec(chunk)
         if job.factors is not None:
             return codec.weighted_mean(wires, job.factors.multipliers, job.factors.divisor, out)
         weighing = state.measuring.weighing if state.measuring is not None else None
@@ -138,7 +138,7 @@ class ChunkReducer:
 
     def _decoded(self, state: PlanState, chunk: int, wires: Sequence[EncodedChunk]) -> Tensor:
         """float32 (contributors, elements), until the next call."""
-        codec, elements, count = state.slot.grid.codec(chunk), wires[0].elements, len(wires)
+        codec, elements, count = state.slot.chunking.codec(chunk), wires[0].elements, len(wires)
         if (
             self._rows is None
             or self._out is None
@@ -156,7 +156,7 @@ class ChunkReducer:
         self, state: PlanState, job: Job, chunk: int, wires: Sequence[EncodedChunk]
     ) -> Source:
         """Whose values made the result overflow: the first that is not finite, else the largest."""
-        codec = state.slot.grid.codec(chunk)
+        codec = state.slot.chunking.codec(chunk)
         worst, largest = 0, -1.0
         for index, wire in enumerate(wires):
             if not codec.finite(wire):

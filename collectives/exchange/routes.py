@@ -96,7 +96,7 @@ def routes_of(plan: Plan, parts: RoundSlot, me: PeerId, reducer: Reducer) -> lis
     """
     if plan.topology.kind == "butterfly":
         return _star(plan, parts, me, reducer)
-    if reducer.form != "streaming" or parts.results is not parts.grid:
+    if reducer.form != "streaming" or parts.results is not parts.chunking:
         raise ConfigError(
             f"reducer {plan.reducer!r} of {plan.codec} works in a butterfly only", key="topology"
         )

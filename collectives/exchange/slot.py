@@ -1,9 +1,9 @@
 """One open round as the data plane sees it.
 
-`RoundSlot`: its grid, whose parts are accepted, and the parts that have come, whatever plan brought
-them. `PlanState`: the plan in force, what of its result is here, and what of mine can be reduced.
-Where the reducer has two phases, what the owner of a part says of it is one more chunk of the
-result, behind the others: of number ``chunks`` + index of the part. It is sent, asked for and
+`RoundSlot`: its chunking, whose parts are accepted, and the parts that have come, whatever plan
+brought them. `PlanState`: the plan in force, what of its result is here, and what of mine can be
+reduced. Where the reducer has two phases, what the owner of a part says of it is one more chunk of
+the result, behind the others: of number ``chunks`` + index of the part. It is sent, asked for and
 waited for like them.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..codecs.codec import EncodedChunk, Grid
+from ..codecs.codec import Chunking, EncodedChunk
 from ..codecs.encoded import EncodedVector
 from ..digest import chunk_hash, merkle_root, part_digest
 from ..errors import AtollError, LocalProtocolError, RemoteProtocolError
@@ -54,7 +54,7 @@ class RoundSlot:
         log: str,
         round_: int,
         members: Sequence[PeerId],
-        grid: Grid,
+        chunking: Chunking,
         pools: Pools,
         early: int | None = None,
     ) -> None:
@@ -63,13 +63,13 @@ class RoundSlot:
         self.round = round_
         self.id = slot_id(log, round_)
         self.members = frozenset(members)
-        self.grid = grid
-        self.results = grid.results
-        self.numel = grid.numel
-        self.chunks = grid.chunks
+        self.chunking = chunking
+        self.results = chunking.results
+        self.numel = chunking.numel
+        self.chunks = chunking.chunks
         self.plan: PlanState | None = None
         self.partials: dict[bytes, dict[int, EncodedChunk]] = {}
-        self.accounts = Accounts(2 * grid.chunks)
+        self.accounts = Accounts(2 * chunking.chunks)
         self.dispute: Dispute | None = None  # the first partial sum of which accounts differed
         self.closed = False
         self.bytes_sent = 0
@@ -90,24 +90,24 @@ class RoundSlot:
         # The last statement on a part before its plan: (plan id, part, bytes).
         self.early_statements: dict[PeerId, tuple[bytes, int, bytes]] = {}
 
-    def pool(self, chunk: int, grid: Grid | None = None) -> WirePool:
-        """Where buffers for this chunk come from; ``grid``: that of results."""
+    def pool(self, chunk: int, chunking: Chunking | None = None) -> WirePool:
+        """Where buffers for this chunk come from; ``chunking``: that of results."""
         codec, elements, pool = (
-            (grid or self.grid).codec(chunk),
-            self.grid.elements(chunk),
+            (chunking or self.chunking).codec(chunk),
+            self.chunking.elements(chunk),
             self._last_pool,
         )
         if pool is None or pool.codec is not codec or pool.elements != elements:
             pool = self._last_pool = self._pools.get(codec, elements)
         return pool
 
-    def check_record(self, peer: PeerId, chunk: int, length: int, grid: Grid) -> None:
-        """Raises RemoteProtocolError unless a record's chunk exists on the grid, contributions' or
-        results', and has its length.
+    def check_record(self, peer: PeerId, chunk: int, length: int, chunking: Chunking) -> None:
+        """Raises RemoteProtocolError unless a record's chunk exists in the chunking, contributions'
+        or results', and has its length.
         """
         if chunk >= self.chunks:
             raise RemoteProtocolError(f"chunk {chunk} of {self.chunks}", peer=peer)
-        expected = grid.wire_bytes(chunk)
+        expected = chunking.wire_bytes(chunk)
         if length != expected:
             raise RemoteProtocolError(
                 f"chunk {chunk} of {length} bytes, expected {expected}", peer=peer
@@ -133,7 +133,7 @@ class RoundSlot:
         if self.plan is not None:
             return self.plan.wants_part(peer, cid, chunk)
         here = sum(self._counts.values())
-        return not here or (here + 1) * self.grid.wire_bytes(chunk) <= self.early
+        return not here or (here + 1) * self.chunking.wire_bytes(chunk) <= self.early
 
     def store(self, peer: PeerId, cid: bytes, chunk: int, wire: EncodedChunk) -> None:
         """A part has arrived."""
@@ -249,7 +249,7 @@ class FrozenVector:
         self.poisoned = False
         self._data: memoryview | None = None
         self._chunks: dict[int, Sequence[Tensor]] = {}
-        self._fitting: Grid | None = None
+        self._fitting: Chunking | None = None
 
     def same(self, other: FrozenVector) -> bool:
         """Whether the other has the same memory."""
@@ -261,16 +261,16 @@ class FrozenVector:
         )
 
     def fits(self, slot: RoundSlot) -> bool:
-        """Whether it has the round's length, and its grid and codec where it is encoded."""
-        if self._fitting is slot.grid:
+        """Whether it has the round's length, and its chunking and codec where it is encoded."""
+        if self._fitting is slot.chunking:
             return True
         vector = self.vector
         fits = (
-            vector.grid == slot.grid
+            vector.chunking == slot.chunking
             if isinstance(vector, EncodedVector)
             else vector.numel() == slot.numel
         )
-        self._fitting = slot.grid if fits else None
+        self._fitting = slot.chunking if fits else None
         return fits
 
     def wire(
@@ -279,13 +279,13 @@ class FrozenVector:
         """The chunk encoded (as it lies, where that needs no copy, else on ``workspace``), and
         whether all of it is finite. ``look``: False spares the pass that only a look would need,
         and says True."""
-        vector, codec = self.vector, slot.grid.codec(chunk)
+        vector, codec = self.vector, slot.chunking.codec(chunk)
         if isinstance(vector, EncodedVector):
             wire = vector.wire(chunk)
             return wire, codec.finite(wire)
-        size = slot.grid.chunk_elements
+        size = slot.chunking.chunk_elements
         views = self._chunks.get(size)
-        if views is None:  # made once a grid
+        if views is None:  # made once a chunking
             views = self._chunks[size] = vector.split(size)
         values = views[chunk]
         if not codec.zero_copy:
@@ -594,7 +594,7 @@ class PlanState:
             return True
         part = self.plan.parts[self.part_of[chunk]]
         slot = self.slot
-        passing = lead.rate / (slot.grid.nbytes + slot.results.nbytes) * slot.chunks  # chunks/s
+        passing = lead.rate / (slot.chunking.nbytes + slot.results.nbytes) * slot.chunks  # chunks/s
         speed = passing * (part.stop - part.first) / self._others  # to this owner
         back = max(self._returned[self.part_of[chunk]], speed / 2 * (self._clock() - self._began))
         return chunk - part.first - back < LEAST_AHEAD + speed * lead.seconds
@@ -751,6 +751,6 @@ def slot_for(plan: Plan, slots: Mapping[bytes, RoundSlot]) -> RoundSlot:
     slot = slots.get(wire_header.slot_id(plan.log, plan.round))
     if slot is None:
         raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is not open")
-    if slot.grid.meaning != (plan.codec, plan.numel, plan.chunk_elements):
-        raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is open with another grid")
+    if slot.chunking.meaning != (plan.codec, plan.numel, plan.chunk_elements):
+        raise LocalProtocolError(f"round {plan.round} of {plan.log!r} is open in other chunks")
     return slot

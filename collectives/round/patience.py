@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
-from ..codecs.codec import Grid
+from ..codecs.codec import Chunking
 from ..group import Plan
 from ..identifiers import PeerId
 from ..messages import Ready
@@ -101,5 +101,5 @@ def transfer_s(
 @lru_cache(maxsize=64)
 def chunk_bytes(shape: Shape) -> tuple[int, int]:
     """Bytes of a whole chunk on the wire: of a contribution, and of a result."""
-    grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
-    return grid.wire_bytes(0), grid.results.wire_bytes(0)
+    chunking = Chunking(shape.codec, shape.numel, shape.chunk_elements)
+    return chunking.wire_bytes(0), chunking.results.wire_bytes(0)

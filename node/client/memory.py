@@ -72,33 +72,35 @@ class ReductionMemory:
         self._lock = threading.RLock()  # any thread may call, and a signal handler within
 
     def contribution(
-        self, number: int, fd: int | Descriptor, grid: VectorEncoding
+        self, number: int, fd: int | Descriptor, chunking: VectorEncoding
     ) -> EncodedVector:
         """Where to encode a contribution. Takes ``fd`` over."""
-        return self._map(number, fd, grid, writable=True)
+        return self._map(number, fd, chunking, writable=True)
 
-    def result(self, number: int, fd: int | Descriptor, grid: VectorEncoding) -> EncodedVector:
+    def result(self, number: int, fd: int | Descriptor, chunking: VectorEncoding) -> EncodedVector:
         """What to decode; it cannot be written to. Takes ``fd`` over."""
-        return self._map(number, fd, grid, writable=False)
+        return self._map(number, fd, chunking, writable=False)
 
     def _map(
-        self, number: int, fd: int | Descriptor, grid: VectorEncoding, *, writable: bool
+        self, number: int, fd: int | Descriptor, chunking: VectorEncoding, *, writable: bool
     ) -> EncodedVector:
         from ...collectives.codecs import codec  # loads torch, as the caller has
         from ...collectives.codecs.encoded import EncodedVector
 
         with self._lock:
             known = self._mapped.pop(number, None)
-            if known is not None and known[0] == (grid, writable):
+            if known is not None and known[0] == (chunking, writable):
                 let_go(fd)
                 vector = known[1]
             else:
-                chunks = codec.Grid(*grid) if writable else codec.Grid(*grid).results
+                chunks = (
+                    codec.Chunking(*chunking) if writable else codec.Chunking(*chunking).results
+                )
                 vector = EncodedVector(
                     chunks,
                     memoryview(map_bytes(fd, chunks.nbytes, writable=True, copy=not writable)),
                 )
-            self._mapped[number] = (grid, writable), vector
+            self._mapped[number] = (chunking, writable), vector
             while len(self._mapped) > MAPPED:
                 del self._mapped[next(iter(self._mapped))]
         return vector
@@ -130,16 +132,18 @@ def copy_range(vector: EncodedVector, destination: Tensor, start: int) -> None:
 
     # Each step of torch gives up the interpreter's lock.
     plain = destination.dim() == 1 and not destination.requires_grad
-    grid, out = vector.grid, destination if plain else destination.detach().view(-1)
-    if start == 0 and out.numel() == grid.numel:
+    chunking, out = vector.chunking, destination if plain else destination.detach().view(-1)
+    if start == 0 and out.numel() == chunking.numel:
         return vector.decode(out)
-    scratch = torch.empty(min(grid.chunk_elements, grid.numel), dtype=torch.float32, device="cpu")
+    scratch = torch.empty(
+        min(chunking.chunk_elements, chunking.numel), dtype=torch.float32, device="cpu"
+    )
     for chunk in range(
-        start // grid.chunk_elements, -(-(start + out.numel()) // grid.chunk_elements)
+        start // chunking.chunk_elements, -(-(start + out.numel()) // chunking.chunk_elements)
     ):
-        first = chunk * grid.chunk_elements
-        values = scratch[: min(grid.chunk_elements, grid.numel - first)]
-        grid.codec(chunk).decode(vector.wire(chunk), values)
+        first = chunk * chunking.chunk_elements
+        values = scratch[: min(chunking.chunk_elements, chunking.numel - first)]
+        chunking.codec(chunk).decode(vector.wire(chunk), values)
         low, high = max(start, first), min(start + out.numel(), first + values.numel())
         out[low - start : high - start] = values[low - first : high - first]
     return None

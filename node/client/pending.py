@@ -86,7 +86,7 @@ class ReduceTicket:
         self.op_id, self.numel = op_id, 0
         self.members: tuple[PeerId, ...] = ()
         self._swarm, self._memory, self._hooks = swarm, memory, hooks
-        self._grid: VectorEncoding | None = None
+        self._chunking: VectorEncoding | None = None
         # Number and descriptor of the result's memory, until it is mapped.
         self._fd: tuple[int, int | Descriptor] | None = None
         self._result: EncodedVector | None = None
@@ -94,9 +94,9 @@ class ReduceTicket:
         self._settling = threading.RLock()  # each thread of the script may wait
         self._open = True
 
-    def opened(self, grid: VectorEncoding, members: tuple[PeerId, ...]) -> None:
+    def opened(self, chunking: VectorEncoding, members: tuple[PeerId, ...]) -> None:
         """The node has opened it: how its vectors are encoded, and who its members are."""
-        self._grid, self.numel, self.members = grid, grid.numel, members
+        self._chunking, self.numel, self.members = chunking, chunking.numel, members
 
     def resolve(self, outcome: Outcome, number: int, fds: Sequence[Descriptor]) -> None:
         """The node's last word."""
@@ -144,8 +144,8 @@ class ReduceTicket:
             self._copy_into(destination, start)
 
     def _copy_into(self, destination: Tensor, start: int) -> None:
-        if self._fd is not None and self._grid is not None:
-            self._result = self._memory.result(*self._fd, self._grid)
+        if self._fd is not None and self._chunking is not None:
+            self._result = self._memory.result(*self._fd, self._chunking)
             self._fd = None
         if self._result is None or start < 0 or start + destination.numel() > self.numel:
             raise LocalProtocolError(

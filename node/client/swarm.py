@@ -507,8 +507,8 @@ class RunSwarm(SeededWork):
                     raise LocalProtocolError(f"{call.name} is open already", hint=OWN_NAME)
                 asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
                 opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
-                grid = VectorEncoding(opened.codec, opened.numel, opened.chunk_elements)
-                ticket.opened(grid, opened.members)
+                chunking = VectorEncoding(opened.codec, opened.numel, opened.chunk_elements)
+                ticket.opened(chunking, opened.members)
             except BaseException:
                 del ticket  # the next call closes it: the node may have opened it meanwhile
                 raise
@@ -517,7 +517,7 @@ class RunSwarm(SeededWork):
                     shared.ticket = ticket
                 else:
                     memory = at.reductions.contribution(
-                        opened.number, received(asked.fds, p.REDUCE_FDS)[0], grid
+                        opened.number, received(asked.fds, p.REDUCE_FDS)[0], chunking
                     )
                     if call.weight:
                         memory.encode(placed(values, opened.numel, opened.members, self.peer))

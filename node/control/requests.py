@@ -156,7 +156,7 @@ class ConnectionRequests:
 
     def reduced(self, op_id: str, outcome: Outcome, result: PooledBuffer | None = None) -> None:
         """Exactly once for every `ScriptSession.reduce_start`; "open" when the deadline passed. If
-        committed, ``result`` holds the encoded mean, on the grid of the contribution, and is not
+        committed, ``result`` holds the encoded mean, in the chunks of the contribution, and is not
         written until `reduce_close`.
         """
         if result is None:
@@ -370,10 +370,10 @@ class ConnectionRequests:
 
     async def _reduce_open(self, request: p.ReduceOpen) -> None:
         memory = self._attached().reduce_open(request.call, request.numel, request.buffer)
-        number, grid = memory.source.number, memory.grid
+        number, chunking = memory.source.number, memory.chunking
         fds = [] if request.buffer else [memory.source.fd]
         self._post(
-            p.ReduceOpened(request.id, number, *grid, members=memory.members, fds=len(fds)), fds
+            p.ReduceOpened(request.id, number, *chunking, members=memory.members, fds=len(fds)), fds
         )
 
     async def _reduce_start(self, request: p.ReduceStart) -> None:

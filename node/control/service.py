@@ -35,7 +35,7 @@ class ReduceMemory(NamedTuple):
     """
 
     source: PooledBuffer
-    grid: tuple[str, int, int]
+    chunking: tuple[str, int, int]
     """Codec, chunk_elements and numel of the whole vector."""
     members: tuple[PeerId, ...]
     """The configuration it is called under."""

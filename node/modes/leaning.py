@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId
@@ -62,11 +62,13 @@ def leans(
     f = manifest.robust.f or 1
     found, chosen = Leaning[PeerId](f, len(entries)), _sample(source, log, entries[0].numel)
     for entry in entries:
-        grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
+        chunking = Chunking(entry.codec, entry.numel, entry.chunk_elements)
         rows = torch.empty(len(entry.contributors), len(chosen))
-        values = torch.empty(grid.numel)
-        for row, vector in zip(rows, contributions_of(source, entry, grid, places), strict=True):
-            EncodedVector(grid, vector).decode(values)
+        values = torch.empty(chunking.numel)
+        for row, vector in zip(
+            rows, contributions_of(source, entry, chunking, places), strict=True
+        ):
+            EncodedVector(chunking, vector).decode(values)
             row.copy_(values[chosen])
         found.saw([contributor.member.peer for contributor in entry.contributors], rows)
         progress(entry.round)

@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import ConfigError
 from ...collectives.group import Entry
@@ -191,10 +191,10 @@ def _directions(
     """
     found = dict[PeerId, Tensor]()
     for entry in entries:
-        grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
-        vectors = contributions_of(source, entry, grid, folders)
+        chunking = Chunking(entry.codec, entry.numel, entry.chunk_elements)
+        vectors = contributions_of(source, entry, chunking, folders)
         for contributor, vector in zip(entry.contributors, vectors, strict=True):
-            EncodedVector(grid, vector).decode(values := torch.empty(grid.numel))
+            EncodedVector(chunking, vector).decode(values := torch.empty(chunking.numel))
             update = _parameters(values, layout)
             peer, length = contributor.member.peer, update.norm()
             if not torch.isfinite(length) or not length:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import EncodedChunk, Grid
+from ...collectives.codecs.codec import Chunking, EncodedChunk
 from ...collectives.digest import chunk_hash, merkle_root, part_digest
 from ...collectives.errors import ConfigError, SecurityError, StorageError
 from ...collectives.group import Certified, Entry
@@ -72,14 +72,14 @@ def recompute(
     SecurityError E204 for one that is not what its contributor has signed, StorageError.
     """
     entry = _entry_of(source, log, round_).entry
-    grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
+    chunking = Chunking(entry.codec, entry.numel, entry.chunk_elements)
     vectors = contributions_of(
         source,
         entry,
-        grid,
+        chunking,
         [*folders, *(folder.parent / CONTRIBUTIONS for folder in source.folders)],
     )
-    arithmetic = _Round(entry, grid, vectors)
+    arithmetic = _Round(entry, chunking, vectors)
     hashes = arithmetic.hashes(progress)
     parts = tuple(
         RecomputedPart(
@@ -125,7 +125,7 @@ def missing(entry: Entry, folders: Sequence[Path]) -> list[PeerId]:
 
 
 def contributions_of(
-    source: AuditSource, entry: Entry, grid: Grid, folders: Sequence[Path]
+    source: AuditSource, entry: Entry, chunking: Chunking, folders: Sequence[Path]
 ) -> list[memoryview]:
     """The encoded vectors of the entry's contributors, each what its contributor has signed. Raises
     as `recompute`.
@@ -160,8 +160,8 @@ def contributions_of(
         except OSError as error:
             raise StorageError(f"cannot read {found.data}: {error}") from None
         if (
-            len(data) != grid.nbytes
-            or merkle_root([chunk_hash(view) for view in grid.views(data)]) != statement.root
+            len(data) != chunking.nbytes
+            or merkle_root([chunk_hash(view) for view in chunking.views(data)]) != statement.root
         ):
             raise SecurityError(f"{found.data} is not what {peer} has signed", code="E204")
         vectors.append(data)
@@ -171,8 +171,8 @@ def contributions_of(
 class _Round:
     """The arithmetic of one entry, as owners do it."""
 
-    def __init__(self, entry: Entry, grid: Grid, vectors: Sequence[memoryview]) -> None:
-        self._entry, self._grid, self._vectors = entry, grid, vectors
+    def __init__(self, entry: Entry, chunking: Chunking, vectors: Sequence[memoryview]) -> None:
+        self._entry, self._chunking, self._vectors = entry, chunking, vectors
         reducer = self._reducer = (
             MEAN if entry.reducer == "mean" else find_reducers()(entry.reducer)
         )
@@ -212,22 +212,22 @@ class _Round:
                 wires.append(own[self._numbers[term.peer]])
                 continue
             wires.append(
-                self._grid.wire(memoryview(bytearray(self._grid.wire_bytes(chunk))), chunk)
+                self._chunking.wire(memoryview(bytearray(self._chunking.wire_bytes(chunk))), chunk)
             )
             self._summed(tree, term.peer, chunk, own, wires[-1])
-        self._grid.codec(chunk).weighted_mean(
+        self._chunking.codec(chunk).weighted_mean(
             wires, found.factors.multipliers, found.factors.divisor, out
         )
 
     def hashes(self, progress: Callable[[int], None]) -> list[bytes]:
         """blake3 of each encoded chunk of the result."""
-        results, found = self._grid.results, list[bytes]()
+        results, found = self._chunking.results, list[bytes]()
         weighing = (
             self._weighed(self._reducer)
             if self._reducer is not None and self._reducer.form == "two-phase"
             else None
         )
-        for chunk in range(self._grid.chunks):
+        for chunk in range(self._chunking.chunks):
             out = memoryview(bytearray(results.wire_bytes(chunk)))
             self._reduce(chunk, results.wire(out, chunk), weighing)
             found.append(chunk_hash(out))
@@ -235,13 +235,13 @@ class _Round:
         return found
 
     def _wires(self, chunk: int) -> list[EncodedChunk]:
-        start, stop = self._grid.span(chunk)
-        return [self._grid.wire(vector[start:stop], chunk) for vector in self._vectors]
+        start, stop = self._chunking.span(chunk)
+        return [self._chunking.wire(vector[start:stop], chunk) for vector in self._vectors]
 
     def _rows(self, chunk: int) -> Tensor:
-        rows = torch.empty(len(self._vectors), self._grid.elements(chunk))
+        rows = torch.empty(len(self._vectors), self._chunking.elements(chunk))
         for wire, row in zip(self._wires(chunk), rows, strict=True):
-            self._grid.codec(chunk).decode(wire, row)
+            self._chunking.codec(chunk).decode(wire, row)
         return rows
 
     def _weighed(self, reducer: TwoPhaseReducer) -> Weighing:
@@ -257,7 +257,7 @@ class _Round:
         )
 
     def _reduce(self, chunk: int, out: EncodedChunk, weighing: Weighing | None) -> None:
-        codec, reducer = self._grid.codec(chunk), self._reducer
+        codec, reducer = self._chunking.codec(chunk), self._reducer
         if self._trees:
             number = next(
                 number
@@ -291,7 +291,7 @@ class _Round:
                 weighing.reduce(rows, value)
             elif reducer is not None and reducer.form == "rows":
                 reducer.reduce(rows, weights, value)
-            self._grid.results.codec(chunk).encode(value, out)
+            self._chunking.results.codec(chunk).encode(value, out)
             return None
         factors = (
             reducer if reducer is not None and reducer.form == "streaming" else MEAN

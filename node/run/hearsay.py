@@ -2,7 +2,7 @@
 hear, and what it asks for itself. Sans-IO.
 
 Each beat of a partner says which of *its* partners it has heard lately, with its own ears. Any
-other member is a partner of exactly two of one's own (`PartnerGrid.between`), and is taken for
+other member is a partner of exactly two of one's own (`PartnerMesh.between`), and is taken for
 alive
 
 * for `TRUST_BEATS` √n beats after one heard it last oneself, where both say so;
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from . import membership_records as wire
-from .partners import PartnerGrid
+from .partners import PartnerMesh
 
 LONG_AGO = float("-inf")
 FRESH = 0.4  # of detect_s: who was heard within it is vouched for
@@ -56,15 +56,15 @@ class _Word:
 
 
 class Hearsay:
-    """Of one grid. ``heard``: when each peer was heard last; ``since``: since when it is watched;
+    """Of one mesh. ``heard``: when each peer was heard last; ``since``: since when it is watched;
     both are their owner's, and read here. ``beat_s``, ``detect_s``: seconds. ``asked``: of members,
-    ``beaten``: since when each is beaten to; both of earlier grids.
+    ``beaten``: since when each is beaten to; both of earlier meshes.
     """
 
     def __init__(
         self,
         me: PeerId,
-        grid: PartnerGrid,
+        mesh: PartnerMesh,
         heard: Mapping[PeerId, float],
         since: Mapping[PeerId, float],
         *,
@@ -73,18 +73,18 @@ class Hearsay:
         asked: Asked,
         beaten: Mapping[PeerId, float],
     ) -> None:
-        self.grid, self.partners = grid, grid.partners(me)
+        self.mesh, self.partners = mesh, mesh.partners(me)
         self.asked, self.beaten = asked, {peer: beaten[peer] for peer in self.partners}
         self._me, self._heard, self._since = me, heard, since
         self._beat_s, self._detect_s = beat_s, detect_s
-        self._trust_s = TRUST_BEATS * math.sqrt(len(grid.peers)) * beat_s
+        self._trust_s = TRUST_BEATS * math.sqrt(len(mesh.peers)) * beat_s
         self._ask_after_s = FRESH * detect_s + LATE_BEATS * beat_s
         inner = {me, *self.partners}
-        self._others = [peer for peer in grid.peers if peer not in inner]
+        self._others = [peer for peer in mesh.peers if peer not in inner]
         self._next = 0  # of these, whose turn it is to be asked
         self._words = {peer: _Word() for peer in self.partners}
         self._charge = {
-            peer: sum(1 << bit for each, bit in grid.bits(peer).items() if each not in inner)
+            peer: sum(1 << bit for each, bit in mesh.bits(peer).items() if each not in inner)
             for peer in self.partners
         }
 
@@ -93,12 +93,12 @@ class Hearsay:
         """When ``peer`` was alive for sure, if its two partners tell the truth; `LONG_AGO` for a
         partner of one's own, and where their word does not count.
         """
-        if peer in self._words or peer not in self.grid or peer == self._me:
+        if peer in self._words or peer not in self.mesh or peer == self._me:
             return LONG_AGO
         unheard_s = now - self._direct(peer)
         if unheard_s > self._trust_s:
             return LONG_AGO
-        one, other = self.grid.between(self._me, peer)
+        one, other = self.mesh.between(self._me, peer)
         words = self._last_of(one, peer), self._last_of(other, peer)
         enough = max(words) if unheard_s <= ALONE * self._detect_s else min(words)
         return enough - FRESH * self._detect_s
@@ -116,15 +116,15 @@ class Hearsay:
         return max(self._heard.get(peer, LONG_AGO), self._since.get(peer, LONG_AGO))
 
     def _last_of(self, partner: PeerId, peer: PeerId) -> float:
-        return self._words[partner].last(self.grid.bits(partner)[peer])
+        return self._words[partner].last(self.mesh.bits(partner)[peer])
 
     # ---- inputs
-    def said(self, now: float, partner: PeerId, grid: bytes, bits: bytes) -> None:
+    def said(self, now: float, partner: PeerId, mesh: bytes, bits: bytes) -> None:
         """A partner beats. Raises RemoteProtocolError for bits that are not its partners'."""
         word = self._words.get(partner)
-        if word is None or grid != self.grid.name:
+        if word is None or mesh != self.mesh.name:
             return  # of another configuration: a beat, and no more
-        count, number = len(self.grid.partners(partner)), int.from_bytes(bits, "little")
+        count, number = len(self.mesh.partners(partner)), int.from_bytes(bits, "little")
         if len(bits) != _nbytes(count) or number >> count:
             raise RemoteProtocolError(
                 f"a beat of {len(bits)} bytes says what {count} partners are", peer=partner
@@ -149,7 +149,7 @@ class Hearsay:
             if self._heard.get(peer, LONG_AGO) >= since:
                 number |= 1 << bit
         return wire.HeardBeat(
-            self.grid.name, number.to_bytes(_nbytes(len(self.partners)), "little")
+            self.mesh.name, number.to_bytes(_nbytes(len(self.partners)), "little")
         )
 
     def questions(self, now: float, seen: Mapping[PeerId, float]) -> list[PeerId]:
@@ -185,7 +185,7 @@ class Hearsay:
         for partner, word in self._words.items():
             lacking = self._charge[partner] & ~(word.bits if word.at >= late else 0)
             if lacking:
-                named = self.grid.partners(partner)
+                named = self.mesh.partners(partner)
                 found.update((named[bit], None) for bit in _ones(lacking))
         return list(found)
 

@@ -29,7 +29,7 @@ from ..net.transport.allowance import Allowance
 from . import membership_records as wire
 from .hearsay import Hearsay
 from .membership_records import MAX_RECORDS, RECORDS_PER_MESSAGE, Record, Sign, SignedRecord, Verify
-from .partners import grid_of
+from .partners import mesh_of
 
 MOST_BY_ONE = MAX_RECORDS * 3 // 4
 LOOKED_AT = 8  # times as many as are wanted are looked at, where there are hundreds
@@ -239,10 +239,10 @@ class Membership:
         """
         before, usual = self._hearsay, self._usual
         self.large = len(wanted) > usual.sparse_above
-        grid = grid_of(tuple(sorted(wanted))) if self.large else None
-        if grid is not None and before is not None and before.grid is grid:
+        mesh = mesh_of(tuple(sorted(wanted))) if self.large else None
+        if mesh is not None and before is not None and before.mesh is mesh:
             return wanted
-        narrows = grid is None and before is not None
+        narrows = mesh is None and before is not None
         there = [p for p in self._watched if not self.suspected(now, p)] if narrows else []
         self._hearsay, asked, beaten = None, dict[PeerId, tuple[float, float]](), self._watched
         if before is not None:
@@ -250,7 +250,7 @@ class Membership:
             for peer in self._watched:
                 if (last := before.last(now, peer)) > self._seen.get(peer, LONG_AGO):
                     self._seen[peer] = last
-        if grid is None:
+        if mesh is None:
             self.timing = usual
             for peer in there:  # what is known by hearsay is older than suspicion takes now
                 self._watched[peer] = now
@@ -258,20 +258,20 @@ class Membership:
                 self._beat_at = self._due = now
             return wanted
         self.timing = usual.wide(len(wanted))
-        if self.me not in grid:  # nobody says to it what it hears
-            return set(grid.beside(self.me))
+        if self.me not in mesh:  # nobody says to it what it hears
+            return set(mesh.beside(self.me))
         for peer in beaten:  # which has asked it all the time
             heard = self._heard.get(peer, self._watched.get(peer, now))
             asked[peer] = heard + self.timing.beat_s, now
         self._hearsay = Hearsay(
             self.me,
-            grid,
+            mesh,
             self._heard,
             self._watched,
             beat_s=self.timing.beat_s,
             detect_s=self.timing.detect_s,
             asked={peer: asked[peer] for peer in wanted & asked.keys()},
-            beaten={peer: beaten.get(peer, now) for peer in grid.partners(self.me)},
+            beaten={peer: beaten.get(peer, now) for peer in mesh.partners(self.me)},
         )
         return wanted
 
@@ -413,9 +413,9 @@ class Membership:
             case wire.Beat(answer):
                 if answer and (sender not in self._watched or self._hearsay is not None):
                     self._send(now, sender, wire.Beat(False))
-            case wire.HeardBeat(grid, bits):
+            case wire.HeardBeat(mesh, bits):
                 if self._hearsay is not None and sender in self._hearsay.beaten:
-                    self._hearsay.said(now, sender, grid, bits)
+                    self._hearsay.said(now, sender, mesh, bits)
                 elif self._hearsay is not None or sender not in self._watched:
                     self._send(now, sender, wire.Beat(False))  # it waits for ours
             case wire.Probe(target, nonce):

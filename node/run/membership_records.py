@@ -87,10 +87,10 @@ class Beat(msgspec.Struct, frozen=True, array_like=True, tag="beat"):
 
 class HeardBeat(msgspec.Struct, frozen=True, array_like=True, tag="heard"):
     """A beat in a large run: I live, and have heard those of my partners lately whose bit is set
-    (`PartnerGrid.bits`, the lowest first), in the grid of this name.
+    (`PartnerMesh.bits`, the lowest first), in the mesh of this name.
     """
 
-    grid: Annotated[bytes, msgspec.Meta(min_length=NAME_BYTES, max_length=NAME_BYTES)]
+    mesh: Annotated[bytes, msgspec.Meta(min_length=NAME_BYTES, max_length=NAME_BYTES)]
     bits: Annotated[bytes, msgspec.Meta(max_length=MOST_BYTES)]
 
 

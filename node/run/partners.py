@@ -1,4 +1,4 @@
-"""Who beats to whom in a large run: rows and columns of a grid over the configuration. Pure.
+"""Who beats to whom in a large run: rows and columns of a mesh over the configuration. Pure.
 
 The members stand in rows of ⌈√n⌉, in the order of their names. A member's partners are those of its
 row and of its column, about 2√n. Of any two members that are none, exactly two others are partners
@@ -6,8 +6,8 @@ of both: where the row of one meets the column of the other, and the other way r
 them hears of the other from two that hear it themselves, and no word travels further than that.
 
 Where the last row is not full, the members above its gaps stand in these as well. A configuration
-determines its grid, so all who know it agree without a word; members of different configurations
-see by the grid's name that they speak of different ones.
+determines its mesh, so all who know it agree without a word; members of different configurations
+see by the mesh's name that they speak of different ones.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ MOST_PARTNERS = 3 * math.isqrt(MAX_MEMBERS) + 3  # of a member that stands in tw
 MOST_BYTES = MOST_PARTNERS // 8 + 1
 
 
-class PartnerGrid:
+class PartnerMesh:
     """Of these members, each named once.
 
-    >>> grid = grid_of(tuple(PeerId(f"p{number}") for number in range(9)))
-    >>> grid.partners(PeerId("p0"))
+    >>> mesh = mesh_of(tuple(PeerId(f"p{number}") for number in range(9)))
+    >>> mesh.partners(PeerId("p0"))
     ('p1', 'p2', 'p3', 'p6')
-    >>> grid.between(PeerId("p0"), PeerId("p4"))
+    >>> mesh.between(PeerId("p0"), PeerId("p4"))
     ('p1', 'p3')
     """
 
@@ -92,6 +92,6 @@ class PartnerGrid:
 
 
 @lru_cache(maxsize=8)
-def grid_of(peers: tuple[PeerId, ...]) -> PartnerGrid:
-    """The grid of these members, the same object for all who ask in one process."""
-    return PartnerGrid(peers)
+def mesh_of(peers: tuple[PeerId, ...]) -> PartnerMesh:
+    """The mesh of these members, the same object for all who ask in one process."""
+    return PartnerMesh(peers)

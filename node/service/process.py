@@ -290,9 +290,9 @@ def _result_buffer(nodes: Sequence[Node], pool: BufferPool, plan: Plan) -> memor
 
 def plan_bytes(plan: Plan) -> int:
     """Length of a plan's encoded result."""
-    from ...collectives.codecs.codec import Grid
+    from ...collectives.codecs.codec import Chunking
 
-    return Grid(plan.codec, plan.numel, plan.chunk_elements).results.nbytes
+    return Chunking(plan.codec, plan.numel, plan.chunk_elements).results.nbytes
 
 
 def _connect(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import trio
 from torch import Tensor
 
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
 from ...collectives.series import OWN_NAME
@@ -95,11 +95,11 @@ class Reductions:
             return ReduceMemory(
                 shared, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers)
             )
-        grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
-        memory = self._sources.take(grid.nbytes)
+        chunking = Chunking(shape.codec, shape.numel, shape.chunk_elements)
+        memory = self._sources.take(chunking.nbytes)
         buffer = self._sources.buffer_of(memory)
         assert buffer is not None
-        self._open[call.op_id] = _Reduction(call, numel, EncodedVector(grid, memory))
+        self._open[call.op_id] = _Reduction(call, numel, EncodedVector(chunking, memory))
         return ReduceMemory(
             buffer, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers)
         )

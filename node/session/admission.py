@@ -27,7 +27,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from ...collectives import messages as m
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.digest import chunk_hash
 from ...collectives.errors import NotAdmittedError, RemoteProtocolError
@@ -36,7 +36,7 @@ from ...collectives.identifiers import HASH_BYTES, PeerId
 from . import events as ev
 from .equivocation import EquivocationWatch
 from .retaining import Retaining
-from .serving import grid_of
+from .serving import chunking_of
 
 if TYPE_CHECKING:
     from .session import Session
@@ -245,15 +245,17 @@ class Admission:
         round_, shape = machine.round, machine.shape
 
         def encode() -> tuple[memoryview, bytes] | None:
-            grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
+            chunking = Chunking(shape.codec, shape.numel, shape.chunk_elements)
             room = (
                 vector
                 if isinstance(vector, EncodedVector)
-                else EncodedVector(grid, memoryview(bytearray(grid.nbytes)))
+                else EncodedVector(chunking, memoryview(bytearray(chunking.nbytes)))
             )
             if isinstance(vector, Tensor) and not room.encode(vector):
                 return None
-            return memoryview(bytes(room.data)), b"".join(map(chunk_hash, grid.views(room.data)))
+            return memoryview(bytes(room.data)), b"".join(
+                map(chunk_hash, chunking.views(room.data))
+            )
 
         def encoded(now: float, found: tuple[memoryview, bytes] | None) -> None:
             if found is None or machine.round != round_ or len(found[1]) > m.MAX_HASHES:
@@ -267,7 +269,7 @@ class Admission:
     def _show(self, entry: Entry, trial: _Trial, data: memoryview) -> None:
         session = self.session
         chunk, wardens = draw_chunk(entry, session.me)
-        start, stop = Grid(entry.codec, entry.numel, entry.chunk_elements).span(chunk)
+        start, stop = Chunking(entry.codec, entry.numel, entry.chunk_elements).span(chunk)
         if stop - start <= m.MAX_SAMPLE_BYTES:
             for peer in wardens:
                 session.actions.tell(
@@ -331,18 +333,18 @@ def judge_sample(
     With n contributions that are one vector and independent noise each, one of them is at most √n
     times as long as their mean; thrice that is allowed.
     """
-    grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
+    chunking = Chunking(entry.codec, entry.numel, entry.chunk_elements)
     if (
-        len(hashes) != HASH_BYTES * grid.chunks
+        len(hashes) != HASH_BYTES * chunking.chunks
         or chunk != draw_chunk(entry, peer)[0]
-        or len(data) != grid.wire_bytes(chunk)
+        or len(data) != chunking.wire_bytes(chunk)
     ):
         return "it shows another chunk than the one that was drawn"
     if chunk_hash(memoryview(data)) != hashes[HASH_BYTES * chunk : HASH_BYTES * (chunk + 1)]:
         return "it shows other values than it has said before"
-    values, mean = torch.empty(grid.elements(chunk)), torch.empty(grid.elements(chunk))
-    grid.codec(chunk).decode(grid.wire(memoryview(bytearray(data)), chunk), values)
-    results = grid_of(entry)
+    values, mean = torch.empty(chunking.elements(chunk)), torch.empty(chunking.elements(chunk))
+    chunking.codec(chunk).decode(chunking.wire(memoryview(bytearray(data)), chunk), values)
+    results = chunking_of(entry)
     start, stop = results.span(chunk)
     results.codec(chunk).decode(
         results.wire(memoryview(bytearray(result[start:stop])), chunk), mean

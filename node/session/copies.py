@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from blake3 import blake3
 
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.digest import chunk_hash, meaning, part_digest
 from ...collectives.errors import StorageError
@@ -109,13 +109,13 @@ class Copies:
         def work() -> tuple[tuple[bytes, ...], memoryview] | StorageError:
             if there is not None:  # made for an earlier revision that means the same
                 return known, there
-            grid = Grid(what.codec, what.numel, what.chunk_elements).results
+            chunking = Chunking(what.codec, what.numel, what.chunk_elements).results
             try:
-                data = session.ports.storage.allocate(grid.nbytes)
+                data = session.ports.storage.allocate(chunking.nbytes)
             except StorageError as error:  # a full disk: the others decide, and it is fetched then
                 return error
-            EncodedVector(grid, data).encode(vector)
-            hashes = [chunk_hash(view) for view in grid.views(data)]
+            EncodedVector(chunking, data).encode(vector)
+            hashes = [chunk_hash(view) for view in chunking.views(data)]
             return tuple(
                 part_digest(what, part, hashes[part.first : part.stop]) for part in what.parts
             ), data

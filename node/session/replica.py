@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.digest import chunk_hash
 from ...collectives.errors import DigestMismatchError
 from ...collectives.group import Entry
@@ -66,7 +66,7 @@ class ModelReplica:
             self._step.state_numel(layout.numel), dtype=torch.float32, device="cpu"
         )
         self._slot = 0  # of the newest applied generation
-        self._grid = lru_cache(1)(Grid)
+        self._chunking = lru_cache(1)(Chunking)
         # Hashes of chunks of a state that no step reads or writes, by where they start.
         self._unchanging: dict[int, bytes] = {}
 
@@ -89,7 +89,7 @@ class ModelReplica:
         if result is None:
             self.slots.tensor(target).copy_(self.anchor)  # only the configuration changed
         else:
-            means = self._grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(
+            means = self._chunking(entry.codec, entry.numel, entry.chunk_elements).results.decode(
                 result
             )
             reported = [(c.weight, c.reading) for c in entry.contributors]

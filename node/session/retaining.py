@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ...collectives import messages as m
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.digest import chunk_hash, merkle_root
 from ...collectives.group import Entry
@@ -48,15 +48,15 @@ class Retaining:
         round_, shape, members = machine.round, machine.shape, list(machine.others)
 
         def encode() -> tuple[bytes, memoryview] | None:
-            grid = Grid(shape.codec, shape.numel, shape.chunk_elements)
+            chunking = Chunking(shape.codec, shape.numel, shape.chunk_elements)
             room = (
                 vector
                 if isinstance(vector, EncodedVector)
-                else EncodedVector(grid, memoryview(bytearray(grid.nbytes)))
+                else EncodedVector(chunking, memoryview(bytearray(chunking.nbytes)))
             )
             if isinstance(vector, Tensor) and not room.encode(vector):
                 return None
-            return merkle_root([chunk_hash(view) for view in grid.views(room.data)]), room.data
+            return merkle_root([chunk_hash(view) for view in chunking.views(room.data)]), room.data
 
         def encoded(now: float, found: tuple[bytes, memoryview] | None) -> None:
             if found is None or machine.round > round_:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...collectives import messages as m
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.digest import chunk_hash, merkle_root
 from ...collectives.group import Entry, Plan
 from ...collectives.identifiers import PeerId
@@ -26,18 +26,18 @@ SNAPSHOTS = 2
 
 def result_hashes(entry: Plan | Entry, data: memoryview) -> list[bytes]:
     """blake3 of each encoded chunk of a result."""
-    return [chunk_hash(chunk) for chunk in grid_of(entry).views(data)]
+    return [chunk_hash(chunk) for chunk in chunking_of(entry).views(data)]
 
 
-def grid_of(entry: Plan | Entry) -> Grid:
+def chunking_of(entry: Plan | Entry) -> Chunking:
     """How the result of an entry lies in its bytes."""
-    return Grid(entry.codec, entry.numel, entry.chunk_elements).results
+    return Chunking(entry.codec, entry.numel, entry.chunk_elements).results
 
 
 def matches(entry: Entry, data: memoryview) -> bool:
     """Whether kept bytes are the result of the entry."""
     return (
-        len(data) == grid_of(entry).nbytes
+        len(data) == chunking_of(entry).nbytes
         and part_digests(entry, result_hashes(entry, data)) == entry.part_digests
     )
 
@@ -155,7 +155,7 @@ class Serving:
             budgets.refuse(now, peer, "get")
 
     def _provide(self, name: bytes, entry: Entry, data: memoryview, hashes: bytes = b"") -> None:
-        self.session.ports.exchange.provide(name, data, grid_of(entry).bounds)
+        self.session.ports.exchange.provide(name, data, chunking_of(entry).bounds)
         self._provided[name] = ServedResult(entry.log, entry.round, hashes)
 
     # ---- state

@@ -18,7 +18,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.digest import merkle_root, part_digest
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.exchange import Bounds
@@ -100,7 +100,7 @@ class Transfer:
         known = self.fetching.get(name)
         if known is None:
             self._drop_proposal(entry)
-            bounds = Grid(entry.codec, entry.numel, entry.chunk_elements).results.bounds
+            bounds = Chunking(entry.codec, entry.numel, entry.chunk_elements).results.bounds
             self.fetching[name] = known = Fetching(
                 name, [], entry=entry, round=entry.round, bounds=bounds
             )

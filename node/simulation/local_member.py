@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...collectives import telemetry
 from ...collectives.api import Handle, all_reduce
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.vanished import vanished_share
 from ...collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ...collectives.group import Evaluated
@@ -466,7 +466,7 @@ class LocalMember:
             running.outcome = outcome
             return
         running.result = torch.empty(running.numel, dtype=torch.float32, device="cpu")
-        for _ in Grid(event.codec, running.numel, event.chunk_elements).results.decode(
+        for _ in Chunking(event.codec, running.numel, event.chunk_elements).results.decode(
             event.result, running.result
         ):
             pass

@@ -221,9 +221,7 @@ def privacy_text(privacy: Mapping[str, Any]) -> str:
     clip = f"; bound {privacy.get('clip', 0.0):.3g}" + (
         f", by quantile {privacy['quantile']:g}" if privacy.get("quantile") else ""
     )
-    return (
-        f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more may follow{clip}"
-    )
+    return f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more may follow{clip}"
 
 
 def waiting_lines(run: RunStatus) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import Grid
+from ...collectives.codecs.codec import Chunking
 from ...collectives.layout import Layout, TensorSpec
 from ...collectives.swarm import RunSettings
 from .feedback import contribution_grid
@@ -22,18 +22,18 @@ EVERY = 8  # rounds in which it is measured once: it costs a pass over what is l
 TWICE = math.sqrt(2)  # contributions are encoded, and so is their mean: squares add up
 
 
-def measured_grid(layout: Layout, settings: RunSettings) -> Grid | None:
+def measured_chunking(layout: Layout, settings: RunSettings) -> Chunking | None:
     """How contributions are encoded whose error is told: None where nothing is lost or what is lost
     comes later, and of members whose contributions are masked or noised.
     """
     hidden = settings.secure or settings.btard or settings.privacy
     if hidden or settings.has_feedback:
         return None
-    grid = contribution_grid(layout, settings)
-    return None if grid.name == "fp32" else grid
+    chunking = contribution_grid(layout, settings)
+    return None if chunking.name == "fp32" else chunking
 
 
-def realised_error(grid: Grid, contribution: Tensor) -> float:
+def realised_error(chunking: Chunking, contribution: Tensor) -> float:
     """What a round of contributions like this one, float32 (numel,), loses, relative to their
     mean. Of a long vector `MOST_CHUNKS` chunks at equal distances are looked at.
 
@@ -41,18 +41,18 @@ def realised_error(grid: Grid, contribution: Tensor) -> float:
     with equal contributions errors average out, and a round loses less.
     """
     sums = _SquareSums()
-    for _, values, lost in _looked_at(grid, contribution):
+    for _, values, lost in _looked_at(chunking, contribution):
         sums.add(values, lost)
     return sums.error
 
 
-def realised_errors(grid: Grid, contribution: Tensor, layout: Layout) -> dict[str, float]:
+def realised_errors(chunking: Chunking, contribution: Tensor, layout: Layout) -> dict[str, float]:
     """`realised_error` by the name that it is reported under: of all values, and of matrices,
     vectors, statistics and sums alone, as far as they were looked at and are not zero.
     """
     ends = [spec.offset + spec.numel for spec in layout.tensors]
     every, classes = _SquareSums(), dict[str, _SquareSums]()
-    for start, values, lost in _looked_at(grid, contribution):
+    for start, values, lost in _looked_at(chunking, contribution):
         every.add(values, lost)
         stop = start + len(values)
         for spec in layout.tensors[bisect_right(ends, start) :]:
@@ -90,14 +90,16 @@ class _SquareSums:
 
 
 @torch.no_grad()
-def _looked_at(grid: Grid, contribution: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _looked_at(chunking: Chunking, contribution: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """The first element, the values and what encoding loses of them, of the chunks looked at."""
-    stride = -(-grid.chunks // MOST_CHUNKS)
-    wire = memoryview(bytearray(max(grid.wire_bytes(chunk) for chunk in range(grid.chunks))))
-    for chunk in range(0, grid.chunks, stride):
-        start, codec = chunk * grid.chunk_elements, grid.codec(chunk)
-        values = contribution[start : start + grid.elements(chunk)]
-        encoded = grid.wire(wire[: grid.wire_bytes(chunk)], chunk)
+    stride = -(-chunking.chunks // MOST_CHUNKS)
+    wire = memoryview(
+        bytearray(max(chunking.wire_bytes(chunk) for chunk in range(chunking.chunks)))
+    )
+    for chunk in range(0, chunking.chunks, stride):
+        start, codec = chunk * chunking.chunk_elements, chunking.codec(chunk)
+        values = contribution[start : start + chunking.elements(chunk)]
+        encoded = chunking.wire(wire[: chunking.wire_bytes(chunk)], chunk)
         decoded = torch.empty_like(values)
         codec.encode(values, encoded)
         codec.decode(encoded, decoded)

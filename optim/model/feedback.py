@@ -15,32 +15,39 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ...collectives.codecs.codec import Grid, chunk_elements
+from ...collectives.codecs.codec import Chunking, chunk_elements
 from ...collectives.codecs.mixtures import mixture_of
 from ...collectives.layout import Layout
 from ...collectives.swarm import RunSettings
 
 
-def contribution_grid(layout: Layout, settings: RunSettings) -> Grid:
+def contribution_grid(layout: Layout, settings: RunSettings) -> Chunking:
     """How a run's contributions are encoded."""
     name = mixture_of(layout, settings.codec, settings.codecs, settings.error, exact=settings.exact)
-    return Grid(name, layout.numel, chunk_elements(settings.codec, layout.numel))
+    return Chunking(name, layout.numel, chunk_elements(settings.codec, layout.numel))
 
 
-def as_decoded(grid: Grid, contribution: Tensor, out: Tensor) -> None:
+def as_decoded(chunking: Chunking, contribution: Tensor, out: Tensor) -> None:
     """What the others make of a contribution: float32 (numel,) both; they may be the same."""
-    for part, decoded in _decoded(grid, contribution):
+    for part, decoded in _decoded(chunking, contribution):
         out[part] = decoded
 
 
-def _decoded(grid: Grid, contribution: Tensor) -> Iterator[tuple[slice, Tensor]]:
+def _decoded(chunking: Chunking, contribution: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """The same a chunk at a time, in memory that is used again for the next."""
-    wire = memoryview(bytearray(max(grid.wire_bytes(chunk) for chunk in range(grid.chunks))))
-    scratch = torch.empty(min(grid.chunk_elements, grid.numel), dtype=torch.float32, device="cpu")
-    for chunk in range(grid.chunks):
-        codec, start = grid.codec(chunk), chunk * grid.chunk_elements
-        part, decoded = slice(start, start + grid.elements(chunk)), scratch[: grid.elements(chunk)]
-        encoded = grid.wire(wire[: grid.wire_bytes(chunk)], chunk)
+    wire = memoryview(
+        bytearray(max(chunking.wire_bytes(chunk) for chunk in range(chunking.chunks)))
+    )
+    scratch = torch.empty(
+        min(chunking.chunk_elements, chunking.numel), dtype=torch.float32, device="cpu"
+    )
+    for chunk in range(chunking.chunks):
+        codec, start = chunking.codec(chunk), chunk * chunking.chunk_elements
+        part, decoded = (
+            slice(start, start + chunking.elements(chunk)),
+            scratch[: chunking.elements(chunk)],
+        )
+        encoded = chunking.wire(wire[: chunking.wire_bytes(chunk)], chunk)
         codec.encode(contribution[part], encoded)
         codec.decode(encoded, decoded)
         yield part, decoded
@@ -52,7 +59,7 @@ class Feedback:
     is never a second vector of its length."""
 
     def __init__(self, layout: Layout, settings: RunSettings) -> None:
-        self._grid = contribution_grid(layout, settings)
+        self._chunking = contribution_grid(layout, settings)
         self.residual = torch.zeros(layout.numel, dtype=torch.float32, device="cpu")
         self._kept = settings.feedback_kept
         self._offered: Tensor | None = None
@@ -63,8 +70,8 @@ class Feedback:
         any more until `settle`.
         """
         for into, residual in zip(
-            contribution.split(self._grid.chunk_elements),
-            self.residual.split(self._grid.chunk_elements),
+            contribution.split(self._chunking.chunk_elements),
+            self.residual.split(self._chunking.chunk_elements),
             strict=True,
         ):
             into.add_(residual if self._kept == 1.0 else residual * self._kept)
@@ -75,7 +82,7 @@ class Feedback:
         """The contribution was decided, or given up (then it is taken for not counted)."""
         if counted and self._offered is not None:
             for part, decoded in _decoded(
-                self._grid, self._offered
+                self._chunking, self._offered
             ):  # once more from the start, if this is interrupted
                 torch.sub(self._offered[part], decoded, out=self.residual[part])
         self._offered = None

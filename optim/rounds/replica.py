@@ -27,7 +27,7 @@ from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.group import Evaluated
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
-from ..model.accuracy import EVERY, measured_grid, realised_errors
+from ..model.accuracy import EVERY, measured_chunking, realised_errors
 from ..model.feedback import Feedback
 from ..model.flat import SEGMENT_ELEMENTS, FlatTensor, FlatVector, RangeSource
 from ..model.momentum import ContributionMomentum
@@ -153,7 +153,7 @@ class Replica:
         self._norms = NormWatch(outliers) if outliers is not None else None
         self._way_back = self._watch_way_back()
         self._carried = False  # whether there is progress from an older anchor in the live values
-        self._grid = measured_grid(flat.layout, self.settings)
+        self._chunking = measured_chunking(flat.layout, self.settings)
         # what a round of contributions like the one measured last loses, by its name in reports
         self.realised: dict[str, float] = {}
         self._missed = 0  # rounds in a row that counted others only
@@ -420,8 +420,8 @@ class Replica:
     def _fill(self, out: Tensor) -> None:
         self._write(out)
         due = not self.realised or self.base.round % EVERY == 0
-        if self._grid is not None and self.drawn and due:
-            self.realised = realised_errors(self._grid, out, self.flat.layout)
+        if self._chunking is not None and self.drawn and due:
+            self.realised = realised_errors(self._chunking, out, self.flat.layout)
 
     def _write(self, out: Tensor) -> None:
         write_pseudo_gradient(self.flat, self.base, out)

@@ -48,7 +48,7 @@ from typing import Any
 from _bench import CANNOT, FailedError, emit, manifest, progress
 from rivals._hivemind import Unavailable, averagings
 
-from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Chunking
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run.invite import make_invite
@@ -317,9 +317,9 @@ def summary(
         return round(mine / theirs, 3) if mine and theirs else None
 
     extra = max(answer["extra_kib"] for answer in memory) / 1024
-    grid = Grid(options.codec, options.elements, DEFAULT_CHUNK_ELEMENTS[options.codec])
-    source = 4 * options.elements if options.tensor == "shared" else grid.nbytes
-    kept = (source + grid.nbytes * (2 - 1 / options.peers)) / 2**20
+    chunking = Chunking(options.codec, options.elements, DEFAULT_CHUNK_ELEMENTS[options.codec])
+    source = 4 * options.elements if options.tensor == "shared" else chunking.nbytes
+    kept = (source + chunking.nbytes * (2 - 1 / options.peers)) / 2**20
     return {
         "seconds": median(ours, "seconds"),
         "cpu_seconds": median(ours, "cpu_seconds"),

@@ -36,7 +36,7 @@ from typing import Any
 from _bench import FailedError, emit, manifest, progress
 from _kits import TESTS, Lab, Peers, Seen, Watch, in_laboratory
 
-from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid, chunk_elements
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Chunking, chunk_elements
 
 SETTLE_TRIES = 40
 MEMBERS_S = 30.0
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     rates = [options.mbit] * options.peers
     if options.slow_one:
         rates[-1] = options.slow_one
-    nbytes = Grid(
+    nbytes = Chunking(
         options.codec, options.elements, chunk_elements(options.codec, options.elements)
     ).nbytes
     bound = bound_s(nbytes, rates)

@@ -33,7 +33,7 @@ from typing import Any
 from _bench import emit, manifest, progress
 from _kits import Lab, Peers, in_laboratory
 
-from atoll.collectives.codecs.codec import Grid, chunk_elements
+from atoll.collectives.codecs.codec import Chunking, chunk_elements
 
 PATIENCE_S = 120.0
 PIECE = bytes(1 << 16)
@@ -43,7 +43,7 @@ def payload(options: argparse.Namespace) -> float:
     """Bytes that each peer sends in a round: contributions to the other owners, its own part's
     result to all others.
     """
-    nbytes = Grid("int8", options.elements, chunk_elements("int8", options.elements)).nbytes
+    nbytes = Chunking("int8", options.elements, chunk_elements("int8", options.elements)).nbytes
     return 2 * nbytes * (options.peers - 1) / options.peers
 
 

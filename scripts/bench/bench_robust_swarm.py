@@ -18,7 +18,7 @@ from typing import Any
 from _bench import CANNOT, FailedError, emit, progress
 from bench_allreduce import started
 
-from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Chunking
 from atoll.security.rule_names import BY_COORDINATE, parse_reducer
 
 WANTED = {"coordinate": 1.6, "whole rows": 3.0}
@@ -49,8 +49,8 @@ def run(options: argparse.Namespace) -> int:
     if any(not row for row in table.values()):
         progress("cannot measure: with some rule no operation counted everybody")
         return 1
-    grid = Grid(options.codec, options.elements, DEFAULT_CHUNK_ELEMENTS[options.codec])
-    kept = (4 * options.elements + grid.nbytes * (2 - 1 / options.peers)) / 2**20
+    chunking = Chunking(options.codec, options.elements, DEFAULT_CHUNK_ELEMENTS[options.codec])
+    kept = (4 * options.elements + chunking.nbytes * (2 - 1 / options.peers)) / 2**20
     extra = max(answer["extra_kib"] for answer in memory) / 1024
     emit(
         "bench_robust_swarm",
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         ratio_to_mean=max(row["ratio_to_mean"] for rule, row in table.items() if rule != "mean"),
         bit_equal=len(digests) == 1,
         engine_memory_mib=round(max(0.0, extra - kept), 1),
-        encoded_model_mib=round(grid.nbytes / 2**20, 1),
+        encoded_model_mib=round(chunking.nbytes / 2**20, 1),
         incomplete=sum(not found["ok"] for found in runs),
     )
     return 0

@@ -206,7 +206,7 @@ def measure(swarm: SimSwarm) -> tuple[int, float]:
     """
     import torch
 
-    from atoll.collectives.codecs.codec import Grid
+    from atoll.collectives.codecs.codec import Chunking
 
     checker, entries, beyond = swarm.checker, 0, 0.0
     for certified, result in zip(checker.entries, checker.results, strict=False):
@@ -215,9 +215,9 @@ def measure(swarm: SimSwarm) -> tuple[int, float]:
         if not entry.contributors or not result:
             continue
         entries += 1
-        grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
+        chunking = Chunking(entry.codec, entry.numel, entry.chunk_elements)
         values = torch.cat(
-            [each[-1].clone() for each in grid.results.decode(memoryview(bytearray(result)))]
+            [each[-1].clone() for each in chunking.results.decode(memoryview(bytearray(result)))]
         )
         rows = torch.stack([checker.frozen[c.cid].vector for c in honest])
         over = torch.maximum(values - rows.amax(0), rows.amin(0) - values)

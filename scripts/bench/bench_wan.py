@@ -33,7 +33,7 @@ from _bench import emit, progress
 from _kits import Lab, Peers, in_laboratory
 from bench_link import bound_s
 
-from atoll.collectives.codecs.codec import Grid, chunk_elements
+from atoll.collectives.codecs.codec import Chunking, chunk_elements
 from atoll.optim.planning import Choice, Conditions, PeerConditions, TrainingPlan, estimate, plan
 
 PATIENCE_S = 280.0
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace, folder: Path) -> int:
     progress(
         f"settings {choice}; predicted: {found.estimate.share:.1%} training, a round {found.estimate.round.seconds:.2f} s"
     )
-    nbytes = Grid(
+    nbytes = Chunking(
         choice.codec, options.parameters, chunk_elements(choice.codec, options.parameters)
     ).nbytes
     compute_s = choice.sync_every * options.step_ms / 1000

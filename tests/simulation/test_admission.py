@@ -13,7 +13,7 @@ from doors_kit import toy, toy_doors
 from session_table import LAYOUT, SETTINGS, Peer, Table
 
 from atoll.collectives import messages as m
-from atoll.collectives.codecs.codec import Grid
+from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import NotAdmittedError, RemoteProtocolError
 from atoll.collectives.group import Admitted, Contributor, Entry, Member, Part
@@ -439,7 +439,7 @@ def fault_of(
 
 
 def test_what_is_found_wrong_with_a_newcomers_work() -> None:
-    assert Grid("fp32", NUMEL, CHUNK).chunks == 2
+    assert Chunking("fp32", NUMEL, CHUNK).chunks == 2
     limit = 3.0 * 4**0.5  # times the mean's values
     assert fault_of([1.0, 2.0, -1.0, 0.5]) == ""
     assert fault_of([limit, limit, limit, limit * 0.999]) == ""

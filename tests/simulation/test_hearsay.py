@@ -9,7 +9,7 @@ import pytest
 from atoll.collectives.identifiers import PeerId
 from atoll.node.run import membership_records as wire
 from atoll.node.run.membership import MembershipTiming
-from atoll.node.run.partners import grid_of
+from atoll.node.run.partners import mesh_of
 
 from .test_membership import Swarm, suspicions
 
@@ -96,17 +96,17 @@ def test_who_is_cut_off_with_few_suspects_all_others() -> None:
 
 def liars(swarm: Swarm, who: set[PeerId], say: dict[PeerId, bool]) -> None:
     """These say in each beat that they have heard certain others, or that they have not."""
-    grid = grid_of(tuple(sorted(swarm.members)))
+    mesh = mesh_of(tuple(sorted(swarm.members)))
 
     def tap(sender: PeerId, receiver: PeerId, channel: str, payload: bytes) -> bool:
         message = wire.decode(payload, sender) if sender in who else None
-        if not isinstance(message, wire.HeardBeat) or message.grid != grid.name:
+        if not isinstance(message, wire.HeardBeat) or message.mesh != mesh.name:
             return False
         number = int.from_bytes(message.bits, "little")
         for peer, heard in say.items():
-            if (bit := grid.bits(sender).get(peer)) is not None:
+            if (bit := mesh.bits(sender).get(peer)) is not None:
                 number = number | 1 << bit if heard else number & ~(1 << bit)
-        lie = wire.encode(wire.HeardBeat(grid.name, number.to_bytes(len(message.bits), "little")))
+        lie = wire.encode(wire.HeardBeat(mesh.name, number.to_bytes(len(message.bits), "little")))
         if lie == payload:
             return False
         swarm.world.after(0.01, lambda: swarm._deliver(receiver, sender, lie))
@@ -118,11 +118,11 @@ def liars(swarm: Swarm, who: set[PeerId], say: dict[PeerId, bool]) -> None:
 def test_a_liar_keeps_no_dead_member_alive_and_two_but_for_a_bounded_time() -> None:
     swarm = Swarm(36, watch=True, timing=SMALL)
     peers = sorted(swarm.members)
-    grid = grid_of(tuple(peers))
+    mesh = mesh_of(tuple(peers))
     target = peers[14]  # row 2, column 2
     fooled = peers[0]  # by those who stand between
     swarm.world.run(until=30.0)
-    two = set(grid.between(fooled, target))
+    two = set(mesh.between(fooled, target))
     liars(swarm, two, {target: True})
     swarm.stopped.add(target)
     swarm.world.run(until=30.0 + 2 * 2.5 + 1.0)  # one liar is believed no more
@@ -211,7 +211,7 @@ def test_outside_a_large_run_one_beats_to_a_row_and_a_column_and_is_answered() -
         swarm.members[peer].watch(0.0, peers[1:])
     swarm.world.run(until=10.0)
     outside, now = swarm.members[peers[0]], swarm.world.now
-    beside = set(grid_of(tuple(peers[1:])).beside(peers[0]))
+    beside = set(mesh_of(tuple(peers[1:])).beside(peers[0]))
     live = {peer for peer in peers[1:] if outside.live(now, peer)}
     assert beside <= live  # and those that gossip just now
     assert len(live) < len(beside) + 10

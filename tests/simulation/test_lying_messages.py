@@ -38,7 +38,7 @@ from atoll.node.run.evidence import RELABELLED, accused, check
 from atoll.node.run.proof import Relabelled, Twice, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.events import Equivocated
-from atoll.node.session.serving import grid_of
+from atoll.node.session.serving import chunking_of
 from atoll.node.simulation.process import sign_as, verify_as
 from atoll.node.storage.journal import FileJournal
 from atoll.security.identity import load_or_create, verify
@@ -129,8 +129,8 @@ def test_who_proposes_bytes_as_another_result_is_proved_to_lie(scene: Scene, whe
     )
     three = tuple(Contributor(who, claim.cid, claim.weight) for who, claim in claims if claim.cid)
     plan = scene.plan(three)
-    data = memoryview(bytearray(b"\x01" * grid_of(scene.entry()).nbytes))
-    hashes = [chunk_hash(view) for view in grid_of(scene.entry()).views(data)]
+    data = memoryview(bytearray(b"\x01" * chunking_of(scene.entry()).nbytes))
+    hashes = [chunk_hash(view) for view in chunking_of(scene.entry()).views(data)]
     digests = (part_digest(plan, plan.parts[0], hashes),)
     true = scene.entry(contributors=three, parts=plan.parts, part_digests=digests)
     false = msgspec.structs.replace(true, contributors=three[1:])
@@ -195,8 +195,8 @@ def test_a_proposal_that_proves_nothing_is_refused_and_harms_nobody(
     )
     three = tuple(Contributor(who, claim.cid, claim.weight) for who, claim in claims if claim.cid)
     plan = scene.plan(three)
-    data = memoryview(bytearray(b"\x01" * grid_of(scene.entry()).nbytes))
-    hashes = [chunk_hash(view) for view in grid_of(scene.entry()).views(data)]
+    data = memoryview(bytearray(b"\x01" * chunking_of(scene.entry()).nbytes))
+    hashes = [chunk_hash(view) for view in chunking_of(scene.entry()).views(data)]
     digest = part_digest(plan, plan.parts[0], hashes)
     false = scene.entry(contributors=three[1:], parts=plan.parts, part_digests=(digest,))
     if "digests" in bent:

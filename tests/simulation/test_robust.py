@@ -15,7 +15,7 @@ from kits.rounds.swarm import Options, SimSwarm
 from seeds import daily
 
 from atoll.collectives import api
-from atoll.collectives.codecs.codec import Grid
+from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.exchange.header import MEASURE
 from atoll.collectives.layout import make_layout
@@ -37,12 +37,12 @@ def gradient(index: int, numel: int = NUMEL) -> torch.Tensor:
 
 def decoded(codec: str, values: torch.Tensor, chunk: int) -> torch.Tensor:
     """As everybody sees a vector that travelled: encoded chunk by chunk."""
-    grid, out = Grid(codec, values.numel(), chunk), torch.empty_like(values)
-    for number in range(grid.chunks):
-        wire = grid.wire(memoryview(bytearray(grid.wire_bytes(number))), number)
-        part = slice(number * chunk, number * chunk + grid.elements(number))
-        grid.codec(number).encode(values[part], wire)
-        grid.codec(number).decode(wire, out[part])
+    chunking, out = Chunking(codec, values.numel(), chunk), torch.empty_like(values)
+    for number in range(chunking.chunks):
+        wire = chunking.wire(memoryview(bytearray(chunking.wire_bytes(number))), number)
+        part = slice(number * chunk, number * chunk + chunking.elements(number))
+        chunking.codec(number).encode(values[part], wire)
+        chunking.codec(number).decode(wire, out[part])
     return out
 
 

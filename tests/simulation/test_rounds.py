@@ -21,7 +21,7 @@ from kits.rounds.plants import PLANTS
 from kits.rounds.swarm import Options, SimSwarm, run_seed
 from seeds import daily
 
-from atoll.collectives.codecs.codec import Grid, get_codec
+from atoll.collectives.codecs.codec import Chunking, get_codec
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
@@ -366,7 +366,7 @@ def test_an_honest_entry_passes_and_gives_the_anchor(codec: str) -> None:
         -(wa * a + wb * b) / (wa + wb),
         atol={"int8": 0.05, "stat2": 2.0}.get(codec, 1e-6),
     )
-    assert len(bench.checker.results[1]) == Grid(codec, NUMEL, GRID).results.nbytes
+    assert len(bench.checker.results[1]) == Chunking(codec, NUMEL, GRID).results.nbytes
     assert bench.checker.used == {0: 1, 1: 1}
     bench.checker.published(PeerId("b"), 1, bench.checker.anchors[1].clone())
     bench.checker.finished(PeerId("a"), produced=[0], held=set(), destroyed=set(), log=2)

@@ -16,7 +16,7 @@ from seeds import daily
 
 from atoll.collectives import api
 from atoll.collectives import messages as m
-from atoll.collectives.codecs.codec import Grid
+from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Plan, TopologyKind
 from atoll.collectives.swarm import RunSettings
@@ -148,7 +148,7 @@ def test_two_levels_send_a_site_s_sum_once() -> None:
     groups = tree.check().topology.groups
     assert sorted(groups) == [0] * 4 + [1] * 4
     size = sum(tree.crossed.values()) / 2
-    assert size == Grid("int8", NUMEL, tree.plans[-1].chunk_elements).nbytes
+    assert size == Chunking("int8", NUMEL, tree.plans[-1].chunk_elements).nbytes
     assert set(tree.crossed) == {("lab-1", "lab-2"), ("lab-2", "lab-1")}
     assert set(tree.crossed.values()) == {size}
     assert set(star.crossed.values()) == {4 * size}
@@ -166,7 +166,7 @@ def test_three_levels_send_a_site_s_sum_once_too() -> None:
     """Two hosts of two at each site: across the uplink goes what goes with two levels."""
     three = Sum("three-level")
     plan = three.check()
-    size, found = Grid("int8", NUMEL, plan.chunk_elements).nbytes, plan.topology
+    size, found = Chunking("int8", NUMEL, plan.chunk_elements).nbytes, plan.topology
     assert sorted(zip(found.groups, found.hosts, strict=True)) == sorted(
         (site, host) for host, site in {*zip(found.hosts, found.groups, strict=True)} for _ in "ab"
     )

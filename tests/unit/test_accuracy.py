@@ -15,7 +15,7 @@ from atoll.collectives.codecs.accuracy import (
     expected_error,
     ladder,
 )
-from atoll.collectives.codecs.codec import Grid
+from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.codecs.mixtures import codecs_of, mixture_of
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec, cut, make_layout
@@ -24,7 +24,7 @@ from atoll.node.local import LocalSwarm
 from atoll.node.manifest import parse_manifest
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
-from atoll.optim.model.accuracy import measured_grid, realised_error, realised_errors
+from atoll.optim.model.accuracy import measured_chunking, realised_error, realised_errors
 from atoll.optim.model.flat import FlatVector
 
 
@@ -50,26 +50,28 @@ def layout_of(error: float | None, codecs: dict[str, str] | None = None) -> Layo
 
 @pytest.mark.parametrize("codec", ROUND_ERROR)
 def test_a_round_of_normal_values_loses_what_the_table_says(codec: str) -> None:
-    found = realised_error(Grid(codec, 1 << 20, 1 << 16), normal(1 << 20))
+    found = realised_error(Chunking(codec, 1 << 20, 1 << 16), normal(1 << 20))
     assert 0.99 * ROUND_ERROR[codec] <= found <= ROUND_ERROR[codec]
 
 
 def test_a_mean_of_members_is_off_by_what_one_member_measures() -> None:
-    members, numel, grid = 8, 1 << 16, Grid("int8", 1 << 16, 1 << 14)
+    members, numel, chunking = 8, 1 << 16, Chunking("int8", 1 << 16, 1 << 14)
 
     def coded(values: torch.Tensor) -> torch.Tensor:
         out = torch.empty(numel)
-        for chunk in range(grid.chunks):
-            wire = grid.wire(memoryview(bytearray(grid.wire_bytes(chunk))), chunk)
-            part = slice(*(grid.chunk_elements * k for k in (chunk, chunk + 1)))
-            grid.codec(chunk).encode(values[part], wire)
-            grid.codec(chunk).decode(wire, out[part])
+        for chunk in range(chunking.chunks):
+            wire = chunking.wire(memoryview(bytearray(chunking.wire_bytes(chunk))), chunk)
+            part = slice(*(chunking.chunk_elements * k for k in (chunk, chunk + 1)))
+            chunking.codec(chunk).encode(values[part], wire)
+            chunking.codec(chunk).decode(wire, out[part])
         return out
 
     given = [normal(numel, seed) for seed in range(members)]
     exact = torch.stack(given).mean(0)
     error = coded(torch.stack([coded(each) for each in given]).mean(0)) - exact
-    assert error.norm() / exact.norm() == pytest.approx(realised_error(grid, given[0]), rel=0.03)
+    assert error.norm() / exact.norm() == pytest.approx(
+        realised_error(chunking, given[0]), rel=0.03
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,7 +142,7 @@ def test_normal_values_lose_no_more_than_is_wished(error: float) -> None:
     for part in (layout, *cut(layout, 4)):
         text = mixture_of(part, "int8", {}, error)
         assert len(text.split("+")) <= 3
-        assert realised_error(Grid(text, part.numel, 4096), normal(part.numel)) <= 1.05 * error
+        assert realised_error(Chunking(text, part.numel, 4096), normal(part.numel)) <= 1.05 * error
 
 
 def test_named_tensors_keep_their_codec() -> None:
@@ -157,11 +159,11 @@ def test_named_tensors_keep_their_codec() -> None:
 
 
 def test_of_a_long_vector_some_chunks_are_measured() -> None:
-    grid, values = Grid("int8", 1 << 20, 1 << 12), normal(1 << 20)
-    assert grid.chunks == 256
+    chunking, values = Chunking("int8", 1 << 20, 1 << 12), normal(1 << 20)
+    assert chunking.chunks == 256
     values[1 << 12 : 1 << 14] *= 1e3  # chunks 1 to 3: between those that are looked at
-    assert realised_error(grid, values) == pytest.approx(ROUND_ERROR["int8"], rel=0.01)
-    assert realised_error(grid, torch.zeros(1 << 20)) == 0.0
+    assert realised_error(chunking, values) == pytest.approx(ROUND_ERROR["int8"], rel=0.01)
+    assert realised_error(chunking, torch.zeros(1 << 20)) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -203,16 +205,16 @@ def test_what_is_lost_is_told_by_class_of_tensor() -> None:
     layout, values = Layout(specs, 15_340), normal(15_340)
     values[10_000:10_040] *= 1e-4
     for chunk in (256, 4096, 1 << 20):
-        found = realised_errors(Grid("int8:15040+fp32", 15_340, chunk), values, layout)
+        found = realised_errors(Chunking("int8:15040+fp32", 15_340, chunk), values, layout)
         assert found["encoding_error/vectors"] == pytest.approx(math.sqrt(2))
         assert found["encoding_error/statistics"] == 0.0
         assert 0.008 < found["encoding_error/matrices"] < 0.012
         assert 0.008 < found["encoding_error"] < 0.012
-        of_all = realised_error(Grid("int8:15040+fp32", 15_340, chunk), values)
+        of_all = realised_error(Chunking("int8:15040+fp32", 15_340, chunk), values)
         assert found["encoding_error"] == of_all
-    assert realised_errors(Grid("int8", 15_340, 4096), torch.zeros(15_340), layout) == {}
+    assert realised_errors(Chunking("int8", 15_340, 4096), torch.zeros(15_340), layout) == {}
     values[3] = math.nan
-    assert "encoding_error" not in realised_errors(Grid("int8", 15_340, 4096), values, layout)
+    assert "encoding_error" not in realised_errors(Chunking("int8", 15_340, 4096), values, layout)
 
 
 @pytest.mark.parametrize(
@@ -226,8 +228,8 @@ def test_what_is_lost_is_told_by_class_of_tensor() -> None:
     ],
 )
 def test_in_which_runs_it_is_measured(settings: RunSettings, text: str | None) -> None:
-    grid = measured_grid(make_layout([("w", (64, 128)), ("b", (128,))]), settings)
-    assert (grid.name if grid is not None else None) == text
+    chunking = measured_chunking(make_layout([("w", (64, 128)), ("b", (128,))]), settings)
+    assert (chunking.name if chunking is not None else None) == text
 
 
 def test_members_of_a_run_choose_alike_and_report_what_was_lost() -> None:

@@ -21,7 +21,7 @@ from atoll.collectives.codec_names import (
     RESULTS,
     chunk_elements,
 )
-from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Grid, get_codec
+from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Chunking, get_codec
 from atoll.collectives.codecs.kernels import Chance
 from atoll.collectives.errors import ConfigError
 
@@ -346,7 +346,7 @@ def test_unknown_codec_and_wrong_buffers():
     for name, instead in REMOVED.items():
         for text in (name, f"int8:5+{name}"):
             with pytest.raises(ConfigError) as caught:
-                Grid(text, 10, 10)
+                Chunking(text, 10, 10)
             assert caught.value.message == f"codec {name!r} was removed: use {instead}"
         assert all(each in CODECS for each in instead.split(" or "))
     for name in CODECS:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from atoll.collectives.codecs import device
-from atoll.collectives.codecs.codec import CODECS, Grid, chunk_elements
+from atoll.collectives.codecs.codec import CODECS, Chunking, chunk_elements
 from atoll.collectives.codecs.encoded import EncodedVector
 
 NAMES = [name for name in CODECS if name != "bits"]
@@ -36,8 +36,8 @@ def place(request: pytest.FixtureRequest) -> str:
 
 def vector(name: str, numel: int) -> EncodedVector:
     """Memory that holds something else so far."""
-    grid = Grid(name, numel, CHUNK)
-    return EncodedVector(grid, memoryview(bytearray(b"\xaa" * grid.nbytes)))
+    chunking = Chunking(name, numel, CHUNK)
+    return EncodedVector(chunking, memoryview(bytearray(b"\xaa" * chunking.nbytes)))
 
 
 @st.composite
@@ -64,13 +64,13 @@ def test_bits_are_those_of_the_host(place: str, name: str, monkeypatch: pytest.M
         flat = torch.from_numpy(x)
         here, there = vector(name, len(x)), vector(name, len(x))
         assert here.encode(flat)
-        assert device.encode(there.grid, flat.to(place), there.data)
+        assert device.encode(there.chunking, flat.to(place), there.data)
         assert bytes(there.data) == bytes(here.data)
         chunks = [reference.encode(name, x[at : at + CHUNK]) for at in range(0, len(x), CHUNK)]
         assert bytes(there.data) == b"".join(chunks)
         out, out_there = torch.full((len(x),), 7.0), torch.full((len(x),), 7.0, device=place)
         here.decode(out)
-        device.decode(there.grid, there.data, out_there)
+        device.decode(there.chunking, there.data, out_there)
         assert torch.equal(out.view(torch.int32), out_there.cpu().view(torch.int32))
 
     check()
@@ -81,12 +81,12 @@ def test_codecs_that_change_within_a_chunk(place: str, name: str) -> None:
     flat = torch.randn(5000, generator=torch.Generator().manual_seed(1))
     here, there = vector(name, 5000), vector(name, 5000)
     assert here.encode(flat)
-    assert device.encode(there.grid, flat.to(place), there.data)
+    assert device.encode(there.chunking, flat.to(place), there.data)
     assert bytes(there.data) == bytes(here.data)
     out = torch.empty(5000, device=place)
-    device.decode(there.grid, there.data, out)
+    device.decode(there.chunking, there.data, out)
     assert torch.equal(
-        out.cpu(), torch.cat([values.clone() for _, values in here.grid.decode(here.data)])
+        out.cpu(), torch.cat([values.clone() for _, values in here.chunking.decode(here.data)])
     )
 
 
@@ -97,7 +97,7 @@ def test_what_is_not_finite_is_noticed_in_any_chunk(place: str, name: str, bad: 
         flat = torch.ones(3 * CHUNK + 77, device=place)
         flat[where] = bad
         there = vector(name, flat.numel())
-        assert not device.encode(there.grid, flat, there.data)
+        assert not device.encode(there.chunking, flat, there.data)
 
 
 @pytest.mark.gpu
@@ -112,7 +112,7 @@ def test_a_vector_on_a_gpu_is_encoded_there_without_being_asked() -> None:
     out = torch.empty(100_000, device="cuda")
     there.decode(out)
     assert torch.equal(
-        out.cpu(), torch.cat([values.clone() for _, values in here.grid.decode(here.data)])
+        out.cpu(), torch.cat([values.clone() for _, values in here.chunking.decode(here.data)])
     )
 
 
@@ -127,8 +127,10 @@ def test_long_vectors_have_the_same_bits(name: str, numel: int) -> None:
     flat[:: numel // 1000] *= 100.0
     flat[numel // 2 : numel // 2 + 5000] *= 1e-40
     flat[: len(SPECIAL)] = torch.tensor(SPECIAL)
-    grid = Grid(name, numel, chunk_elements(name, numel))
-    here, there = (EncodedVector(grid, memoryview(bytearray(grid.nbytes))) for _ in range(2))
+    chunking = Chunking(name, numel, chunk_elements(name, numel))
+    here, there = (
+        EncodedVector(chunking, memoryview(bytearray(chunking.nbytes))) for _ in range(2)
+    )
     host = flat.cpu()
     assert here.encode(host)
     assert there.encode(flat)

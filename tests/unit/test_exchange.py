@@ -14,10 +14,10 @@ import torch
 from exchange_kit import (
     LOG,
     Net,
+    chunking_of,
     cid_of,
     decoded,
     expected_bytes,
-    grid_of,
     make_plan,
     ref_digests,
     ref_result,
@@ -504,7 +504,7 @@ def test_hostile_headers_are_refused_before_any_buffer():
     assert node.destination(b, good) is not None
     for header in (
         wire_header.pack(wire_header.PART, 105, 3, slot, cid_of(1)),  # wrong length
-        wire_header.pack(wire_header.PART, 104, 10, slot, cid_of(1)),  # chunk beyond the grid
+        wire_header.pack(wire_header.PART, 104, 10, slot, cid_of(1)),  # chunk beyond the chunking
         wire_header.pack(wire_header.PART, 104, 1 << 63, slot, cid_of(1)),
         wire_header.pack(wire_header.PART, (17 << 20) + 1, 3, slot, cid_of(1)),
         wire_header.pack(9, 104, 3, slot, cid_of(1)),
@@ -708,7 +708,7 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
     net.nodes[c].report(plan.plan_id)
     lacking = net.of(c, ReductionReport)[-1].lacking
     assert list(lacking) == [b]
-    data, results = net.results(a, plan)[0].data, grid_of(plan).results
+    data, results = net.results(a, plan)[0].data, chunking_of(plan).results
     views = results.views(data)
     net.nodes[a].provide(b"result", data, results.bounds)
     out = bytearray(len(data))
@@ -741,7 +741,7 @@ def forty_chunks_of_two() -> tuple[Net, Plan, memoryview, list[bytes]]:
     start(net, plan, {cid_of(i): vector(4_000, i) for i in range(2)})
     net.run()
     data = net.results(net.peers[0], plan)[0].data
-    return net, plan, data, [chunk_hash(view) for view in grid_of(plan).results.views(data)]
+    return net, plan, data, [chunk_hash(view) for view in chunking_of(plan).results.views(data)]
 
 
 def test_what_is_known_of_a_blob_is_copied_a_little_at_a_time_while_its_plan_is_in_force():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from atoll.collectives.codecs import native
-from atoll.collectives.codecs.codec import CODECS, Grid, get_codec
+from atoll.collectives.codecs.codec import CODECS, Chunking, get_codec
 from atoll.collectives.codecs.encoded import EncodedVector
 from atoll.collectives.errors import LocalProtocolError
 from atoll.security.rules.native import KERNEL
@@ -81,9 +81,9 @@ def test_bytes_that_are_not_aligned_are_no_wire() -> None:
 @pytest.mark.parametrize("name", ["fp32", "int8", "stat2"])
 def test_a_whole_strided_vector(name: str) -> None:
     for _, view in odd_views(N):
-        grid = Grid(name, N, 1024)
-        data = [bytearray(grid.nbytes), bytearray(grid.nbytes)]
-        plain, strided = (EncodedVector(grid, memoryview(each)) for each in data)
+        chunking = Chunking(name, N, 1024)
+        data = [bytearray(chunking.nbytes), bytearray(chunking.nbytes)]
+        plain, strided = (EncodedVector(chunking, memoryview(each)) for each in data)
         assert plain.encode(view.clone(memory_format=torch.contiguous_format))
         assert strided.encode(view)
         assert data[0] == data[1]

@@ -20,7 +20,7 @@ def delta(seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("codec", ["int4", "stat2", "sparse64"])
 def test_what_was_counted_and_what_is_carried_are_all_that_was_contributed(codec: str) -> None:
     settings = RunSettings(codec=codec, codecs={"bias": "fp32"}, feedback=True)
-    feedback, grid = Feedback(LAYOUT, settings), contribution_grid(LAYOUT, settings)
+    feedback, chunking = Feedback(LAYOUT, settings), contribution_grid(LAYOUT, settings)
     given, arrived = torch.zeros(LAYOUT.numel), torch.zeros(LAYOUT.numel)
     for seed, counted in enumerate([True, False, True, True, False]):
         contribution, before = delta(seed), feedback.residual.clone()
@@ -30,7 +30,7 @@ def test_what_was_counted_and_what_is_carried_are_all_that_was_contributed(codec
         feedback.settle(counted)
         if counted:
             decoded = torch.empty(LAYOUT.numel)
-            as_decoded(grid, contribution, decoded)
+            as_decoded(chunking, contribution, decoded)
             given += delta(seed)
             arrived += decoded
         else:

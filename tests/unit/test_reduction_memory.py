@@ -12,7 +12,7 @@ from typing import Any
 from atoll.node.client.memory import MAPPED, ReductionMemory, VectorEncoding
 from atoll.node.control.shared_memory import PooledBuffer
 
-GRID = VectorEncoding("fp32", 64, 64)
+CHUNKING = VectorEncoding("fp32", 64, 64)
 
 
 class Slow(dict[Any, Any]):
@@ -28,7 +28,7 @@ def test_a_number_is_the_same_memory_and_the_oldest_mappings_go() -> None:
     memory, buffers = ReductionMemory(), [PooledBuffer(256, None) for _ in range(MAPPED + 1)]
 
     def mapped(buffer: PooledBuffer) -> object:
-        return memory.contribution(buffer.number, os.dup(buffer.fd), GRID)
+        return memory.contribution(buffer.number, os.dup(buffer.fd), CHUNKING)
 
     first = [mapped(buffer) for buffer in buffers]
     assert mapped(buffers[-1]) is first[-1]
@@ -44,7 +44,7 @@ def test_threads_of_a_script_may_map_at_the_same_time() -> None:
         start.wait()
         for turn in range(40):
             buffer = buffers[index + 8 * (turn % 4)]
-            memory.result(buffer.number, os.dup(buffer.reader_fd), GRID)
+            memory.result(buffer.number, os.dup(buffer.reader_fd), CHUNKING)
         return index
 
     with ThreadPoolExecutor(8) as pool:

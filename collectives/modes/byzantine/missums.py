@@ -93,8 +93,8 @@ def owned_by_others(
     slow: Collection[PeerId] = (),
     disputed: Collection[int] = (),
 ) -> tuple[Part, ...] | None:
-    """The ranges of a plan, dealt anew so that members in dispute (``without``) own none of them: as
-    long as the ranges stay, what was stated of them before proves something.
+    """The ranges of a plan, dealt anew so that members in dispute (``without``) own none of them:
+    as long as the ranges stay, what was stated of them before proves something.
 
     Owners that are not ``slow`` come first, then the other contributors, then those that are slow.
     Only where that cannot be, since shares would not be fair, the ``disputed`` parts are exchanged
@@ -116,8 +116,8 @@ def owned_by_others(
 
 
 def _dealt(plan: Plan, rest: Sequence[PeerId], moved: Collection[PeerId]) -> tuple[Part, ...]:
-    """Parts of those that are ``moved``, dealt to ``rest``: the largest first, each to who owns least
-    so far, so that shares come out as even as the ranges let them.
+    """Parts of those that are ``moved``, dealt to ``rest``: the largest first, each to who owns
+    least so far, so that shares come out as even as the ranges let them.
     """
     owned, parts = Counter(dict.fromkeys(rest, 0)), list(plan.parts)
     for part in parts:

@@ -60,7 +60,7 @@ class Spec(NamedTuple):
 
     def log_name(self, key: str, config: Config, acceptors: Config) -> str:
         """Name of the operation's log under a configuration: at most 208 characters. A group's
-        holds the whole configuration, too: the same group of another grid is another."""
+        holds the whole configuration, too: the same group of another chunking is another."""
         kind = (
             f"{'all' if self.everyone else 'any'}{self.tag}{f'@{self.group}' if self.group else ''}"
         )

@@ -12,7 +12,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from ....collectives import messages as m
-from ....collectives.codecs.codec import Grid
+from ....collectives.codecs.codec import Chunking
 from ....collectives.codecs.encoded import EncodedVector
 from ....collectives.errors import StorageError
 from ....collectives.group import Certified, Config, Entry, Plan
@@ -323,10 +323,10 @@ class Operation(BesideRun):
         """Carry out a plan, where it fits into what others may take here; once the own script has
         called it, in any case.
         """
-        grid = Grid(plan.codec, plan.numel, plan.chunk_elements)
+        chunking = Chunking(plan.codec, plan.numel, plan.chunk_elements)
         own = sum(part.stop - part.first for part in plan.parts if part.owner == self.session.me)
-        parts = len(plan.contributors) * own * grid.nbytes // max(1, grid.chunks)
-        if not self._siblings.affordable(self, grid.results.nbytes + parts):
+        parts = len(plan.contributors) * own * chunking.nbytes // max(1, chunking.chunks)
+        if not self._siblings.affordable(self, chunking.results.nbytes + parts):
             self.deferred = plan, audience
             return
         self.deferred = None
@@ -338,8 +338,8 @@ class Operation(BesideRun):
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
         """Fetch result bytes, where they fit into what others may take here."""
-        grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
-        if self._siblings.affordable(self, grid.results.nbytes):
+        chunking = Chunking(entry.codec, entry.numel, entry.chunk_elements)
+        if self._siblings.affordable(self, chunking.results.nbytes):
             super().fetch_result(entry, holders)
 
     def apply(self, entry: Entry) -> None:

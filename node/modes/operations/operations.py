@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ....collectives import exchange as x
 from ....collectives import messages as m
-from ....collectives.codecs.codec import Grid
+from ....collectives.codecs.codec import Chunking
 from ....collectives.codecs.encoded import EncodedVector
 from ....collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError
 from ....collectives.group import Config, Entry, Plan
@@ -556,10 +556,11 @@ class Operations(OtherLogs):
         operation = self._of(now, entry.log)
         if operation is not None and not operation.done:
             operation.complete_at = now
-            grid = Grid(entry.codec, entry.numel, entry.chunk_elements).results
-            fetched = EncodedVector(grid, data)
+            chunking = Chunking(entry.codec, entry.numel, entry.chunk_elements).results
+            fetched = EncodedVector(chunking, data)
             if not all(
-                grid.codec(chunk).finite(fetched.wire(chunk)) for chunk in range(grid.chunks)
+                chunking.codec(chunk).finite(fetched.wire(chunk))
+                for chunk in range(chunking.chunks)
             ):
                 operation.overflowed.add(entry.part_digests)
             self._hold(now, operation, entry, entry.part_digests, data)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....collectives.codecs.codec import Grid
+from ....collectives.codecs.codec import Chunking
 from ....collectives.errors import (
     GroupError,
     LocalProtocolError,
@@ -850,7 +850,9 @@ class SecureRounds(PreRound):
         bits = masking.binding.bits
         numel = masking.binding.numel * len(buckets.members) * bits // 32
         total = torch.empty(numel, dtype=torch.float32)
-        for _ in Grid(event.codec, numel, event.chunk_elements).results.decode(event.result, total):
+        for _ in Chunking(event.codec, numel, event.chunk_elements).results.decode(
+            event.result, total
+        ):
             pass
         words = total.numpy()
         self._total = words.view(np.uint32) if bits == 32 else words.view(np.uint64)

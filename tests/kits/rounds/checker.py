@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from atoll.collectives.codecs.codec import EncodedChunk, Grid
+from atoll.collectives.codecs.codec import Chunking, EncodedChunk
 from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.group import (
     Certified,
@@ -38,7 +38,7 @@ from atoll.optim.outer import OuterStep
 from atoll.security.rule_names import parse_reducer
 from atoll.security.rules.reducers import find_reducer
 
-_grid = lru_cache(16)(Grid)
+_chunking = lru_cache(16)(Chunking)
 OTHER_BIT = 1  # in which a liar's other contribution differs, in the first byte of each chunk
 
 
@@ -434,25 +434,25 @@ class Checker:
                         f"{contributor.member.peer} did not freeze"
                     ),
                 )
-        grid = _grid(entry.codec, entry.numel, entry.chunk_elements)
-        result = bytearray(grid.results.nbytes)
+        chunking = _chunking(entry.codec, entry.numel, entry.chunk_elements)
+        result = bytearray(chunking.results.nbytes)
         hashes: list[bytes] = []
         weighing = (
-            self._weigh(grid, entry, robust)
+            self._weigh(chunking, entry, robust)
             if robust is not None and robust.form == "two-phase"
             else None
         )
-        for chunk, view in enumerate(grid.results.views(memoryview(result))):
-            self._reduce_chunk(grid, entry, chunk, view, weighing)
+        for chunk, view in enumerate(chunking.results.views(memoryview(result))):
+            self._reduce_chunk(chunking, entry, chunk, view, weighing)
             hashes.append(chunk_hash(view))
         for part, digest in zip(entry.parts, entry.part_digests, strict=True):
             if part_digest(entry, part, hashes[part.first : part.stop]) == digest:
                 continue
             witnessed = self._witnesses(entry) > 0
-            if witnessed and self._of_other_contributions(grid, entry, part, result):
+            if witnessed and self._of_other_contributions(chunking, entry, part, result):
                 continue
             excused = part.owner in self.liars and not witnessed
-            if not excused or not self._as_stated(grid, entry, part, result):
+            if not excused or not self._as_stated(chunking, entry, part, result):
                 raise Violation(
                     "honest outcome",
                     (
@@ -463,34 +463,34 @@ class Checker:
         return bytes(result)
 
     def _of_other_contributions(
-        self, grid: Grid, entry: Entry, part: Part, result: bytearray
+        self, chunking: Chunking, entry: Entry, part: Part, result: bytearray
     ) -> bool:
         """Whether a part is the sum that it must be if liars have sent their other contributions
         (`OTHER_BIT`) to all who state it; its bytes are put into ``result``.
         """
         false = [c.cid for c in entry.contributors if c.member.peer in self.liars]
         views, wanted = (
-            list(grid.results.views(memoryview(result))),
+            list(chunking.results.views(memoryview(result))),
             entry.part_digests[entry.parts.index(part)],
         )
         for count in range(1, len(false) + 1):
             for bent in combinations(false, count):
                 hashes: list[bytes] = []
                 for chunk in range(part.first, part.stop):
-                    self._reduce_chunk(grid, entry, chunk, views[chunk], None, bent)
+                    self._reduce_chunk(chunking, entry, chunk, views[chunk], None, bent)
                     hashes.append(chunk_hash(views[chunk]))
                 if part_digest(entry, part, hashes) == wanted:
                     return True
         return False
 
-    def _as_stated(self, grid: Grid, entry: Entry, part: Part, result: bytearray) -> bool:
+    def _as_stated(self, chunking: Chunking, entry: Entry, part: Part, result: bytearray) -> bool:
         """Of a part that a liar owns, and of which there are no witnesses, the bytes are the
         liar's: they are put into ``result`` as members hold them. Whether they have its digest.
         """
         stored = self._stored(entry)
         if stored is None:
             return False
-        views = [list(grid.results.views(data)) for data in (memoryview(result), stored)]
+        views = [list(chunking.results.views(data)) for data in (memoryview(result), stored)]
         chunks = range(part.first, part.stop)
         for chunk in chunks:
             views[0][chunk][:] = views[1][chunk]
@@ -498,16 +498,16 @@ class Checker:
         return digest == entry.part_digests[entry.parts.index(part)]
 
     def _encoded(
-        self, grid: Grid, entry: Entry, chunk: int, bent: Collection[bytes] = ()
+        self, chunking: Chunking, entry: Entry, chunk: int, bent: Collection[bytes] = ()
     ) -> tuple[dict[bytes, EncodedChunk], Tensor]:
         """What was contributed to a chunk, as it travels and decoded."""
         codec, first, elements = (
-            grid.codec(chunk),
+            chunking.codec(chunk),
             chunk * entry.chunk_elements,
-            grid.elements(chunk),
+            chunking.elements(chunk),
         )
         wires = {
-            c.cid: grid.wire(memoryview(bytearray(grid.wire_bytes(chunk))), chunk)
+            c.cid: chunking.wire(memoryview(bytearray(chunking.wire_bytes(chunk))), chunk)
             for c in entry.contributors
         }
         rows = torch.empty(len(wires), elements)
@@ -517,13 +517,13 @@ class Checker:
             codec.decode(wire, row)
         return wires, rows
 
-    def _weigh(self, grid: Grid, entry: Entry, reducer: TwoPhaseReducer) -> Weighing:
+    def _weigh(self, chunking: Chunking, entry: Entry, reducer: TwoPhaseReducer) -> Weighing:
         """By statistics added up over the chunks of each part, then over parts."""
         total = np.zeros(reducer.length(len(entry.contributors)))
         for part in entry.parts:
             of_part = np.zeros_like(total)
             for chunk in range(part.first, part.stop):
-                of_part += reducer.measure(self._encoded(grid, entry, chunk)[1])
+                of_part += reducer.measure(self._encoded(chunking, entry, chunk)[1])
             total += of_part
         return reducer.weigh(
             total, [c.cid for c in entry.contributors], [c.reading.norm for c in entry.contributors]
@@ -531,14 +531,14 @@ class Checker:
 
     def _reduce_chunk(
         self,
-        grid: Grid,
+        chunking: Chunking,
         entry: Entry,
         chunk: int,
         out: memoryview,
         weighing: Weighing | None,
         bent: Collection[bytes] = (),
     ) -> None:
-        codec, (wires, rows) = grid.codec(chunk), self._encoded(grid, entry, chunk, bent)
+        codec, (wires, rows) = chunking.codec(chunk), self._encoded(chunking, entry, chunk, bent)
         robust = find_reducer(entry.reducer) if parse_reducer(entry.reducer) else None
         if weighing is not None and weighing.factors is not None:
             used = [
@@ -550,7 +550,7 @@ class Checker:
                 [wire for wire, _ in used],
                 [weight for _, weight in used],
                 1.0,
-                grid.results.wire(out, chunk),
+                chunking.results.wire(out, chunk),
             )
             return
         if robust is not None and robust.form in ("rows", "two-phase"):
@@ -559,7 +559,7 @@ class Checker:
                 weighing.reduce(rows, value)
             elif robust.form == "rows":
                 robust.reduce(rows, [c.weight for c in entry.contributors], value)
-            grid.results.codec(chunk).encode(value, grid.results.wire(out, chunk))
+            chunking.results.codec(chunk).encode(value, chunking.results.wire(out, chunk))
             return
         if entry.topology.kind == "butterfly":
             factors = MEAN.factors([c.weight for c in entry.contributors])
@@ -567,7 +567,7 @@ class Checker:
                 list(wires.values()),
                 factors.multipliers,
                 factors.divisor,
-                grid.results.wire(out, chunk),
+                chunking.results.wire(out, chunk),
             )
             return
         tree = next(
@@ -577,7 +577,7 @@ class Checker:
         )
 
         def add(peer: PeerId, target: memoryview) -> EncodedChunk:
-            total, wire = tree.sum(peer), grid.wire(target, chunk)
+            total, wire = tree.sum(peer), chunking.wire(target, chunk)
             assert total is not None
             terms = [
                 wires[term.cid]
@@ -595,7 +595,7 @@ class Checker:
     ) -> tuple[Tensor, Tensor]:
         anchor, momentum = before.clone(), momentum.clone()
         if result:
-            means = _grid(entry.codec, entry.numel, entry.chunk_elements).results.decode(
+            means = _chunking(entry.codec, entry.numel, entry.chunk_elements).results.decode(
                 memoryview(bytearray(result))
             )
             self._step.run(

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from atoll.collectives.codecs.codec import Grid
+from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.node.session.events import ContributionRefused, EarlierSettled, RoundCommitted
@@ -154,8 +154,8 @@ class ListeningSwarm(SimSwarm):
         if not result:
             return []
         entry, found = certified.entry, list[tuple[Any, ...]]()
-        grid = Grid(entry.codec, entry.numel, entry.chunk_elements)
-        views = list(grid.results.views(memoryview(bytearray(result))))
+        chunking = Chunking(entry.codec, entry.numel, entry.chunk_elements)
+        views = list(chunking.results.views(memoryview(bytearray(result))))
         for part in entry.parts:
             digest = blake3(b"".join(views[part.first : part.stop])).digest(16)
             found.append((self.number(part.owner), part.first, part.stop, digest))

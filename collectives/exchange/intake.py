@@ -24,7 +24,7 @@ Owner = RoundSlot | PlanState | Wanted
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class Loan:
     """One record on its way in. ``shared``: its view is where the chunk stays, which others could
     ask for, too.
     """
@@ -37,7 +37,7 @@ class Arrival:
     dropped: Callable[[], None] | None = None
 
 
-class Arrivals:
+class Intake:
     """The records that lanes are receiving, one a lane. ``part``, ``result``: a part or an account
     was stored, the bytes of a result are in place; ``statement``: what an owner says of its
     part."""
@@ -57,53 +57,53 @@ class Arrivals:
         self._part = part
         self._result = result
         self._statement = statement
-        self._lent: dict[tuple[PeerId, int], Arrival] = {}
+        self._lent: dict[tuple[PeerId, int], Loan] = {}
 
     def destination(self, peer: PeerId, lane: int, record: Header) -> memoryview | None:
         """Where a record's payload goes (`Exchange.destination`)."""
         self.drop(peer, lane)
         if record.kind in (wire_header.PART, wire_header.PARTIAL):
-            arrival = self._of_part(peer, record)
+            loan = self._of_part(peer, record)
         elif record.kind == wire_header.ACCOUNT:
-            arrival = self._of_account(peer, record)
+            loan = self._of_account(peer, record)
         elif record.kind == wire_header.RESULT:
-            arrival = self._of_result(peer, record)
+            loan = self._of_result(peer, record)
         elif record.kind == wire_header.MEASURE:
-            arrival = self._of_measure(peer, record)
+            loan = self._of_measure(peer, record)
         elif record.kind == wire_header.BLOB:
-            arrival = self._of_blob(peer, record)
+            loan = self._of_blob(peer, record)
         else:
             raise RemoteProtocolError(f"record kind {record.kind} outside a lane", peer=peer)
-        if arrival is None:
+        if loan is None:
             return None
-        self._lent[peer, lane] = arrival
-        return arrival.view
+        self._lent[peer, lane] = loan
+        return loan.view
 
     def place(self, peer: PeerId, lane: int) -> memoryview | None:
-        arrival = self._lent.get((peer, lane))
-        return None if arrival is None else arrival.view
+        loan = self._lent.get((peer, lane))
+        return None if loan is None else loan.view
 
     def received(self, peer: PeerId, lane: int) -> bool:
         """The view is filled; False where it was withdrawn."""
-        arrival = self._lent.pop((peer, lane), None)
-        if arrival is not None:
-            arrival.arrived()
-        return arrival is not None
+        loan = self._lent.pop((peer, lane), None)
+        if loan is not None:
+            loan.arrived()
+        return loan is not None
 
     def drop(self, peer: PeerId, lane: int) -> None:
         """What a lane was receiving will not come to its end."""
-        arrival = self._lent.pop((peer, lane), None)
-        if arrival is not None and arrival.dropped is not None:
-            arrival.dropped()
+        loan = self._lent.pop((peer, lane), None)
+        if loan is not None and loan.dropped is not None:
+            loan.dropped()
 
     def withdraw(self, owner: Owner | None, chunk: int | None = None) -> None:
         """The memory of a round, a plan or a blob is somebody else's from now on. ``chunk``: of
         this one only.
         """
         if self._lent:
-            for key, arrival in list(self._lent.items()):
-                if arrival.owner is owner and (
-                    chunk is None or (arrival.shared and arrival.chunk == chunk)
+            for key, loan in list(self._lent.items()):
+                if loan.owner is owner and (
+                    chunk is None or (loan.shared and loan.chunk == chunk)
                 ):
                     self.drop(*key)
 
@@ -113,11 +113,11 @@ class Arrivals:
             for lent in self._lent.values()
         )
 
-    def _of_part(self, peer: PeerId, record: Header) -> Arrival | None:
+    def _of_part(self, peer: PeerId, record: Header) -> Loan | None:
         slot = slot_of(record, self._slots)
         if slot is None:
             return None
-        slot.check_record(peer, record.chunk, record.length, slot.grid)
+        slot.check_record(peer, record.chunk, record.length, slot.chunking)
         if record.kind == wire_header.PARTIAL and slot.plan is not None:
             slot.plan.check_partial(peer, record)
         cid, chunk = record.sub, record.chunk
@@ -134,9 +134,9 @@ class Arrivals:
             slot.bytes_received += HEADER_BYTES + record.length
             self._part(slot, peer, cid, chunk)
 
-        return Arrival(slot, chunk, wire.data, False, arrived, lambda: pool.give(wire))
+        return Loan(slot, chunk, wire.data, False, arrived, lambda: pool.give(wire))
 
-    def _of_account(self, peer: PeerId, record: Header) -> Arrival | None:
+    def _of_account(self, peer: PeerId, record: Header) -> Loan | None:
         """What a member says of a partial sum, also before the plan is known here."""
         slot, name, chunk = slot_of(record, self._slots), record.sub, record.chunk
         if slot is None or peer not in slot.members:
@@ -161,9 +161,9 @@ class Arrivals:
                 of.bytes_received += HEADER_BYTES + record.length
                 self._part(of, peer, name, chunk)
 
-        return Arrival(slot, chunk, memoryview(data), False, arrived)
+        return Loan(slot, chunk, memoryview(data), False, arrived)
 
-    def _of_result(self, peer: PeerId, record: Header) -> Arrival | None:
+    def _of_result(self, peer: PeerId, record: Header) -> Loan | None:
         state, chunk = self._plans.get(record.key), record.chunk
         if state is None:
             return self._of_early(peer, record)
@@ -181,7 +181,7 @@ class Arrivals:
                 slot.bytes_received += HEADER_BYTES + record.length
                 self._result(state, peer, chunk)
 
-        return Arrival(state, chunk, state.view(chunk), True, arrived)
+        return Loan(state, chunk, state.view(chunk), True, arrived)
 
     def _lacks(self, state: PlanState, peer: PeerId, chunk: int) -> bool:
         """Whether a peer's result of a chunk is still of use."""
@@ -192,7 +192,7 @@ class Arrivals:
             and state.givers[chunk] == peer
         )
 
-    def _of_measure(self, peer: PeerId, record: Header) -> Arrival | None:
+    def _of_measure(self, peer: PeerId, record: Header) -> Loan | None:
         """What an owner says of its part, also before its plan is known here."""
         state, slot = self._plans.get(record.key), self._slots.get(record.sub)
         if state is not None:
@@ -223,9 +223,9 @@ class Arrivals:
                 of.bytes_received += HEADER_BYTES + record.length
                 self._statement(now, peer, record.chunk, bytes(data))
 
-        return Arrival(slot, record.chunk, memoryview(data), False, arrived)
+        return Loan(slot, record.chunk, memoryview(data), False, arrived)
 
-    def _of_early(self, peer: PeerId, record: Header) -> Arrival | None:
+    def _of_early(self, peer: PeerId, record: Header) -> Loan | None:
         slot = self._slots.get(record.sub)
         if slot is None:
             return None
@@ -236,7 +236,7 @@ class Arrivals:
             else None
         )
 
-    def _spare(self, slot: RoundSlot, peer: PeerId, record: Header) -> Arrival:
+    def _spare(self, slot: RoundSlot, peer: PeerId, record: Header) -> Loan:
         """A result in memory of its own: before its plan, or beside another lane's."""
         chunk = record.chunk
         pool = slot.pool(chunk, slot.results)
@@ -255,9 +255,9 @@ class Arrivals:
                 self._result(state, peer, chunk)
             pool.give(wire)
 
-        return Arrival(slot, chunk, wire.data, False, arrived, lambda: pool.give(wire))
+        return Loan(slot, chunk, wire.data, False, arrived, lambda: pool.give(wire))
 
-    def _of_blob(self, peer: PeerId, record: Header) -> Arrival | None:
+    def _of_blob(self, peer: PeerId, record: Header) -> Loan | None:
         blob = self._blobs.wanted(record.key)
         view = None if blob is None else blob.view(peer, record.chunk, record.length)
         if blob is None or view is None:
@@ -278,4 +278,4 @@ class Arrivals:
                 place[:] = spare
             self._blobs.arrived(record.key, blob, peer, record.chunk)
 
-        return Arrival(blob, record.chunk, view if spare is None else spare, spare is None, arrived)
+        return Loan(blob, record.chunk, view if spare is None else spare, spare is None, arrived)

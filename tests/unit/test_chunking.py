@@ -1,5 +1,5 @@
-"""The grid of an encoded vector: chunks, their codecs and bytes, whatever the mixture; and how a
-model's tensors get their codecs.
+"""The chunking of an encoded vector: chunks, their codecs and bytes, whatever the mixture; and how
+a model's tensors get their codecs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atoll.collectives.codecs.codec import CODECS, Grid, get_codec
+from atoll.collectives.codecs.codec import CODECS, Chunking, get_codec
 from atoll.collectives.codecs.encoded import EncodedVector
 from atoll.collectives.codecs.mixtures import arranged, codec_of, mixture_of, ranges_of
 from atoll.collectives.errors import ConfigError, LocalProtocolError
@@ -38,22 +38,22 @@ def mixtures(draw):
 @settings(max_examples=60)
 def test_any_mixture_on_any_grid(mixture, seed):
     text, numel, chunk = mixture
-    grid = Grid(text, numel, chunk)
-    assert grid.chunks == -(-numel // chunk)
-    assert [grid.elements(c) for c in range(grid.chunks)] == [
-        min(chunk, numel - c * chunk) for c in range(grid.chunks)
+    chunking = Chunking(text, numel, chunk)
+    assert chunking.chunks == -(-numel // chunk)
+    assert [chunking.elements(c) for c in range(chunking.chunks)] == [
+        min(chunk, numel - c * chunk) for c in range(chunking.chunks)
     ]
-    assert [grid.span(c) for c in range(grid.chunks)] == list(
-        zip(grid.bounds, grid.bounds[1:], strict=False)
+    assert [chunking.span(c) for c in range(chunking.chunks)] == list(
+        zip(chunking.bounds, chunking.bounds[1:], strict=False)
     )
-    assert grid.bounds[0] == 0
-    assert grid.bounds[-1] == grid.nbytes
+    assert chunking.bounds[0] == 0
+    assert chunking.bounds[-1] == chunking.nbytes
     x = torch.from_numpy(np.random.default_rng(seed).standard_normal(numel).astype(np.float32))
-    vector = EncodedVector(grid, memoryview(bytearray(grid.nbytes)))
+    vector = EncodedVector(chunking, memoryview(bytearray(chunking.nbytes)))
     assert vector.encode(x)
     at, want = 0, []
     for index in range(
-        grid.chunks
+        chunking.chunks
     ):  # every chunk holds its pieces one after another, each as its codec encodes it alone
         for name, first, stop in ranges_of(text, numel):
             piece = (
@@ -70,15 +70,15 @@ def test_any_mixture_on_any_grid(mixture, seed):
             at += len(wire.data)
             want.append(torch.empty(len(piece)))
             codec.decode(wire, want[-1])
-    assert at == grid.nbytes
+    assert at == chunking.nbytes
     out = torch.empty(numel)
     vector.decode(out)
     assert torch.equal(out, torch.cat(want))
-    pieces = [(first, values.clone()) for first, values in grid.decode(vector.data)]
+    pieces = [(first, values.clone()) for first, values in chunking.decode(vector.data)]
     assert [first for first, _ in pieces] == list(range(0, numel, chunk))
     assert torch.equal(torch.cat([values for _, values in pieces]), out)
     again = torch.empty(numel)
-    for _ in grid.decode(vector.data, again):
+    for _ in chunking.decode(vector.data, again):
         pass
     assert torch.equal(again, out)
 
@@ -107,19 +107,19 @@ def test_any_mixture_on_any_grid(mixture, seed):
 )
 def test_texts_that_mean_nothing(text):
     with pytest.raises(ConfigError, match="codec"):
-        Grid(text, 100, 10)
+        Chunking(text, 100, 10)
 
 
 def test_a_grid_has_no_other_chunks_and_no_other_memory():
-    grid = Grid("bf16:5+int8", 100, 30)
+    chunking = Chunking("bf16:5+int8", 100, 30)
     for chunk in (-1, 4):
         with pytest.raises(IndexError):
-            grid.span(chunk)
+            chunking.span(chunk)
     with pytest.raises(LocalProtocolError, match="100 values"):
-        EncodedVector(grid, memoryview(bytearray(grid.nbytes + 4)))
-    assert grid == Grid("bf16:5+int8", 100, 30)
-    assert grid != Grid("bf16:6+int8", 100, 30)
-    assert grid != Grid("bf16:5+int8", 100, 31)
+        EncodedVector(chunking, memoryview(bytearray(chunking.nbytes + 4)))
+    assert chunking == Chunking("bf16:5+int8", 100, 30)
+    assert chunking != Chunking("bf16:6+int8", 100, 30)
+    assert chunking != Chunking("bf16:5+int8", 100, 31)
 
 
 def test_the_longest_pattern_decides():
