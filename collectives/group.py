@@ -190,7 +190,7 @@ class Plan(msgspec.Struct, frozen=True, array_like=True, dict=True):
     """How the open round is to be reduced: revision ``revision`` of ballot ``ballot`` of entry
     ``round`` of ``log``.
 
-    ``chunk_elements`` is the fixed chunk grid: chunk c covers elements [c*chunk_elements,
+    ``chunk_elements`` is the fixed chunking: chunk c covers elements [c*chunk_elements,
     (c+1)*chunk_elements). ``contributors`` is the order of reduction. The parts cover all chunks,
     in order, without gaps.
     """
@@ -295,28 +295,28 @@ class Certified(msgspec.Struct, frozen=True, array_like=True):
     removed: Config = ()
 
 
-def least_members(lying: int) -> int:
-    """How many members bear ``lying`` that lie: below, a run is being founded."""
-    return 3 * lying + 1 if lying else 1
+def least_members(tolerated: int) -> int:
+    """How many members bear ``tolerated`` that lie: below, a run is being founded."""
+    return 3 * tolerated + 1 if tolerated else 1
 
 
 def is_quorum(
-    config: Config, voters: Collection[Member], organiser: PeerId | None, lying: int = 0
+    config: Config, voters: Collection[Member], organiser: PeerId | None, tolerated: int = 0
 ) -> bool:
     """Whether ``voters`` decide for ``config``: a majority of it, or exactly half including the
     organiser's member.
 
-    Any two quorums of one configuration intersect. Where ``lying`` members may lie, two have one
-    more than these in common, the organiser's counts as any other; and it decides alone until there
-    are `least_members`.
+    Any two quorums of one configuration intersect. Where ``tolerated`` members may lie, two have
+    one more than these in common, the organiser's counts as any other; and it decides alone until
+    there are `least_members`.
     """
     yes = set(config).intersection(voters)
-    if lying:
-        founding = len(config) < least_members(lying)
+    if tolerated:
+        founding = len(config) < least_members(tolerated)
         return (
             any(member.peer == organiser for member in yes)
             if founding
-            else len(yes) > (len(config) + lying) // 2
+            else len(yes) > (len(config) + tolerated) // 2
         )
     if 2 * len(yes) > len(config):
         return True
@@ -350,24 +350,24 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 def reach(
-    members: Mapping[PeerId, bool], organiser: PeerId | None, least: int = 0, lying: int = 0
+    members: Mapping[PeerId, bool], organiser: PeerId | None, least: int = 0, tolerated: int = 0
 ) -> Reach:
     """What ``members`` (peer -> whether it can be reached) mean for the open round, whose reducer
     needs ``least`` contributors.
 
     ``needed`` is the size of the smallest quorum that those reachable now contain or, with others,
-    complete; and not below ``least``. Where too few are members to bear ``lying`` that lie it is
-    `least_members`.
+    complete; and not below ``least``. Where too few are members to bear ``tolerated`` that lie it
+    is `least_members`.
     """
-    if lying and len(members) < least_members(lying):
-        return Reach(sum(members.values()), len(members), least_members(lying))
+    if tolerated and len(members) < least_members(tolerated):
+        return Reach(sum(members.values()), len(members), least_members(tolerated))
     config = tuple(Member(peer, 0) for peer in members)
     order = sorted(
         config, key=lambda member: (not members[member.peer], member.peer != organiser, member)
     )
     sizes = range((len(order) + 1) // 2, len(order) + 1)
     needed = next(
-        (size for size in sizes if is_quorum(config, set(order[:size]), organiser, lying)), 0
+        (size for size in sizes if is_quorum(config, set(order[:size]), organiser, tolerated)), 0
     )
     return Reach(sum(members.values()), len(config), max(needed, least))
 

@@ -112,7 +112,7 @@ class PacedPlan(msgspec.Struct, frozen=True, array_like=True, tag="paced_plan"):
 
 
 class RoundCloses(msgspec.Struct, frozen=True, array_like=True, tag="closing"):
-    """To the column of a grid of relays: somebody contributes to the envelope's round, after the
+    """To the column of relays: somebody contributes to the envelope's round, after the
     entry with hash ``base``.
     """
 
@@ -275,7 +275,7 @@ class Trial(msgspec.Struct, frozen=True, array_like=True, tag="trial"):
 
 
 class Sample(msgspec.Struct, frozen=True, array_like=True, tag="sample"):
-    """The round is decided, its entry has drawn this chunk of my Trial; here it is, encoded."""
+    """The round is decided, its entry chose this chunk of my Trial; here it is, encoded."""
 
     cid: Cid
     chunk: Count

@@ -119,23 +119,23 @@ def slots_for(
     )
 
 
-def fair_share(chunks: int, contributors: int, lying: int) -> int:
-    """How many of the chunks one peer may own where ``lying`` members may lie: an equal share of
-    ``lying`` + 1 of the contributors, so that those that lie never own everything.
+def fair_share(chunks: int, contributors: int, tolerated: int) -> int:
+    """How many of the chunks one peer may own where ``tolerated`` members may lie: an equal share
+    of ``tolerated`` + 1 of the contributors, so that those that lie never own everything.
 
     It follows from what the plan itself says, and not from rates, which are members' own words.
-    So many can own something in any round: of 3 ``lying`` + 1 members.
+    So many can own something in any round: of 3 ``tolerated`` + 1 members.
     """
-    return -(-chunks // max(1, min(lying + 1, contributors)))
+    return -(-chunks // max(1, min(tolerated + 1, contributors)))
 
 
-def is_fair(bound: Plan | Entry, lying: int) -> bool:
+def is_fair(bound: Plan | Entry, tolerated: int) -> bool:
     """Whether no owner of a plan or an entry has more than its fair share."""
     chunks = bound.parts[-1].stop if bound.parts else 0
     owned = Counter[PeerId]()
     for part in bound.parts:
         owned[part.owner] += part.stop - part.first
-    most = fair_share(chunks, len(bound.contributors), lying)
+    most = fair_share(chunks, len(bound.contributors), tolerated)
     return max(owned.values(), default=0) <= most
 
 

@@ -6,19 +6,19 @@ HKDF-SHA256 turns them and a transcript (whatever both ends agreed on: peer ids,
 cipher) into one key per direction.
 
 **Why a nonce never repeats under a key.** A key belongs to one direction of one lane, and `Sealer`
-is the only thing that seals under it. The nonce is the number of the record in that direction; it
-only counts up, and the record is the unit of sending, so records are opened in the order they were
-sealed (TCP keeps it). A lane that loses a byte is closed, never resumed: the next one has new
-secrets. (What a lane seals in segments under one header is as many records here.) A record that was
-cut, flipped, replayed, reordered, or spliced in from another lane or direction is opened under a
-number, a key or a header other than its own, and fails. (Numbers chosen by content would be needed
-if records were opened in another order than sealed.)
+is the only thing that encrypts under it. The nonce is the number of the record in that direction;
+it only counts up, and the record is the unit of sending, so records are opened in the order they
+were sealed (TCP keeps it). A lane that loses a byte is closed, never resumed: the next one has new
+secrets. (What a lane encrypts in segments under one header is as many records here.) A record that
+was cut, flipped, replayed, reordered, or spliced in from another lane or direction is opened under
+a number, a key or a header other than its own, and fails. (Numbers chosen by content would be
+needed if records were opened in another order than sealed.)
 
 Before AES-GCM's limits come near, both ends step to the next key at the same record number.
 
-A plain lane seals headers only: a record is sealed with nothing in it, and its payload follows as
-it is. Nobody without the keys can open such a lane, or add, drop, repeat or reorder its records;
-but whoever is on the path can read what they carry, and alter it.
+A plain lane encrypts headers only: a record is encrypted with nothing in it, and its payload
+follows as it is. Nobody without the keys can open such a lane, or add, drop, repeat or reorder its
+records; but whoever is on the path can read what they carry, and alter it.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ class _Direction:
 class Sealer(_Direction):
     """The sending direction of a lane. Records must be sent in the order they are sealed."""
 
-    def seal(self, header: bytes, payload: memoryview | bytes, out: memoryview) -> None:
-        """Seal into ``out``, exactly 16 bytes longer than ``payload``."""
+    def encrypt(self, header: bytes, payload: memoryview | bytes, out: memoryview) -> None:
+        """Encrypt into ``out``, exactly 16 bytes longer than ``payload``."""
         self._aead.encrypt_into(self._nonce(), payload, header, out)
 
 

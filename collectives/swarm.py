@@ -251,7 +251,7 @@ class Spent(msgspec.Struct, frozen=True):
 
 
 class WorkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a site of a federated run does in a round, one of the three: so many inner ``steps``,
+    """What a site of a run of sites does in a round, one of the three: so many inner ``steps``,
     so many ``samples``, or so many ``epochs`` of its own examples. It contributes when that is
     done, whatever others have done, and the round waits for all who take part (`round.turns`).
 
@@ -278,7 +278,7 @@ class WorkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What members of a federated run do beside plain inner steps, and keep for themselves
+    """What members of a run of sites do beside plain inner steps, and keep for themselves
     (`optim.federated.methods`, `optim.federated.personal`).
 
     ``mu``: FedProx' pull to the anchor. ``beta``: the share of the own direction in those of
@@ -413,7 +413,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Contributions are masked: ``reducer`` is then "copy", and ``codec`` "bits".
     secure: SecureSettings | None = None
     privacy: PrivacySettings | None = None  # with ``secure``: they are bounded, and get noise
-    # Of a federated run: what members do beside plain inner steps; None: nothing.
+    # Of a run of sites: what members do beside plain inner steps; None: nothing.
     site: SiteSettings | None = None
     # Who takes part in a round, with ``site``; None: all that can.
     sample: SampleSettings | None = None
@@ -458,7 +458,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def work(self) -> WorkSettings | None:
-        """What a site does in a round of a federated run; None in other runs."""
+        """What a site does in a round of a run of sites; None in other runs."""
         return self.site.work if self.site is not None else None
 
     @property
@@ -596,7 +596,7 @@ class PeerView:
     organiser: bool = False  # its member counts double in a tie
     # In how many rounds running it has read what this member's script has; 0: it is not known to.
     same_order: int = 0
-    # Whether the open round of a federated run waits for its work.
+    # Whether the open round of a run of sites waits for its work.
     at_work: bool = False
 
 
@@ -766,7 +766,7 @@ class Swarm(Protocol):
 
         ``write`` fills a float32 tensor of shape (numel,) with the pseudo-gradient (anchor -
         parameters), weighted by ``samples`` (an integer > 0; 0 only to wait for the end of a round
-        that this member was not drawn for) in the mean; it may keep the tensor, which stays as
+        that this member was not sampled for) in the mean; it may keep the tensor, which stays as
         written until the next contribution. With ``base``, the round of the anchor it was made on,
         it is refused (committed, not counted, with the reason) when that anchor is no longer the
         newest. ``loss``: the mean loss of the inner steps in it, for a run with a governor, or with

@@ -266,7 +266,7 @@ class Lane:
         end = body + len(first) + TAG_BYTES
         self._make_room(start, end)
         self._tx[start:body] = header
-        self._sealer.seal(header, first, self._tx[body:end])
+        self._sealer.encrypt(header, first, self._tx[body:end])
         self._unsealed, self._under = payload[SEGMENT_BYTES:] or EMPTY, header
         return end
 
@@ -281,7 +281,7 @@ class Lane:
         end = len(segment) + TAG_BYTES
         self._make_room(0, end)
         self._pending = self._tx[:end]
-        self._sealer.seal(self._under, segment, self._pending)
+        self._sealer.encrypt(self._under, segment, self._pending)
         return True
 
     def _make_room(self, start: int, end: int) -> None:

@@ -29,7 +29,6 @@ from ..identifiers import PeerId
 from ..pace import Lead
 from ..reduce import REDUCERS, FindReducer, least_of
 from . import header as wire_header
-from .intake import Intake
 from .blobs import Blobs, Bounds
 from .checking import account_of, disagreement
 from .events import (
@@ -40,6 +39,7 @@ from .events import (
     PeerFault,
     ResultComplete,
 )
+from .intake import Intake
 from .measuring import NOT_FINITE, FirstPhase
 from .outbox import Outgoing, Sender
 from .pool import Pools

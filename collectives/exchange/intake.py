@@ -102,9 +102,7 @@ class Intake:
         """
         if self._lent:
             for key, loan in list(self._lent.items()):
-                if loan.owner is owner and (
-                    chunk is None or (loan.shared and loan.chunk == chunk)
-                ):
+                if loan.owner is owner and (chunk is None or (loan.shared and loan.chunk == chunk)):
                     self.drop(*key)
 
     def _is_lent(self, owner: Owner, chunk: int) -> bool:

@@ -24,7 +24,7 @@ class Outgoing(NamedTuple):
     """One record to send: header bytes and plaintext payload.
 
     The payload stays valid until the next `next_record` for the same lane, or the next command;
-    copy it, seal it or send it before.
+    copy it, encrypt it or send it before.
     """
 
     header: bytes

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from ..group import Admitted, Config, Entry, Member, SpentWord
 from ..identifiers import PeerId
-from ..round.sampling import drawn
+from ..round.sampling import draw_members
 from ..round.site_names import SiteNames
 from ..swarm import SampleSettings
 
@@ -188,7 +188,7 @@ class SiteLedger(SiteNames):
     def _add(self, entry: Entry) -> None:
         lives = self._lives
         if entry.round:
-            for member in drawn(self._run, entry.base, self._config, self._sample):
+            for member in draw_members(self._run, entry.base, self._config, self._sample):
                 name = self._names[member.peer]
                 lives[name] = replace(lives[name], entries=lives[name].entries + 1)
         for word in entry.spent:

@@ -81,14 +81,14 @@ def check_log(
     organiser: PeerId | None,
     verify: Verify,
     peer: PeerId,
-    lying: int = 0,
+    tolerated: int = 0,
 ) -> list[Certified]:
     """Raise RemoteProtocolError unless ``entries`` continue the log after the entry with hash
     ``base`` and next_config ``config``.
 
     Every entry must carry valid votes of a quorum of its configuration under one ballot, or the
-    organiser's signature over removed members (but for a run in which ``lying`` members may lie:
-    its organiser's word is one of many).
+    organiser's signature over removed members (but for a run in which ``tolerated`` members may
+    lie: its organiser's word is one of many).
 
     Returns the entries with the votes that members have signed, and no others: a certificate that
     is valid may be padded with votes that nobody gave, and what a member is held to have voted
@@ -100,7 +100,7 @@ def check_log(
         if entry.base != base or entry.log != log:
             raise RemoteProtocolError(f"entry {entry.round} does not continue the log", peer=peer)
         digest = entry.hash()
-        if certified.removed and not lying:
+        if certified.removed and not tolerated:
             payload = recertified_payload(run, log, entry.round, digest, certified.removed)
             signed = [vote for vote in certified.votes if vote.member.peer == organiser]
             if (
@@ -124,7 +124,7 @@ def check_log(
         for vote in certified.votes:
             if vote.member in members and verify(vote.member.peer, payload, vote.signature):
                 given.setdefault(vote.member, vote)
-        if not is_quorum(config, set(given), organiser, lying) or certified.removed:
+        if not is_quorum(config, set(given), organiser, tolerated) or certified.removed:
             raise RemoteProtocolError(
                 f"certificate of entry {entry.round} has no quorum", peer=peer
             )

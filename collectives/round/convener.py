@@ -314,7 +314,7 @@ class Convener:
         Where members may lie, what was shown to all is left out by what all can see only."""
         view = self.view
         reading = [offer for offer in offers if not view.actions.unread(offer.member.peer)]
-        if view.lying or not view.enough(reading):
+        if view.tolerated or not view.enough(reading):
             return offers
         if view.does_without(reading):
             return [offer for offer in reading if offer.member not in view.thin.out]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class FaultModel:
     """Members crash, and nothing worse. One object serves one log at one member."""
 
-    lying = 0
+    tolerated = 0
     """Members of a configuration that may do anything."""
 
     def make_roles(self, view: RoundMachine) -> tuple[Acceptor, Convener]:

@@ -80,7 +80,7 @@ from .faults import FaultModel, FaultModelMaker
 from .journal import Journal
 from .recovery import Recovery
 from .routes import Disputes, broken_by
-from .sampling import Draw, drawn
+from .sampling import Draw, draw_members
 from .seals import RoundSeal, SealMaker, gone
 from .site_names import SiteNamesMaker, no_names, spent_payload
 from .state import VOTES_KEPT, OpenRound, RoundActions, Shape
@@ -119,7 +119,7 @@ class RoundMachine:
         now: float,
         site: str = "",
         faults: FaultModelMaker = FaultModel,
-        arrivals: ArrivalPolicyMaker = wait_for_all,
+        policy: ArrivalPolicyMaker = wait_for_all,
         seal: SealMaker = RoundSeal,
         dissemination: DisseminationMaker = everybody,
         unix_offset_s: float = 0.0,
@@ -131,7 +131,7 @@ class RoundMachine:
         idle: bool = False,
     ) -> None:
         """``site``: the label by which members near each other recognise that. ``faults``: which
-        faults of members the log bears. ``arrivals``: whom a round waits for. ``seal``: how one
+        faults of members the log bears. ``policy``: whom a round waits for. ``seal``: how one
         ends without a quorum. ``dissemination``: how the news of a round travels.
         ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that those of a
         process that was started again have greater numbers. ``doors``: what lets peers enter.
@@ -144,14 +144,14 @@ class RoundMachine:
         self.actions, self.rng = actions, rng
         self.site, self.doors = site, doors
         self.faults = faults()
-        self.lying = self.faults.lying
-        self.arrivals = arrivals(journal.entries)
+        self.tolerated = self.faults.tolerated
+        self.policy = policy(journal.entries)
         self.unix_offset_s = unix_offset_s
         self._words = words
         self._make_dissemination, self._make_seal = dissemination, seal
 
         # ---- what other members are known for
-        self.caught = set[PeerId]()  # peers that are proved to be Byzantine
+        self.caught = set[PeerId]()  # peers that are proved to lie
         self.disputes = Disputes()  # peers that disagreed on a partial sum
         # Who asks to enter: at which round, when.
         self.joiners: dict[Member, tuple[int, float]] = {}
@@ -312,7 +312,7 @@ class RoundMachine:
 
     def quorum(self, voters: Sequence[Member]) -> bool:
         """Whether these acceptors decide the open round."""
-        return is_quorum(self.config, set(voters), self.organiser, self.lying)
+        return is_quorum(self.config, set(voters), self.organiser, self.tolerated)
 
     def near(self, round_: int) -> bool:
         """Whether a joiner that holds the state before ``round_`` is close enough: results it lacks
@@ -366,7 +366,7 @@ class RoundMachine:
         return any(digest == entry.hash() for _, digest in self.open.votes)
 
     def convict(self, who: Member) -> bool:
-        """A member is proved to be Byzantine. Whether that is news, and of another one."""
+        """A member is proved to lie. Whether that is news, and of another one."""
         if who.peer in self.caught or who == self.me:
             return False
         self.caught.add(who.peer)
@@ -461,7 +461,7 @@ class RoundMachine:
             return self._answer(now, peer, round_)
         if isinstance(body, (m.Accept, m.Accepted, m.QuorumVotes)):
             self.voted = max(self.voted, round_)
-        if isinstance(body, m.Seal) and not self.lying:
+        if isinstance(body, m.Seal) and not self.tolerated:
             return self.sealing.on_seal(now, who, round_, body)
         if isinstance(body, (m.Fetch, m.Join)):
             if round_ > self.round:
@@ -597,7 +597,7 @@ class RoundMachine:
         self._late_votes.clear()
         self.base = self.journal.entries[-1].entry.hash()
         self.draw = self._drawn(before)
-        self.arrivals.follow(now)
+        self.policy.follow(now)
         self.ballot = max(0, self.journal.promised)
         self.dissemination = self._make_dissemination(
             self.me.peer,
@@ -615,7 +615,7 @@ class RoundMachine:
 
     def _drawn(self, before: Draw | None) -> Draw:
         sample = self.shape.sample
-        members = drawn(self.run, self.base, self.config, sample)
+        members = draw_members(self.run, self.base, self.config, sample)
         return Draw(
             members,
             whole=len(members) == len(self.config),
@@ -694,8 +694,8 @@ class RoundMachine:
         self.unsettled = True
 
     def set_waiting(self, waiting: bool) -> None:
-        """Set whether a script waits for the end of a round in which this member, not drawn, takes
-        no part.
+        """Set whether a script waits for the end of a round in which this member, not sampled,
+        takes no part.
         """
         self.draw.waiting = waiting
         if waiting:
@@ -705,16 +705,16 @@ class RoundMachine:
     def steps(self) -> int:
         """How many inner steps this member's script makes now, where each member has its number; 0
         where none has, or where it is late for its group."""
-        return self.arrivals.steps(self.me.peer)
+        return self.policy.steps(self.me.peer)
 
     @property
     def takes_part(self) -> bool:
-        """Whether this member is drawn. In a run without a sample everybody is, member or not."""
+        """Whether this member is sampled. In a run without a sample everybody is, member or not."""
         return self.shape.sample is None or self.me in self.draw.members
 
     @property
     def _declines(self) -> bool:
-        """Whether this member was drawn, others were not, and it has offered nothing: if it will
+        """Whether this member was sampled, others were not, and it has offered nothing: if it will
         not, all are told.
         """
         return not self.draw.whole and self.me in self.draw.members and self.contribution is None
@@ -774,7 +774,7 @@ class RoundMachine:
 
     def _repeat_ready(self, now: float) -> None:
         """Tell the convener again. Where a plan needs more contributions than are known here, or
-        fewer than were drawn give any, tell all others now and then: each counts them."""
+        fewer than were sampled give any, tell all others now and then: each counts them."""
         opened = self.open
         if not self.gathering:
             self._send_ready()
@@ -786,7 +786,7 @@ class RoundMachine:
 
     def _close_round(self) -> None:
         """Announce to all that a contribution is there: whoever has something contributes it now.
-        A drawn member that has none announces that.
+        A sampled member that has none announces that.
         """
         self._send_ready()
         ready = self.my_ready()
@@ -804,7 +804,7 @@ class RoundMachine:
         there is one.
         """
         shape = self.shape
-        plain = not self.arrivals.waits_for_some and shape.sample is None and not shape.whole
+        plain = not self.policy.waits_for_some and shape.sample is None and not shape.whole
         return shape.least == 1 and plain
 
     def _pass_contribution_on(self) -> None:
@@ -843,7 +843,7 @@ class RoundMachine:
             return True
         if self.contribution is not None or shape.sample is not None:
             return True
-        if self.arrivals.waits_for_some:
+        if self.policy.waits_for_some:
             return True
         if shape.whole:  # a turn is what the manifest says
             return True
@@ -863,7 +863,7 @@ class RoundMachine:
             )
         if ready.cid is not None and who not in self.draw.members:
             raise RemoteProtocolError(
-                f"{who.peer} contributes to round {self.round}, for which it was not drawn",
+                f"{who.peer} contributes to round {self.round}, for which it was not sampled",
                 peer=who.peer,
             )
         if ready.cid is not None and opened.first_ready_at is None:
@@ -887,7 +887,7 @@ class RoundMachine:
         return [
             offer
             for offer in self.offered()
-            if not self.arrivals.in_groups or offer.member.peer in self.open.due
+            if not self.policy.in_groups or offer.member.peer in self.open.due
         ]
 
     def offered(self) -> list[Contributor]:
@@ -916,7 +916,7 @@ class RoundMachine:
         """
         if self.contribution is None or self.open.plan is not None:
             return False
-        if self.arrivals.waits_for_some or self.shape.whole:
+        if self.policy.waits_for_some or self.shape.whole:
             return self.gathering
         if self.shape.least == 1 and not self.acceptor.founding:
             return False
@@ -935,23 +935,23 @@ class RoundMachine:
         the work of all who take part, as far as this member knows; never where whoever is first
         closes it.
         """
-        patient = self.arrivals.waits_for_some or self.shape.whole
+        patient = self.policy.waits_for_some or self.shape.whole
         return patient and self.open.ripe_at is None
 
     def look(self, now: float) -> None:
         """Note whether the open round has what it waits for (`OpenRound.ripe_at`; nothing, where it
-        waits for all), and whether the drawn members had their time."""
+        waits for all), and whether the sampled members had their time."""
         self.draw.look(now - self.open.born)
         if self.shape.whole:
             return self._look_at_work(now)
-        arrivals, opened = self.arrivals, self.open
-        if not arrivals.waits_for_some or (opened.ripe_at is not None and not arrivals.in_groups):
+        policy, opened = self.policy, self.open
+        if not policy.waits_for_some or (opened.ripe_at is not None and not policy.in_groups):
             return
         # the convener's plan is made of what it was told, also by itself
         convenes = self.convener_of(self.ballot) == self.me
         mine = {self.me} if self.contribution is not None and not convenes else set[Member]()
         there = mine | {offer.member for offer in self.offered() if not self.silent(offer.member)}
-        if not arrivals.in_groups:
+        if not policy.in_groups:
             if not there:
                 return
             if opened.first_ready_at is None:
@@ -959,7 +959,7 @@ class RoundMachine:
         said = [offer.reading.lag for offer in self.offered() if offer.member in there]
         if mine and self.contribution is not None:
             said.append(self.contribution[2].lag)
-        found = arrivals.look(
+        found = policy.look(
             now,
             RoundArrivals(
                 opened.born,
@@ -967,7 +967,7 @@ class RoundMachine:
                 opened.enough_at,
                 opened.ripe_at,
                 {member.peer for member in there},
-                [member.peer for member in self._awaited(there if arrivals.in_groups else mine)],
+                [member.peer for member in self._awaited(there if policy.in_groups else mine)],
                 said,
             ),
         )
@@ -1016,13 +1016,13 @@ class RoundMachine:
 
     def elapsed_s(self, now: float) -> float | None:
         """Seconds since the last entry, for the proposed one; None if the log needs no time."""
-        return self.arrivals.elapsed_s(now)
+        return self.policy.elapsed_s(now)
 
     # ---- the draw
 
     @property
     def hopeless(self) -> bool:
-        """Whether too few of the drawn members can still contribute, or have done so in time."""
+        """Whether too few of the sampled members can still contribute, or have done so in time."""
         return not self.draw.whole and self.draw.is_hopeless(self._drawn_offers, self.draw.elapsed)
 
     @property
@@ -1051,7 +1051,7 @@ class RoundMachine:
             return False
         others = self.open.votes.get((ballot, entry.hash()), {})
         return (
-            bool(self.lying)
+            bool(self.tolerated)
             or self.convener_of(ballot) != self.me
             or self.quorum([*others, self.me])
         )
@@ -1265,7 +1265,7 @@ class RoundMachine:
             return False
         if broken_by(plan, opened, self.actions.suspected):
             return False
-        patience_s = self.silent_s(patience.PULLS_ALL_BUT) if self.lying else self.stuck_s()
+        patience_s = self.silent_s(patience.PULLS_ALL_BUT) if self.tolerated else self.stuck_s()
         if now - max(opened.bulk_at, opened.planned_at) <= patience_s:
             return True
         if plan.topology.kind == "butterfly":
@@ -1368,7 +1368,7 @@ class RoundMachine:
             self.shape.sample is None
             or {c.member for c in entry.contributors} <= set(self.draw.members)
         )
-        same = same and (entry.elapsed_s is None or self.arrivals.in_groups)
+        same = same and (entry.elapsed_s is None or self.policy.in_groups)
         same = same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
         same = same and entry_fault(entry, self.config, self.shape.topology) is None
         return same and self._admits(entry)
@@ -1456,7 +1456,7 @@ class RoundMachine:
         relayed = self.dissemination.is_relayed(max(body.ballot, self.ballot))
         collects = relayed and self.convener_of(0) == self.me
         if who not in votes:
-            if who != self.me and not self.lying:  # there the judge has looked at it
+            if who != self.me and not self.tolerated:  # there the judge has looked at it
                 entry = self.open.known.get(body.entry_hash)
                 if entry is not None and entry.base == self.base:
                     self._check_vote(who, who.peer, body, body.entry_hash)
@@ -1699,7 +1699,7 @@ class RoundMachine:
         else need give up the present one. ``aside``: the own contribution is not offered in it."""
         ballot = max(self.ballot, self.journal.promised) + 1
         convener = self.convener_of(self.ballot)
-        alone = not self.lying and self.silent(convener) and not self.lost(convener)
+        alone = not self.tolerated and self.silent(convener) and not self.lost(convener)
         for _ in self.config:
             owner = self.convener_of(ballot)
             if owner == self.me or not (alone or self.silent(owner)):
@@ -1824,7 +1824,7 @@ class RoundMachine:
             organiser=self.organiser,
             verify=self.actions.verify,
             peer=peer,
-            lying=self.lying,
+            tolerated=self.tolerated,
         )
         self.recovery.on_entries(fresh)
         self.ahead.extend(fresh)

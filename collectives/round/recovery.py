@@ -41,7 +41,7 @@ class Recovery:
     def __init__(self, view: RoundMachine, now: float) -> None:
         self.view = view
         entries = view.journal.entries[-RECENT:]
-        self.heard_of = LastSaid(entries, at_once=not view.arrivals.waits_for_some)
+        self.heard_of = LastSaid(entries, at_once=not view.policy.waits_for_some)
         # The incarnation to go on under: acts of this member are known that its journal does not.
         self.forgotten = 0
         self.check: CopyCheck | None = None
@@ -65,7 +65,7 @@ class Recovery:
         view = self.view
         self._ask(now, m.Said(view.me.incarnation, view.round, view.journal.promised))
         others = {member.peer for member in view.config if member.peer != view.me.peer}
-        if others and not view.lying and view.me in view.config and view.quorum([view.me]):
+        if others and not view.tolerated and view.me in view.config and view.quorum([view.me]):
             self.unasked = others
         self._consider_answers()
 
@@ -76,7 +76,7 @@ class Recovery:
 
     def _ask(self, now: float, left: m.Said) -> None:
         """``left``: the newest that this member is known here to have said."""
-        self.check = CopyCheck(left, 1 + self.view.rng.getrandbits(47), self.view.lying)
+        self.check = CopyCheck(left, 1 + self.view.rng.getrandbits(47), self.view.tolerated)
         self.unasked, self._beyond = set(), set()
         self._since, self._asked_at = now, -1e9
 
@@ -135,7 +135,7 @@ class Recovery:
         if check is None:
             return
         said = m.Said(view.me.incarnation, view.round, view.journal.promised)
-        counted = {who.peer for who in view.config} if view.lying else check.peers
+        counted = {who.peer for who in view.config} if view.tolerated else check.peers
         later = check.later_life(counted, None if check.waits else said)
         if view.me in view.config or later == view.me.incarnation + 1:
             self.forgotten = max(self.forgotten, later)  # else it is known to be an older life
@@ -157,7 +157,7 @@ class Recovery:
             newest = max((view.me.incarnation, *later))
             gave = (
                 entry.round > view.round  # nobody contributes to a round that is not open to it
-                and not view.arrivals.waits_for_some
+                and not view.policy.waits_for_some
                 and any(contributor.member == view.me for contributor in entry.contributors)
             )
             acted = not certified.removed and (gave or max(voted, default=-1) > known)

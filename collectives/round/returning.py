@@ -79,12 +79,12 @@ class CopyCheck:
     earlier one knows to have been said. ``nonce``, from 1, tells answers to this process.
     """
 
-    def __init__(self, left: m.Said, nonce: int, lying: int) -> None:
+    def __init__(self, left: m.Said, nonce: int, tolerated: int) -> None:
         self.nonce = nonce
         self.waits = True  # not enough have answered yet
         self.peers: set[PeerId] = set()  # who was asked: nobody else's word counts
         self._heads: dict[Member, int] = {}  # how many entries each had when it answered first
-        self._left, self._lying = left, lying
+        self._left, self._lying = left, tolerated
         self._heard: dict[PeerId, m.Said] = {}
 
     def on_answer(self, who: Member, head: int, heard: m.Said | None) -> None:

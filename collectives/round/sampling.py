@@ -34,7 +34,7 @@ SLOWER = 2.0
 UNKNOWN = 2.0  # as `AGAIN`, where no round was seen here: nobody knows how long one takes
 
 
-def drawn(run: str, base: bytes, config: Config, sample: SampleSettings | None) -> Config:
+def draw_members(run: str, base: bytes, config: Config, sample: SampleSettings | None) -> Config:
     """The members of ``config`` that take part in the round after the entry with hash ``base``, in
     the configuration's order; all where there is no sample."""
     if sample is None:

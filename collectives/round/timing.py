@@ -26,8 +26,8 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fetch_s: float = 0.25  # how often a lagging or joining member asks for what was decided
     # How often a member to which nothing happens asks whether it missed a decision.
     quiet_s: float = 2.0
-    # a draw is not over sooner, though nobody that was drawn has contributed: scripts start, models
-    # compile
+    # a draw is not over sooner, though nobody that was sampled has contributed: scripts start,
+    # models compile
     redraw_s: float = 120.0
     # A contribution closes a round over the heads of most members only once this many times the
     # duration of an exchange have passed; 0: at once. With 9, whoever offers one as each round

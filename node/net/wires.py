@@ -83,7 +83,7 @@ class Wire:
         for start in range(0, len(data), PIECE_BYTES):
             piece = data[start : start + PIECE_BYTES]
             header, sealed = _LENGTH.pack(len(piece) + TAG_BYTES), bytearray(len(piece) + TAG_BYTES)
-            self._sealer.seal(header, piece, memoryview(sealed))
+            self._sealer.encrypt(header, piece, memoryview(sealed))
             self._unsent += header + sealed
         self._push()
 

@@ -31,7 +31,7 @@ from ...collectives.group import MAX_PEER_ID, Certified, Config, Entry, Member
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.round.certificate import check_genesis, check_log, vote_payload
 from ...collectives.round.log import rounds_in
-from ...collectives.round.sampling import drawn
+from ...collectives.round.sampling import draw_members
 from ...security.identity import verify
 from ..home.paths import Paths
 from ..home.refusals import storage_error
@@ -280,11 +280,12 @@ def audit(
                 organiser=source.signed.organiser,
                 verify=_verify,
                 peer=PeerId(""),
-                lying=byzantine,
+                tolerated=byzantine,
             )
             if sample is not None:
-                _check_drawn(
-                    certified.entry, drawn(source.signed.run_id, report.head, report.config, sample)
+                _check_draw_members(
+                    certified.entry,
+                    draw_members(source.signed.run_id, report.head, report.config, sample),
                 )
             if certified.entry.round != report.entries:
                 raise ProtocolError(f"entry {report.entries} is numbered {certified.entry.round}")
@@ -303,7 +304,7 @@ def audit(
     return report.made()
 
 
-def _check_drawn(entry: Entry, chosen: Config) -> None:
+def _check_draw_members(entry: Entry, chosen: Config) -> None:
     if strange := {contributor.member for contributor in entry.contributors} - set(chosen):
         peer = min(strange).peer
         raise RemoteProtocolError(

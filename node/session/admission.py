@@ -285,7 +285,7 @@ class Admission:
             or machine.open.decided is not None
             or self.session.in_config(peer)
         ):
-            return  # after the decision anybody knows which chunk is drawn
+            return  # after the decision anybody knows which chunk is chosen
         if peer in self._trials or len(self._trials) < MOST_TRIALS:
             self._trials[peer] = _Trial(round_, trial.cid, trial.hashes)
 
@@ -339,7 +339,7 @@ def judge_sample(
         or chunk != draw_chunk(entry, peer)[0]
         or len(data) != chunking.wire_bytes(chunk)
     ):
-        return "it shows another chunk than the one that was drawn"
+        return "it shows another chunk than the one that was chosen"
     if chunk_hash(memoryview(data)) != hashes[HASH_BYTES * chunk : HASH_BYTES * (chunk + 1)]:
         return "it shows other values than it has said before"
     values, mean = torch.empty(chunking.elements(chunk)), torch.empty(chunking.elements(chunk))

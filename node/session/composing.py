@@ -45,7 +45,7 @@ def modes_of(
     )
     return Modes(
         faults=_faults_of(settings),
-        arrivals=_arrivals_of(settings),
+        policy=_arrivals_of(settings),
         seal=MODES.find("sealing", "Sealing") or RoundSeal,
         recertifying=MODES.find("sealing.recertifying", "Recertifying")
         or (lambda _: Recertification()),

@@ -61,7 +61,7 @@ class ContributionQueue:
 
     @property
     def _takes_part(self) -> bool:
-        """Whether this member was drawn for the open round."""
+        """Whether this member was sampled for the open round."""
         machine = self._session.machine
         return machine is None or machine.takes_part
 

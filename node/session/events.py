@@ -38,7 +38,7 @@ class Waiting(msgspec.Struct, frozen=True):
     """``what`` is waited for, ``of`` whom, and what ``ends`` it; ``since``: seconds of the
     session's clock, when this began.
 
-    ``round_open_s``: for how long no entry was decided. ``missing``: those of a federated run
+    ``round_open_s``: for how long no entry was decided. ``missing``: those of a run of sites
     without whom its round does not go on, or not soon: they are not heard, or no members any more.
     """
 
@@ -267,7 +267,7 @@ class OperationDone:
     chunk_elements: int
     result: memoryview
     reduce_s: float = 0.0
-    """From the plan's arrival here to the last byte of the result."""
+    """From when the plan came here to the last byte of the result."""
     decision_s: float = 0.0
     """From the last byte of the result to its being decided."""
     config: str = ""
@@ -285,8 +285,8 @@ class Timed:
 
 @dataclass(frozen=True, slots=True)
 class Unmasked:
-    """The masks are off a sum of ``members``' vectors; fewer than ``threshold`` would not have been
-    unmasked. ``round`` is an entry's number.
+    """What hid them is off a sum of ``members``' vectors; fewer than ``threshold`` would not have
+    been unmasked. ``round`` is an entry's number.
 
     ``weight``: of all of them together; ``metrics``: the mean of each, by weight; ``bound``: on the
     norms of the next vectors, if it moves; ``sums``: whose vectors were in each, one or several."""
@@ -314,7 +314,7 @@ class PrivacySpent:
 
 @dataclass(frozen=True, slots=True)
 class MaskingFailed:
-    """An attempt at a secure round came to nothing; the next one has fresh masks. ``round`` is an
+    """An attempt at a secure round came to nothing; the next one has fresh keys. ``round`` is an
     entry's number.
     """
 

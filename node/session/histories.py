@@ -180,7 +180,7 @@ class Histories:
             organiser=session.organiser,
             verify=session.ports.verify,
             peer=peer,
-            lying=session.settings.lying,
+            tolerated=session.settings.lying,
         )
         mine = entries[at].entry.hash()
         self._found(

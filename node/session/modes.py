@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """``faults``: which faults of members the log bears. ``arrivals``: whom a round waits for.
+    """``faults``: which faults of members the log bears. ``policy``: whom a round waits for.
     ``seal``, ``recertifying``: how a round ends, and a run goes on, without a quorum.
     ``dissemination``: how the news of a round travels, unless each member must hear every vote.
     ``pre_round``: makes what members do together before the log is given anything; None: nothing.
@@ -36,7 +36,7 @@ class Modes:
     """
 
     faults: FaultModelMaker = FaultModel
-    arrivals: ArrivalPolicyMaker = wait_for_all
+    policy: ArrivalPolicyMaker = wait_for_all
     seal: SealMaker = RoundSeal
     dissemination: DisseminationMaker = everybody
     pre_round: Callable[[Session], PreRound] | None = None
@@ -52,7 +52,7 @@ class Modes:
                 f"the run bears {settings.lying} members that lie, and was given a fault model "
                 f"of {self.faults().lying}"
             )
-        if (settings.arrivals is None) != (self.arrivals is wait_for_all):
+        if (settings.arrivals is None) != (self.policy is wait_for_all):
             raise LocalProtocolError("the run's arrivals are not those that it was given")
         if (settings.secure or settings.btard) is not None and self.pre_round is None:
             raise LocalProtocolError(

@@ -64,13 +64,13 @@ class PeerSelection:
         session = self.session
         strangers = [peer for peer in session.membership.known() if peer not in inside]
         strangers += [peer for peer in session.contacts if peer not in inside]
-        drawn = [
+        sampled = [
             *session.rng.sample(config, min(MOST_DRAWN, len(config))),
             *session.rng.sample(strangers, min(MOST_DRAWN, len(strangers))),
         ]
         return [
             peer
-            for peer in dict.fromkeys(drawn)
+            for peer in dict.fromkeys(sampled)
             if peer != session.me
             and not session.membership.suspected(now, peer)
             and not session.budgets.deaf_to(now, peer)
@@ -109,7 +109,7 @@ class PeerSelection:
 
     def _likely_conveners(self, machine: RoundMachine) -> list[PeerId]:
         """Who is asked to count this member, which knows no newer state: all of a small
-        configuration; of a large one some that are drawn anew each time.
+        configuration; of a large one some that are sampled anew each time.
         """
         peers = [peer for peer in self.session.config_peers() if peer != self.session.me]
         if len(peers) <= MOST_DRAWN:

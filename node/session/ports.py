@@ -96,7 +96,7 @@ class DataPlane(Protocol):
         hashes: Sequence[bytes],
         sources: Sequence[PeerId],
     ) -> None:
-        """Receive content: every chunk is checked against its hash on arrival."""
+        """Receive content: every chunk is checked against its hash as it comes."""
         ...
 
     def unwant(self, name: bytes) -> None:

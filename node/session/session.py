@@ -298,7 +298,7 @@ class Session:
         return self.pre_round.over if self.pre_round is not None and not whole else ""
 
     def at_work(self, now: float) -> list[PeerId]:
-        """Whom the open round of a federated run still waits for: their work is not done, or they
+        """Whom the open round of a run of sites still waits for: their work is not done, or they
         are not heard."""
         machine = self.machine
         if self.settings.work is None or machine is None or machine.stateless:
@@ -438,7 +438,7 @@ class Session:
             now=now,
             site=self.site,
             faults=self._modes.faults,
-            arrivals=self._modes.arrivals,
+            policy=self._modes.policy,
             seal=self._modes.seal,
             dissemination=self._dissemination,
             unix_offset_s=self._unix_offset_s,
@@ -516,7 +516,7 @@ class Session:
 
         With ``base``, the rounds in the anchor it was made on, it is refused (ContributionRefused)
         once that anchor is no longer current. ``hold_s``: as of `Swarm.contribute`. Of no samples
-        it waits for the end of a round that this member was not drawn for.
+        it waits for the end of a round that this member was not sampled for.
         """
         self._now = now
         self.admission.may_contribute()
@@ -595,7 +595,7 @@ class Session:
     def add_contacts(self, now: float, peers: Iterable[PeerId]) -> None:
         """The peers that discovery says take part in the run now. Who is not named any more is no
         contact any more; of too many, those stay that have been heard, and of the others some that
-        are drawn anew each time."""
+        are chosen anew each time."""
         self._now = now
         before = set(self.contacts)
         named = [peer for peer in dict.fromkeys(peers) if peer != self.me]
@@ -722,10 +722,10 @@ class Session:
                 if not self.operations.on_exchange(now, event):
                     self.actions.on_result(now, event)
             case x.PartReduced():
-                if machine is not None and machine.lying:
+                if machine is not None and machine.tolerated:
                     machine.on_part(now, event.plan_id, event.part, event.digest, event.inputs)
             case x.PartGiven():
-                if machine is not None and machine.lying:
+                if machine is not None and machine.tolerated:
                     machine.on_given(now, event.plan_id, event.part, event.root)
             case x.ReductionReport():
                 if not self.operations.on_exchange(now, event) and machine:
@@ -768,7 +768,7 @@ class Session:
             knocks = now - self._asked_at >= self.timing.fetch_s
             peers = self.config_peers()  # known before there is a machine
             few = not self._dissemination(self.me, len(peers), lambda: peers).is_large
-            # whom to ask is drawn anew each time; of many, only where somebody is to be asked
+            # whom to ask is chosen anew each time; of many, only where somebody is to be asked
             targets = self.others.targets(now) if few or self.transfer.asks else []
             self.transfer.tick(now, targets)
             self.serving.tick(now)

@@ -76,9 +76,9 @@ class Transfer:
         organiser: PeerId,
         timing: Timing,
         rng: Random,
-        lying: int = 0,
+        tolerated: int = 0,
     ) -> None:
-        self.lying = lying
+        self.tolerated = tolerated
         self.actions, self.organiser, self.timing, self.rng = actions, organiser, timing, rng
         self.fetching: dict[bytes, Fetching] = {}
         self.offers: dict[tuple[int, bytes], dict[PeerId, m.Offer]] = {}
@@ -343,7 +343,7 @@ class Transfer:
             return with_base is not None and with_base.entry.base_state == root
         config = entry.entry.next_config
         voters: list[Member] = [member for member in config if member.peer in offering]
-        return is_quorum(config, voters, self.organiser, self.lying)
+        return is_quorum(config, voters, self.organiser, self.tolerated)
 
     # ---- a state and its rival
     def _lead(self, now: float, item: Fetching, each_s: float = 0.0) -> None:

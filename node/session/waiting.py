@@ -183,7 +183,7 @@ class Waits:
         return self._in_round(machine)
 
     def _missed(self, now: float) -> list[PeerId]:
-        """Sites of a federated run that the round waits for and that are not heard, or without
+        """Sites of a run of sites that the round waits for and that are not heard, or without
         whom too few are left for a sum: however long a round is, that is told soon."""
         machine, session = self.session.machine, self.session
         over = session.over or session.completed >= (
@@ -202,15 +202,15 @@ class Waits:
     def _at_work(
         self, now: float, machine: RoundMachine, late: list[PeerId], away: list[PeerId]
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
-        """A round of a federated run: sites that are done wait for the work of the others, or for
+        """A round of a run of sites: sites that are done wait for the work of the others, or for
         some without whom there is no sum."""
-        session, drawn = self.session, {member.peer for member in machine.draw.members}
-        sites = len(drawn | {*away})
+        session, sampled = self.session, {member.peer for member in machine.draw.members}
+        sites = len(sampled | {*away})
         what = f"the work of {len(late)} of {sites} sites"
-        if not late or not drawn >= {*away}:
+        if not late or not sampled >= {*away}:
             what = f"a sum of {sites} sites"
         for peer in away:
-            lost = "is not heard" if peer in drawn else "has been left out"
+            lost = "is not heard" if peer in sampled else "has been left out"
             what += f"; {peer} {lost} for {now - self._missing[peer]:.0f} s"
         needed = session.pre_round.needed if session.pre_round is not None else 1
         ends_at = machine.turns.ends_at
@@ -229,13 +229,13 @@ class Waits:
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         counted = set(there)
         gone = [member.peer for member in machine.config if member not in counted]
-        needed = (len(machine.config) + machine.lying) // 2 + 1
+        needed = (len(machine.config) + machine.tolerated) // 2 + 1
         what = f"{needed} of {len(machine.config)} members; {len(there)} can be counted on"
         for peer in gone:
             if (how := self._others.other_life(peer, machine)) is not None:
                 what += f"; {peer} {how}"
         way_out = "the organiser runs atoll recertify RUN --without PEER"
-        if machine.lying or self.session.organiser in gone:
+        if machine.tolerated or self.session.organiser in gone:
             # The organiser's word is no proof there, or nobody is left to give it.
             way_out = "atoll export RUN DIR, then atoll new --from DIR --name NAME"
         ends = f"enough of them come back as they were; if they never will, {way_out}"

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.layout import STEPS
-from ...collectives.round.sampling import drawn
+from ...collectives.round.sampling import draw_members
 from ...collectives.swarm import (
     AnchorView,
     Outcome,
@@ -141,7 +141,7 @@ class SiteReplica(Replica):
         kept, base, device = self.kept, self.base, self._device
         if kept.open and base.round > kept.round:
             kept.resolve(self.method.control and self._counted_in(kept.round + 1))
-        self.drawn = self._is_drawn()
+        self.takes_part = self._is_draw_members()
         if not self._plain:
             self._anchor = self._vector(base, 0, self.flat.parameters)
         common, own = None, None
@@ -169,7 +169,7 @@ class SiteReplica(Replica):
         if self._site.pull is not None and not self._personal.numel():
             self._personal = self._anchor if kept.personal is None else kept.personal.to(device)
 
-    def _is_drawn(self) -> bool:
+    def _is_draw_members(self) -> bool:
         """Whether this member takes part in the next round, by the newest entry of the log."""
         if self.settings.sample is None:
             return True
@@ -178,7 +178,9 @@ class SiteReplica(Replica):
             chosen, self._seen = tallies[-1], tallies[-1].entry
         return chosen is None or any(
             member.peer == self._run.peer
-            for member in drawn(self._run.run_id, chosen.hash, chosen.members, self.settings.sample)
+            for member in draw_members(
+                self._run.run_id, chosen.hash, chosen.members, self.settings.sample
+            )
         )
 
     def _direction(self, before: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -204,7 +206,7 @@ class SiteReplica(Replica):
     # ---- inner steps
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
         """The gradients are corrected, now or in the closure."""
-        if not self.drawn or (self.method.plain and not self._needs_closure):
+        if not self.takes_part or (self.method.plain and not self._needs_closure):
             return None
         rate = float(optimizer.param_groups[0]["lr"])
         closure = cast("Closure | None", args[1] if len(args) > 1 else kwargs.get("closure"))
@@ -313,7 +315,7 @@ class SiteReplica(Replica):
         yield from super().turn(deadline_s, decidable)
 
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> Look:
-        if self.drawn:  # else it waits for the end of the round
+        if self.takes_part:  # else it waits for the end of the round
             self._keep()
         return super()._offer(deadline_s, decidable)
 
@@ -344,7 +346,7 @@ class SiteReplica(Replica):
         self.kept = new
 
     def _write(self, out: Tensor) -> None:
-        if not self.drawn:
+        if not self.takes_part:
             out.zero_()
             return
         write_pseudo_gradient(self.flat, self.base, out)
@@ -432,7 +434,7 @@ class SiteReplica(Replica):
 
     def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:
         self.frozen = None
-        if not self.drawn:
+        if not self.takes_part:
             self.unsent = 0  # what a script went on with while it waited
             return self._move(new, MEANWHILE)
         if self.feedback is not None:

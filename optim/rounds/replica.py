@@ -115,7 +115,7 @@ class Replica:
     """
 
     base: AnchorView
-    drawn = True  # whether this member takes part in the round; else it waits for its end
+    takes_part = True  # whether this member takes part in the round; else it waits for its end
     follows = True  # whether a round that another member has finished is over here, too
     steps: int | None = None  # inner steps of this turn, where each member has its number
     # whether a contribution under way was decided, and is to be looked at before the turn's end
@@ -378,7 +378,7 @@ class Replica:
     def _offer(self, deadline_s: float, decidable: Callable[[], bool]) -> WaitedOutcome:
         started, samples, base = self._clock(), self.unsent, self._offered_on()
         pending = self.swarm.contribute(
-            samples=self._counts(samples) if self.drawn else 0,
+            samples=self._counts(samples) if self.takes_part else 0,
             write=self._fill,
             base=base,
             loss=self.loss,
@@ -420,7 +420,7 @@ class Replica:
     def _fill(self, out: Tensor) -> None:
         self._write(out)
         due = not self.realised or self.base.round % EVERY == 0
-        if self._chunking is not None and self.drawn and due:
+        if self._chunking is not None and self.takes_part and due:
             self.realised = realised_errors(self._chunking, out, self.flat.layout)
 
     def _write(self, out: Tensor) -> None:

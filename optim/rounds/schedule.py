@@ -139,7 +139,7 @@ def expected_share(share: float, among: int, members: int) -> float:
 
 class Schedule:
     """Whether a round is over: after ``sync_every`` real inner steps, or ``round_s`` seconds with
-    at least one step, or when all members together have ``target_samples``. In a federated run:
+    at least one step, or when all members together have ``target_samples``. In a run of sites:
     when this site's ``work`` is done, of ``examples`` of its own.
 
     How many samples the others have is not asked of them: each has the share of the target that it
@@ -212,7 +212,7 @@ class WaitBudget:
 
     The manifest's ``deadline_s`` if it gives one; else 4 times the slowest of the last 8 rounds,
     between 5 s and 10 minutes; 60 s before anything was measured. It always ends: no wait is for
-    ever. But in a federated run (``whole``): a site that is done makes no more steps, so it waits
+    ever. But in a run of sites (``whole``): a site that is done makes no more steps, so it waits
     until the round is over, and says for whom.
     """
 

@@ -113,7 +113,7 @@ class Strand:
         examples: int = 0,
     ) -> None:
         """``ahead``: share of the first round that is taken as past already. ``examples``: how many
-        this site has, of a federated run that goes by them."""
+        this site has, of a run of sites that goes by them."""
         self.replica = replica
         self.schedule = Schedule(replica.settings, clock, examples)
         self.since = Since(counter)
@@ -145,7 +145,7 @@ class Strand:
         another member has finished it.
         """
         replica = self.replica
-        if not replica.drawn and self.since.fired > 0:
+        if not replica.takes_part and self.since.fired > 0:
             return replica.frozen is None or replica.frozen.pending.done()
         if replica.settled:
             return True
@@ -166,8 +166,8 @@ class Strand:
     @property
     def part_done(self) -> int:
         """How many steps or samples of its work this site has still to do before it contributes, in
-        a federated run, some being done; 0: none."""
-        if self.replica.settings.work is None or not (self.since.fired and self.replica.drawn):
+        a run of sites, some being done; 0: none."""
+        if self.replica.settings.work is None or not (self.since.fired and self.replica.takes_part):
             return 0
         return self.schedule.left(self.since)
 

@@ -268,4 +268,4 @@ def _lazily(value: Tensor) -> Tensor:
 def reached(members: Sequence[PeerView], lying: int) -> Reach:
     """Whether these members can decide a round, of whom so many may lie."""
     organiser = next((member.peer for member in members if member.organiser), None)
-    return reach({member.peer: member.live for member in members}, organiser, lying=lying)
+    return reach({member.peer: member.live for member in members}, organiser, tolerated=lying)

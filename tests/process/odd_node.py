@@ -252,7 +252,7 @@ def replace_the_mean() -> None:
 
 def draw_all() -> None:
     """Let it contribute to every round, and plan with whoever offers something."""
-    machine.drawn = lambda run, base, config, sample: config
+    machine.draw_members = lambda run, base, config, sample: config
 
 
 if __name__ == "__main__":

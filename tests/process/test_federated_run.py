@@ -20,7 +20,7 @@ from seeds import RARE
 from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round.sampling import drawn
+from atoll.collectives.round.sampling import draw_members
 from atoll.collectives.swarm import SampleSettings
 from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
@@ -216,7 +216,7 @@ def test_sites_get_their_steps_from_the_log_and_a_killed_coordinator_does_not_en
 def refusals(by: Peer, of: str) -> list[str]:
     """What this peer's node refuses from now on of somebody that was not drawn; grows."""
     events, told = NodeClient.connect(find_paths(by.home)).events(), list[str]()
-    refusal = re.compile(f"{of} contributes to round [0-9]+, for which it was not drawn")
+    refusal = re.compile(f"{of} contributes to round [0-9]+, for which it was not sampled")
 
     def follow() -> None:
         told.extend(
@@ -278,7 +278,7 @@ def test_only_those_contribute_that_the_log_draws_and_a_member_that_was_not_is_r
         if entry.contributors
     }
     chosen = {
-        after.round: drawn(run, before.hash(), before.next_config, SampleSettings(count=1))
+        after.round: draw_members(run, before.hash(), before.next_config, SampleSettings(count=1))
         for before, after in pairwise(entries)
     }
     assert all(counted[round_] == {member.peer for member in chosen[round_]} for round_ in counted)

@@ -508,13 +508,16 @@ def test_quorums_and_who_is_needed() -> None:
         members = config[:size]
         assert not is_quorum(members, members[: quorum - 1], PeerId("a"), lying)
         assert is_quorum(members, members[:quorum], PeerId("a"), lying)
-        assert reach({who.peer: True for who in members}, PeerId("a"), lying=lying).needed == quorum
+        assert (
+            reach({who.peer: True for who in members}, PeerId("a"), tolerated=lying).needed
+            == quorum
+        )
     assert is_quorum(config[:3], config[:1], PeerId("a"), 1), (
         "founding: the organiser's member alone"
     )
     assert not is_quorum(config[:3], config[1:3], PeerId("a"), 1)
     assert (
-        str(reach({PeerId("a"): True, PeerId("b"): True}, PeerId("a"), lying=1))
+        str(reach({PeerId("a"): True, PeerId("b"): True}, PeerId("a"), tolerated=1))
         == "too few: 2 of 2 members reachable; the open round waits for 4"
     )
 
@@ -540,7 +543,7 @@ def test_a_chain_takes_the_larger_quorum_and_no_organisers_word(scene: Scene) ->
             organiser=machine.organiser,
             verify=verify_as,
             peer=PeerId("x"),
-            lying=lying,
+            tolerated=lying,
         )
 
     check(certified(3), 0)

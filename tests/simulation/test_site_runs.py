@@ -26,7 +26,7 @@ from atoll.collectives.errors import (
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.round.sampling import drawn
+from atoll.collectives.round.sampling import draw_members
 from atoll.collectives.round.timing import Timing
 from atoll.collectives.swarm import (
     Outcome,
@@ -271,7 +271,7 @@ def test_only_those_contribute_that_the_log_draws() -> None:
     for certified in machine.journal.entries.since(1):
         entry = certified.entry
         assert {c.member for c in entry.contributors} <= set(
-            drawn("local", entry.base, before.next_config, SampleSettings(count=2))
+            draw_members("local", entry.base, before.next_config, SampleSettings(count=2))
         )
         before = entry
 
@@ -287,7 +287,7 @@ def test_whoever_was_not_drawn_is_refused_by_name() -> None:
         if member.index == 0 and len(machine.config) == N:
             stranger = next(who for who in machine.config if who not in machine.draw.members)
             ready = m.Ready(machine.base, b"c" * 16, 5, False)
-            with pytest.raises(RemoteProtocolError, match="was not drawn") as caught:
+            with pytest.raises(RemoteProtocolError, match="was not sampled") as caught:
                 machine.on_message(
                     member.clock(), stranger.peer, stranger.incarnation, machine.round, ready
                 )
@@ -388,7 +388,7 @@ def test_the_log_draws_again_where_too_few_of_those_that_were_drawn_train(kind: 
     assert draws_again(entries)
     for before, entry in itertools.pairwise(entries):
         assert {c.member for c in entry.contributors} <= set(
-            drawn("local", entry.base, before.next_config, sample)
+            draw_members("local", entry.base, before.next_config, sample)
         )
         assert kind != "plain" or all(c.weight == K for c in entry.contributors)
     counted = {o.round for o in seen[2].outcomes if o.counted}
@@ -554,7 +554,7 @@ def test_who_was_drawn_and_sends_nothing_of_what_it_offered_does_not_stop_a_run(
     assert {o.round for o in seen[2].outcomes if o.counted} <= {1, 2, 3}
 
 
-def test_secure_sums_are_of_those_that_were_drawn() -> None:
+def test_secure_sums_are_of_those_that_were_draw_members() -> None:
     """Three of four, of which a sum needs three; one is killed and comes back."""
     secure = RunSettings(
         sync_every=K,

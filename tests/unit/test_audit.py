@@ -18,7 +18,7 @@ from atoll.collectives.errors import AtollError, SecurityError, StorageError
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import RunId
 from atoll.collectives.round.certificate import genesis_payload, recertified_payload, vote_payload
-from atoll.collectives.round.sampling import drawn
+from atoll.collectives.round.sampling import draw_members
 from atoll.collectives.swarm import SampleSettings
 from atoll.node.cli import run
 from atoll.node.home.paths import Paths, find_paths
@@ -451,12 +451,16 @@ def test_a_contribution_that_was_not_drawn_is_found(tmp_path: Path) -> None:
     chain.found(KEYS[:3])
     for _ in range(4):
         before = chain.entries[-1].entry
-        (chosen,) = drawn(signed.run_id, before.hash(), before.next_config, SampleSettings(count=1))
+        (chosen,) = draw_members(
+            signed.run_id, before.hash(), before.next_config, SampleSettings(count=1)
+        )
         giver = next(key for key in KEYS if key.peer == chosen.peer)
         chain.decide(chain.entry(KEYS[:3], [giver]), KEYS[:3])
     assert audited(chain, tmp_path / "a").rounds == 4
     before = chain.entries[-1].entry
-    (chosen,) = drawn(signed.run_id, before.hash(), before.next_config, SampleSettings(count=1))
+    (chosen,) = draw_members(
+        signed.run_id, before.hash(), before.next_config, SampleSettings(count=1)
+    )
     other = next(key for key in KEYS[:3] if key.peer != chosen.peer)
     chain.decide(chain.entry(KEYS[:3], [other]), KEYS[:3])
     with pytest.raises(SecurityError, match=f"{other.peer}, which was not drawn"):

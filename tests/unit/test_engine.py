@@ -232,7 +232,7 @@ def test_an_authentic_record_that_breaks_a_rule_is_a_peer_fault(swarm):
 
     def record(header, payload=b""):
         out = bytearray(len(payload) + 16)
-        sealer.seal(header, payload, memoryview(out))
+        sealer.encrypt(header, payload, memoryview(out))
         return header + bytes(out)
 
     other.sendall(record(wire_header.BEAT_HEADER))
@@ -265,7 +265,7 @@ def test_silence_is_death_and_beats_are_life(swarm):
         one, other = socket.socketpair()
         mine, theirs = keys(5)
         out = bytearray(16)
-        Sealer(theirs.send, theirs.cipher).seal(wire_header.BEAT_HEADER, b"", memoryview(out))
+        Sealer(theirs.send, theirs.cipher).encrypt(wire_header.BEAT_HEADER, b"", memoryview(out))
         other.sendall(wire_header.BEAT_HEADER + bytes(out))
         c.engine.add_lane("frozen", one, mine, "direct")
         assert c.wait(LaneUp).peer == "frozen"
@@ -512,7 +512,7 @@ def test_an_engine_whose_packets_are_lost_waits_longer_and_wants_more_lanes(monk
     one, other = socket.socketpair()
     mine, theirs = keys(5)
     out = bytearray(16)
-    Sealer(theirs.send, theirs.cipher).seal(wire_header.BEAT_HEADER, b"", memoryview(out))
+    Sealer(theirs.send, theirs.cipher).encrypt(wire_header.BEAT_HEADER, b"", memoryview(out))
     with peer.engine, other:
         peer.engine.add_lane("far", one, mine, "direct")
         assert peer.wait(LanesWanted) == LanesWanted("far", losses.LANES)

@@ -31,7 +31,7 @@ DOORS = {
 WORDS = re.compile(
     r"\b(?:lying|byzantine|arrival|drawn|grid|seal|mask|btard|federated|adapter)s?\b", re.IGNORECASE
 )
-MOST = 369
+MOST = 57
 """In all files together; to fall to 0."""
 
 

@@ -419,7 +419,7 @@ def plain_lane(a):
 
     def head(header):
         out = bytearray(16)
-        sealer.seal(header, b"", memoryview(out))
+        sealer.encrypt(header, b"", memoryview(out))
         return header + bytes(out)
 
     return other, head

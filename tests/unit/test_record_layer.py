@@ -31,7 +31,7 @@ def pair(cipher="aes-128-gcm", transcript=b"t"):
 
 def seal(sealer: Sealer, header: bytes, payload: bytes) -> bytes:
     out = bytearray(len(payload) + 16)
-    sealer.seal(header, payload, memoryview(out))
+    sealer.encrypt(header, payload, memoryview(out))
     return bytes(out)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.round.sampling import drawn
+from atoll.collectives.round.sampling import draw_members
 from atoll.collectives.swarm import SampleSettings
 from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
@@ -37,29 +37,29 @@ def test_a_draw_is_everybodys_and_of_the_size_that_was_asked_for(
         if isinstance(asked, int)
         else SampleSettings(asked, least=least)
     )
-    found = drawn("run", base, config(n), sample)
+    found = draw_members("run", base, config(n), sample)
     wanted = asked if isinstance(asked, int) else -(-asked * n // 1)
     assert len(found) == min(n, max(least, int(wanted)))
     assert found == tuple(sorted(found))
-    assert {member.peer for member in drawn("run", base, config(n, 7), sample)} == {
+    assert {member.peer for member in draw_members("run", base, config(n, 7), sample)} == {
         member.peer for member in found
     }  # of a peer, not of a life
     without = tuple(member for member in config(n) if member != found[0])
     assert set(found[1:]) <= set(
-        drawn("run", base, without, SampleSettings(count=len(found)))
+        draw_members("run", base, without, SampleSettings(count=len(found)))
     )  # nobody loses a place by another's going
 
 
 def test_draws_differ_by_round_and_run_and_are_fair() -> None:
     rounds = [
-        drawn("run", number.to_bytes(32, "big"), config(10), SampleSettings(0.3))
+        draw_members("run", number.to_bytes(32, "big"), config(10), SampleSettings(0.3))
         for number in range(2000)
     ]
-    assert drawn("other", bytes(32), config(10), SampleSettings(0.3)) != rounds[0]
+    assert draw_members("other", bytes(32), config(10), SampleSettings(0.3)) != rounds[0]
     assert len(set(rounds)) == 120  # of 120 that there are
     for member in config(10):  # 600 expected, standard deviation 20
         assert 500 < sum(member in chosen for chosen in rounds) < 700
-    assert drawn("run", bytes(32), config(10), None) == config(10)
+    assert draw_members("run", bytes(32), config(10), None) == config(10)
 
 
 def test_the_manifest_says_how_many_and_no_fewer_than_a_round_needs() -> None:

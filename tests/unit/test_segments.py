@@ -42,7 +42,7 @@ class Liar:
         for start in range(0, max(1, len(payload)), SEGMENT):
             part = payload[start : start + SEGMENT]
             sealed = bytearray(len(part) + 16)
-            self._sealer.seal(header, part, memoryview(sealed))
+            self._sealer.encrypt(header, part, memoryview(sealed))
             found.append(bytes(sealed))
         return found
 

@@ -359,7 +359,7 @@ class ByzantineAcceptor(Acceptor):
         """A member that states another sum of the same inputs than more others than may lie."""
         if not self._doubtful:
             return
-        found = refuted([*self._doubtful, *self.statements], self.view.lying)
+        found = refuted([*self._doubtful, *self.statements], self.view.tolerated)
         members = {member.peer: member for member in self.view.config}
         if found is not None and found.wrong.peer in members:
             self._doubtful = [each for each in self._doubtful if each.peer != found.wrong.peer]
@@ -472,7 +472,7 @@ class ByzantineAcceptor(Acceptor):
             view.progress(now)
             self._entered_at = now
         where = [self.turns.get(member, 0) for member in view.config if member != view.me]
-        level = sorted((*where, view.ballot), reverse=True)[min(view.lying, len(where))]
+        level = sorted((*where, view.ballot), reverse=True)[min(view.tolerated, len(where))]
         if level > view.ballot and not view.open.decided and not self.judge.founding:
             view.enter(now, level)
 

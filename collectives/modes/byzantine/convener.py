@@ -125,9 +125,9 @@ class ByzantineConvener(Convener):
         there is none.
         """
         view = self.view
-        self.slow |= self.blamed.owners.shunned(view.round, view.lying)
+        self.slow |= self.blamed.owners.shunned(view.round, view.tolerated)
         self.star |= self.blamed.no_tree(view.round)
-        shunned = self.blamed.givers.shunned(view.round, view.lying) - {view.me.peer}
+        shunned = self.blamed.givers.shunned(view.round, view.tolerated) - {view.me.peer}
         rest = [c for c in offers if c.member.peer not in shunned]
         if view.enough(rest):
             self.lost |= {c.cid for c in offers if c not in rest}
@@ -137,7 +137,7 @@ class ByzantineConvener(Convener):
     def _fair_share(self, chunks: int, contributors: int) -> int | None:
         if not self.judge.shares_parts:
             return None
-        return fair_share(chunks, contributors, self.view.lying)
+        return fair_share(chunks, contributors, self.view.tolerated)
 
     def _blame(self, now: float, plan: Plan) -> bool:
         """A plan is late: an owner that may be to blame loses its part first. A contribution is
@@ -162,14 +162,14 @@ class ByzantineConvener(Convener):
             for cid in cids:
                 self._accused.setdefault(cid, set()).add(peer)
         known = {cid: voices for cid, voices in self._accused.items() if cid in own}
-        late = {cid for cid, of in known.items() if me in of or len(of) > view.lying}
+        late = {cid for cid, of in known.items() if me in of or len(of) > view.tolerated}
         held = {
             owner
             for owner in owners - {me}
             if view.open.lacking_of(owner) and self.reported_at.get(owner, -1e9) <= since
         }
         to_blame = held | {peer for peer, cids in waiting.items() if cids - late and peer != me}
-        if len(held) > view.lying and 2 * len(held) > len(owners - {me}):
+        if len(held) > view.tolerated and 2 * len(held) > len(owners - {me}):
             return True  # nothing comes here, by whose fault ever
         if 2 * len(late & waiting.get(me, set())) > len(own):
             self.slow.add(me)  # much has not come here, and may have to others
@@ -217,7 +217,7 @@ class ByzantineConvener(Convener):
         offers = [c for c in view.offers() if c.cid not in self.lost]
         again = not owners - self.slow  # they own nothing, and there is a difference still
         disputed = () if again else disputed_parts(meaning(plan), digests, self.voter.statements)
-        parts = owned_by_others(plan, owners, view.lying, self.slow, disputed)
+        parts = owned_by_others(plan, owners, view.tolerated, self.slow, disputed)
         spent = self.revision - self.before > len(view.config) + 2
         if spent or parts is None or tuple(offers) != plan.contributors:
             view.drop_reduced()
@@ -275,7 +275,7 @@ class ByzantineConvener(Convener):
         kept = {
             c.cid
             for c in plan.contributors
-            if me in (by := voices.get(c.cid, set())) or len(by) > self.view.lying
+            if me in (by := voices.get(c.cid, set())) or len(by) > self.view.tolerated
         }
         excused = {peer for peer in unstated if waiting.get(peer) and waiting[peer] <= kept}
         if me in unstated - excused:
@@ -305,7 +305,7 @@ class ByzantineConvener(Convener):
         excused = {peer for peer, cids in self._waiting().items() if cids and cids <= kept}
         owners = lacking - excused
         makers = {c.member.peer for c in plan.contributors if c.cid in kept}
-        if me in owners or len(owners | makers) > view.lying:
+        if me in owners or len(owners | makers) > view.tolerated:
             return set(), set()
         return kept, owners
 
@@ -328,7 +328,7 @@ class ByzantineConvener(Convener):
             voices = {peer for peer, cids in lacks.items() if c.cid in cids}
             if c.member.peer in known and voices:
                 voices |= self._accused.get(c.cid, set())
-                found |= {c.cid} if me in voices or len(voices) > view.lying else set()
+                found |= {c.cid} if me in voices or len(voices) > view.tolerated else set()
         return found
 
     def _doubt_givers(self, plan: Plan, owners: set[PeerId]) -> None:

@@ -48,7 +48,7 @@ class Judge:
 
     def __init__(self, view: RoundMachine) -> None:
         self.view = view
-        self.founding = len(view.config) < least_members(view.lying)
+        self.founding = len(view.config) < least_members(view.tolerated)
 
     # ---- signatures
     def signed(self, kind: Kind, who: Member, ballot: int, digest: bytes, signature: bytes) -> bool:
@@ -171,7 +171,7 @@ class Judge:
         ):
             return "contributors that offered nothing of the kind"
         if entry.contributors and self.founding:
-            return f"contributors before there are {least_members(self.view.lying)} members"
+            return f"contributors before there are {least_members(self.view.tolerated)} members"
         if not {part.owner for part in entry.parts} <= {member.peer for member in self.view.config}:
             return "owners that are no members"
         if not self.fair(entry):
@@ -186,13 +186,13 @@ class Judge:
 
     def fair(self, bound: Plan | Entry) -> bool:
         """Whether no owner has more than its fair share."""
-        return not self.shares_parts or is_fair(bound, self.view.lying)
+        return not self.shares_parts or is_fair(bound, self.view.tolerated)
 
     # ---- configurations
     @property
     def floor(self) -> int:
         """The fewest members that the next configuration may have."""
-        return 1 if self.founding else least_members(self.view.lying)
+        return 1 if self.founding else least_members(self.view.tolerated)
 
     def voiced(self, naming: Iterable[tuple[Member, Member]]) -> set[Member]:
         """Of (who, whom) those named by more members than may lie; while the run is founded by the
@@ -201,7 +201,7 @@ class Judge:
         voices: dict[Member, set[Member]] = {}
         for who, whom in naming:
             voices.setdefault(whom, set()).add(who)
-        organiser, lying = self.view.organiser, self.view.lying
+        organiser, lying = self.view.organiser, self.view.tolerated
         return {
             whom
             for whom, of in voices.items()
@@ -270,7 +270,7 @@ class Judge:
         """
         voices = Counter(whom for _, claim in claims for whom in set(claim.suspects))
         _, silent, _ = self.wishes(claims)
-        least = 1 if self.founding else 2 * self.view.lying + 1
+        least = 1 if self.founding else 2 * self.view.tolerated + 1
         return {whom for whom in silent if voices[whom] >= least}
 
     def _wrong_config(self, config: Config, claims: Claims) -> str:

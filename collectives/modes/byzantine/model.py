@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Byzantine(FaultModel):
-    """``lying`` members of a configuration may do anything."""
+    """``tolerated`` members of a configuration may do anything."""
 
-    def __init__(self, lying: int) -> None:
-        self.lying = lying
+    def __init__(self, tolerated: int) -> None:
+        self.tolerated = tolerated
         self.blamed = Blame()
 
     def make_roles(self, view: RoundMachine) -> tuple[ByzantineAcceptor, ByzantineConvener]:

@@ -14,7 +14,7 @@ from blake3 import blake3
 from ....collectives.errors import NotEnoughPeersError
 from ....collectives.group import Member
 from ....collectives.identifiers import PeerId
-from ....collectives.round.sampling import drawn
+from ....collectives.round.sampling import draw_members
 from ....collectives.round.turns import TurnClock
 from ....collectives.swarm import SampleSettings
 from .closing import Close, SiteTurn, closing
@@ -157,7 +157,9 @@ def _asked(study: Study, there: list[int]) -> list[int]:
     config = tuple(Member(PeerId(str(client)), 0) for client in there)
     return sorted(
         int(member.peer)
-        for member in drawn("simulation", base, config, SampleSettings(count=study.settings.asked))
+        for member in draw_members(
+            "simulation", base, config, SampleSettings(count=study.settings.asked)
+        )
     )
 
 

@@ -192,7 +192,7 @@ class LyingProcess(NodeProcess):
         founded = (
             machine is not None
             and machine.is_member
-            and len(machine.config) >= least_members(machine.lying)
+            and len(machine.config) >= least_members(machine.tolerated)
         )
         if founded and machine is not None and not hasattr(machine, "plotted"):
             self._plots(machine)
@@ -430,7 +430,7 @@ class LyingProcess(NodeProcess):
 
     @staticmethod
     def _founding(machine: RoundMachine) -> bool:
-        return len(machine.config) < least_members(machine.lying)
+        return len(machine.config) < least_members(machine.tolerated)
 
     def _said(self, machine: RoundMachine, peer: PeerId, body: m.Body) -> Iterator[m.Body]:
         bend = self._bent.get(type(body))
@@ -487,7 +487,7 @@ class LyingProcess(NodeProcess):
             (member.peer for member in machine.config if member.peer not in self.place.liars),
             key=lambda peer: blake3(f"{machine.round}/{peer}".encode()).digest(),
         )
-        spare = (len(machine.config) - machine.lying - 1) // 2
+        spare = (len(machine.config) - machine.tolerated - 1) // 2
         return set(honest[: max(1, spare)])
 
     def _slot(self, kind: Kind, machine: RoundMachine, ballot: int, digest: bytes) -> bytes:
