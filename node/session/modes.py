@@ -47,10 +47,10 @@ class Modes:
 
     def check(self, settings: RunSettings) -> None:
         """Raise LocalProtocolError where a run asks for a mode that is not here."""
-        if settings.lying != self.faults().lying:
+        if settings.lying != self.faults().tolerated:
             raise LocalProtocolError(
                 f"the run bears {settings.lying} members that lie, and was given a fault model "
-                f"of {self.faults().lying}"
+                f"of {self.faults().tolerated}"
             )
         if (settings.arrivals is None) != (self.policy is wait_for_all):
             raise LocalProtocolError("the run's arrivals are not those that it was given")
