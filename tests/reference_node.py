@@ -236,6 +236,9 @@ class ReferenceSession:
     def averaging(self) -> str:
         return ""
 
+    def missing(self) -> str:
+        return ""
+
     def spent(self) -> Spent | None:
         return self.run.spent
 

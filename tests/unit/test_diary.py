@@ -219,10 +219,11 @@ def test_words() -> None:
 def test_a_masked_round_is_told_without_samples_that_nobody_knows() -> None:
     words = Words()
     told = {"at": 0, "event": "round.unmasked", "entry": 5, "members": PEERS, "weight": 1620}
-    (line,) = words.of({**told, "metrics": {"loss": 0.25}})
+    (line,) = words.of(read_event({**told, "metrics": {"loss": 0.25}}))
     assert line == "the masks are off the sum of 3 contributions, mean loss 0.25"
-    (odd,) = words.of({**told, "metrics": {"\x1b[2J": 1}})
+    (odd,) = words.of(read_event({**told, "metrics": {"\x1b[2J": 1}}))
     assert "\x1b" not in odd
     entry = {"at": 0, "event": "round.committed", "round": 5, "members": PEERS, "counted": True}
-    (round_,) = words.of({**entry, "contributors": dict.fromkeys(PEERS, 1), "elapsed_s": 1.25})
+    entry |= {"contributors": dict.fromkeys(PEERS, 1), "elapsed_s": 1.25}
+    (round_,) = words.of(read_event(entry))
     assert round_ == "round 5: 3 contributed, 1.2 s, 0 B sent so far"

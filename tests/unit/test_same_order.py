@@ -28,6 +28,7 @@ from atoll.collectives.swarm import (
 )
 from atoll.node.local import LocalSwarm
 from atoll.node.run import membership_records as wire
+from atoll.node.run.events import read_event
 from atoll.node.run.membership import Membership
 from atoll.node.run.membership_records import Record, sign_record
 from atoll.node.run.same_order import RUNNING, RUNNING_BEHIND, SameOrder, said_by, shows_order
@@ -331,7 +332,7 @@ def test_the_verdict_names_who_it_is_and_is_withdrawn() -> None:
     verdicts = Verdicts()
 
     def take(at: float, **event: Any) -> list[tuple[bool, str, str]]:
-        changes = verdicts.take({"at": at, **event})
+        changes = verdicts.take(read_event({"at": at, **event}))
         return [(raised, verdict.code, verdict.subject) for raised, verdict, _ in changes]
 
     assert take(1.0, event="data.order", equal={"p1": 3}) == [(True, "V17", "p1")]
