@@ -56,6 +56,8 @@ async def asked(
     return status
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_the_words_of_other_proxies_lead_nowhere(trap: socket.socket) -> None:
     port = trap.getsockname()[1]
     words = [

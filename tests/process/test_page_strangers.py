@@ -100,6 +100,8 @@ def dropped(sock: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 @pytest.mark.parametrize("kind", HALVES)
 def test_the_owner_is_answered_whatever_others_leave_half_sent(address: str, kind: str) -> None:
     with ExitStack() as stack:
@@ -109,6 +111,8 @@ def test_the_owner_is_answered_whatever_others_leave_half_sent(address: str, kin
         assert all(map(dropped, crowd[:7]))  # the oldest made room for the others and the owner
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_half_sent_request_is_dropped_in_time(address: str) -> None:
     with ExitStack() as stack:
         began = time.monotonic()

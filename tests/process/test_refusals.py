@@ -69,6 +69,8 @@ def test_a_command_in_a_deleted_folder_needs_none(tmp_path: Path) -> None:
         assert found.returncode == status, (command, found)
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_node_starts_under_a_long_and_a_missing_temporary_folder(tmp_path: Path) -> None:
     long = tmp_path / ("x" * 60) / ("y" * 40)
     for number, folder in enumerate((long, tmp_path / "none")):
@@ -78,6 +80,8 @@ def test_a_node_starts_under_a_long_and_a_missing_temporary_folder(tmp_path: Pat
         assert atoll(home, "down").status == 0
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_long_home_is_found_whatever_the_temporary_folder(tmp_path: Path) -> None:
     home = tmp_path / ("h" * 90)
     assert atoll(home, *UP, TMPDIR=str(tmp_path)).status == 0
@@ -109,6 +113,8 @@ def test_a_start_that_is_refused_says_by_what(
     assert "defect" not in told.err, told
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_node_that_is_stopped_is_named_by_every_command(tmp_path: Path) -> None:
     home = tmp_path / "home"
     assert atoll(home, *UP).status == 0
@@ -143,6 +149,8 @@ def said(told: Told) -> str:
     return told.out + told.err
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_running_node_outlives_a_refusal_of_descriptors(tmp_path: Path) -> None:
     system, home = Refusing(tmp_path, "atoll.node --"), tmp_path / "home"
     assert atoll(home, *UP, **system.environ).status == 0

@@ -77,6 +77,8 @@ class Crowd:
         return streams
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_answers_that_nobody_reads_are_not_kept(tmp_path: Path) -> None:
     """104 streams, less than 1 MB uploaded: 64 MiB at most."""
     node = atoll(tmp_path / "home", "up", "--background", *LISTEN_OPTION)

@@ -95,6 +95,8 @@ def test_the_faults_of_these_seeds_are_all_there_are() -> None:
     assert {"mid", "crash", "freeze", "storm-crash"} <= traps
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_seed_is_the_same_in_every_process() -> None:
     """Also where sets and dictionaries are ordered otherwise: nothing may follow from the order of
     a set.

@@ -192,6 +192,8 @@ def test_momentum_from_a_cold_start_is_named_within_five_rounds_and_cured(seed: 
     named_and_cured(line, 100, 2 + seed % 3, seed)
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_momentum_from_a_cold_start_is_cured_in_short_rounds_too() -> None:
     named_and_cured(brisk, 25, 2, 0)
 
@@ -217,6 +219,8 @@ def named_and_cured(task: Task, steps: int, peers: int, seed: int) -> None:
     assert cured.held_out[0][-1] < 0.05 * left.held_out[0][-1]
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_newcomer_and_one_that_comes_back_take_the_plain_mean_from_the_same_entry() -> None:
     played = play(
         brisk,
@@ -232,6 +236,8 @@ def test_a_newcomer_and_one_that_comes_back_take_the_plain_mean_from_the_same_en
     assert played.held_out[0][-1] < 0.01
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 @pytest.mark.parametrize("changes", daily(1, [{"fragments": 2}, {"overlap": "late"}]))
 def test_rounds_of_other_kinds_are_named_and_cured_too(changes: dict[str, Any]) -> None:
     settings = harmful(rounds=12, **changes)

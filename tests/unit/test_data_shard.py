@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 from round_table import RoundTable
+from seeds import daily
 from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
@@ -205,7 +206,7 @@ def test_a_plain_batch_sampler_gives_its_size() -> None:
     assert sorted(joined(seen)) == list(range(12))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", daily(1, (0, 2)))
 def test_endless_batches_are_pass_after_pass(workers: int) -> None:
     """Also where the loop reads ahead, and its batches do not end where a pass does."""
     swarm = SoloSwarm(SETTINGS)

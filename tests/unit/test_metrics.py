@@ -279,6 +279,8 @@ def test_a_port_that_is_taken_is_told_with_a_code() -> None:
     assert "--metrics" in error.value.hint
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 @pytest.mark.parametrize("half", [b"", b"GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n"])
 def test_who_asks_is_answered_whatever_others_leave_half_sent(half: bytes) -> None:
     endpoint = Endpoint("127.0.0.1", _free_port())

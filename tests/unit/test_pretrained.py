@@ -188,6 +188,8 @@ def test_without_a_network_the_users_cache_is_enough(
         bring(tmp_path / "third", found)
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_hub_that_nobody_answers_for(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

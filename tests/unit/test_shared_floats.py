@@ -52,6 +52,8 @@ def test_values_stay_where_they_are_while_memory_changes() -> None:
     assert (again.tensor()[0].item(), again.tensor()[1:].unique().tolist()) == (4, [3])
 
 
+@pytest.mark.slow
+@pytest.mark.rota(7)
 def test_a_buffer_ends_with_its_tensor() -> None:
     buffers, home, node = Buffers(), object(), SharedBuffer(4 * NUMEL)
     tensor, unused = buffers.make(NUMEL), buffers.make(NUMEL)
