@@ -315,9 +315,9 @@ def new_command(
     ) as error:  # the run is made all the same; an invite can be had when there is an address
         why = error.message
     finished = ""
-    if known and (client := running(terminal)) is not None:
+    if (client := running(terminal)) is not None:
         with client:
-            finished = finished_words(client, signed.run_id)
+            finished = finished_words(client, signed.run_id) if known else ""
     lines = [
         f"run     {signed.run_id}  {found.name}",
         f"invite  {invite}" if invite else "invite  none yet",
@@ -339,10 +339,9 @@ def new_command(
             "begins anew. For another run change anything in the file, such as its name."
         )
     if why:
-        terminal.say(
-            f"No invite yet: {why}. Type  atoll up --background && atoll invite new {found.name}"
-            + " --name SITE, once for each site" * found.names_sites
-        )
+        first = "atoll up --background && " * (client is None)
+        each = " --name SITE, once for each site" * found.names_sites
+        terminal.say(f"No invite yet: {why}. Type  {first}atoll invite new {found.name}{each}")
     terminal.say(finished or f"Train in it: atoll join {signed.run_id[:8]}")
 
 

@@ -221,7 +221,10 @@ def privacy_text(privacy: Mapping[str, Any]) -> str:
     clip = f"; bound {privacy.get('clip', 0.0):.3g}" + (
         f", by quantile {privacy['quantile']:g}" if privacy.get("quantile") else ""
     )
-    return f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more may follow{clip}"
+    told = (
+        f"{spent}, in {privacy.get('steps')} contributions; {privacy.get('left')} more may follow"
+    )
+    return told + clip
 
 
 def waiting_lines(run: RunStatus) -> list[str]:
