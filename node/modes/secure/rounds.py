@@ -223,7 +223,8 @@ class SecureRounds(PreRound):
             return
         if self._handed or self.mean is not None:
             return
-        budget.raise_to(sites.before(machine.me, session.membership.certificate))
+        before = sites.before(machine.me, session.membership.certificate)
+        budget.raise_to(before)
         if self._judged is None or self._judged[0] != budget.steps:
             self._judged = (budget.steps, budget.allows)
         if not self._judged[1]:
@@ -233,6 +234,11 @@ class SecureRounds(PreRound):
                 f"this site has spent epsilon {budget.epsilon:.3g}, and one more round would pass "
                 f"{budget.terms.stop_at_epsilon:g}"
             )
+            if before:  # of what it was asked for, nobody knows what that life had handed over
+                self._over += (
+                    f"; {before} of its {budget.steps} contributions are all that it may have made "
+                    "before the run let it in again"
+                )
         elif sites.over:
             self._over = sites.over
 
