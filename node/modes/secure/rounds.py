@@ -378,6 +378,7 @@ class SecureRounds(PreRound):
         if given is None:
             return None, False
         self.session.queue.take()
+        self._judge_budgets(self.session.clock())  # before the script hears of it, and looks
         if burnt:
             self._tell_burnt(given)
             return None, False
@@ -515,6 +516,7 @@ class SecureRounds(PreRound):
         if burnt and given is not None:
             self.given = None
             self.session.queue.take()
+            self._judge_budgets(now)  # before the script hears of it, and looks
             self._tell_burnt(given)
         self.offer(now)
 
