@@ -110,6 +110,7 @@ def test_a_killed_site_of_three_is_named_in_all_four_places(tmp_path: Path) -> N
         assert f"V24 a site of a federated run is missing: {short_peer(name)}" in text
 
         stopped = read["round"]
+        victim.process.wait()
         victim.start()
         victim.expect("ready")
         victim.say(do="train", step_s=0.01, out=str(tmp_path / "2.seen"))

@@ -76,7 +76,7 @@ def test_both_are_told_and_take_the_plain_mean_from_the_same_entry(tmp_path: Pat
             with start(home, "events", "tiny", "--all", "--json") as process:
                 lines = process.communicate(timeout=150)[0].splitlines()
             events = [json.loads(line) for line in lines]
-            readings = [each["worth"] for each in events if "worth" in each]
+            readings = [each["worth"] for each in events if each.get("worth")]
             assert readings
             assert {each["members"] for each in readings} == {2}
             verdicts = [each["code"] for each in events if each["event"] == "verdict.raised"]
