@@ -5,8 +5,9 @@ Work, weights, sample, masks, privacy and threshold are drawn, and so is what ha
 scripts are killed, sites come back on their disk, or with a fresh key under their name. Each run has to
 end: every script with exit status 0, every node's status with the true reason, and nobody's spent
 privacy below the masked vectors that its nodes handed over in all its lives. Where most members have
-fresh keys the organiser types what its status asks for. A run follows from its number, but for when a blow lands. Results are lines of --out; numbers that are there are passed over.
-The last line of stdout is one JSON object; exit status 1 where a run was wrong.
+fresh keys the organiser types what its status asks for. A run follows from its number, but for when a
+blow lands. Results are lines of --out; numbers that are there are passed over. The last line of stdout
+is one JSON object; exit status 1 where a run was wrong.
 
     scripts/check_sites.py --runs 30 --out sites.jsonl
     scripts/check_sites.py --first 17 --runs 1 --out again.jsonl --keep
