@@ -140,9 +140,14 @@ def _without(table: dict[str, Any], faults: list[ConfigError]) -> dict[str, Any]
 
 
 def _without_halves(table: dict[str, Any], name: str) -> dict[str, Any]:
-    """The table without tables that lack what they must have, now that what was wrong is gone."""
+    """The table with examples of what its tables must have, now that what was wrong is gone; without
+    a table where there is no example.
+    """
     for fault in find_faults(table, Manifest, name):
-        table = follow(table, [Edit(find_path(table, fault.key)[:-1])])
+        if added := read_hint(fault.hint, fault.key, table):
+            table = follow(table, [*added[0].edits])
+        else:
+            table = follow(table, [Edit(find_path(table, fault.key)[:-1])])
     return table
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from atoll.collectives.errors import ConfigError
+from atoll.node.cli.templates import TEMPLATES
 from atoll.node.manifest import Manifest, parse_manifest
 from atoll.node.manifest.reading import examine_table
 from atoll.security.identity import Identity
@@ -403,3 +404,12 @@ def test_a_wrong_value_that_its_table_needs_gets_a_right_one_as_its_hint() -> No
         "$.privacy.clip": "Write another value, such as `clip = 1.0`.",
         "$.privacy.stop_at_epsilon": "Add `stop_at_epsilon = 12.0`.",
     }
+
+
+def test_a_value_out_of_range_does_not_make_its_table_absent() -> None:
+    """A private run's weights need no ``max_weight``; said to lack its privacy it would."""
+    text = TEMPLATES["federated-hospital"].replace("noise = ", "noise = -")
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(text)
+    assert "$.privacy.noise must be" in str(caught.value)
+    assert "max_weight" not in str(caught.value)
