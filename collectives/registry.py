@@ -16,6 +16,11 @@ from .errors import ConfigError
 TOP = __name__.partition(".collectives")[0]
 
 
+def describe_absent(name: str) -> str:
+    """What to say where a mode, or a part of it, is not registered."""
+    return f"this installation has no mode {name.partition('.')[0]!r}"
+
+
 class ModeRegistry:
     """Rows of name and module. ``modules``: by the name of a mode, or of a part of it
     ("masking.vectors"), the module below the top of the package ("node.modes.secure.vectors").
@@ -44,7 +49,7 @@ class ModeRegistry:
         """Raise ConfigError where a mode is not registered; ``key``: what asks for it."""
         if name not in self._modules:
             raise ConfigError(
-                f"this installation has no mode {name.partition('.')[0]!r}",
+                describe_absent(name),
                 key=key,
                 why=f"{key} asks for it.",
                 hint=f"Leave {key} out, or install all of atoll.",

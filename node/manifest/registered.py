@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...collectives.registry import ModeRegistry
+from ...collectives.registry import ModeRegistry, describe_absent
 from ...optim.model.registry import MODES as OF_SCRIPTS
 from ..run.registry import MODES
 from .manifest import Manifest, arrivals_of
@@ -63,7 +63,7 @@ def registered_rows(manifest: Manifest) -> list[Row]:
             key,
             "The setting asks for it.",
             hint,
-            says=f"this installation has no mode {name.partition('.')[0]!r}",
+            says=describe_absent(name),
         )
         for registry, name, key, hint, asks in ASKS
         if name not in registry

@@ -215,8 +215,8 @@ class ByzantineConvener(Convener):
         owners = found.members - {view.me.peer} if len(found.members) > 1 else found.members
         self._discharge(plan, owners)
         offers = [c for c in view.offers() if c.cid not in self.lost]
-        again = not owners - self.slow  # they own nothing, and there is a difference still
-        disputed = () if again else disputed_parts(meaning(plan), digests, self.voter.statements)
+        settled = not owners - self.slow  # they own nothing, and there is a difference still
+        disputed = () if settled else disputed_parts(meaning(plan), digests, self.voter.statements)
         parts = owned_by_others(plan, owners, view.tolerated, self.slow, disputed)
         spent = self.revision - self.before > len(view.config) + 2
         if spent or parts is None or tuple(offers) != plan.contributors:
