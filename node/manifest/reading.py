@@ -140,8 +140,8 @@ def _without(table: dict[str, Any], faults: list[ConfigError]) -> dict[str, Any]
 
 
 def _without_halves(table: dict[str, Any], name: str) -> dict[str, Any]:
-    """The table with examples of what its tables must have, now that what was wrong is gone; without
-    a table where there is no example.
+    """The table with examples of what its tables must have, now that what was wrong is gone;
+    without a table where there is no example.
     """
     for fault in find_faults(table, Manifest, name):
         if added := read_hint(fault.hint, fault.key, table):
