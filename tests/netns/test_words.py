@@ -43,6 +43,7 @@ PLACES = (*MEMBERS, "no-relay", "alone")
 USUAL = ("public", "full-cone", "symmetric")
 PINGED = {
     "symmetric": ("public", "full-cone", "port-restricted"),
+    "rst": ("public", "full-cone"),
     "public": ("port-restricted", "symmetric"),
     "no-relay": ("third", "nobody"),
 }
@@ -226,6 +227,10 @@ def ways(place: str, other: str) -> tuple[str, ...]:
         return ("direct",)
     if pair & OPEN:
         return "direct", "punched"  # whichever came first
+    if pair == {"symmetric", "rst"}:
+        # Each refusal lets both dial again at once, from another port of the symmetric router: some
+        # hundred pairs of ports are tried, and one of them may fit.
+        return "punched", "relay"
     if "symmetric" in pair:
         return ("relay",)
     return "punched", "relay"  # packets have to meet: nobody waits for that here
