@@ -77,7 +77,7 @@ def status_of(run: RunService) -> RunStatus:
         gain=_gain(run),
         part=run.chronicle.part(run.node.identity.peer),
         last_operation=run.chronicle.operation,
-        timings=_timings(run),
+        timings=run.timings.view(run.manifest.train.overlap if run.manifest else "none"),
         bytes_sent=run.traffic()[0],
         bytes_received=run.traffic()[1],
         disk_bytes=run.disk.used(trio.current_time()),
@@ -129,12 +129,6 @@ def _gain(run: RunService) -> dict[str, float | None] | None:
     cost = cost_of(settings, manifest.parameters, members)
     found = gain_of(rounds, run.node.identity.peer, share, cost)
     return None if found is None else rounded(found._asdict())
-
-
-def _timings(run: RunService) -> dict[str, Any]:
-    """Scripts that train on while a round is under way do not wait: there is no training share."""
-    overlaps = run.manifest is not None and run.manifest.train.overlap != "none"
-    return {**run.timings.view(), **({"training_share": None} if overlaps else {})}
 
 
 def over_of(run: RunService) -> str:
