@@ -45,7 +45,7 @@ from ...collectives.round import (
 )
 from ...collectives.round.log import RECENT
 from ...collectives.round.site_names import no_names
-from ...collectives.swarm import MOST_REPLAYED, RunSettings, Tally
+from ...collectives.swarm import RunSettings, Tally
 from ...optim.outer.readings import median_lag
 from ...optim.outer.worth import Worth, worth_of
 from ..run.membership import Membership
@@ -55,6 +55,7 @@ from .actions import LogActions, main_log
 from .admission import Admission
 from .beginning import check_model, make_genesis, replay
 from .budgets import PeerUsage
+from .checkpoints import Checkpoints
 from .contribution_queue import ContributionQueue
 from .durations import spare_of
 from .histories import Histories
@@ -84,10 +85,6 @@ OF_SPANS = frozenset(KINDS[kind] for kind in (m.Get, m.Need, m.Missing))
 """Messages that cost what they are long."""
 CHUNKLESS = m.outline(m.encode(m.Envelope("", 0, 0, m.Get(bytes(32), ()))), PeerId("")).nbytes
 """Bytes of a Get that asks for hashes."""
-CHECKPOINT_AGAIN_S = 10.0
-"""The least time between two attempts at a checkpoint that the disk refuses; four times as long as
-an attempt takes, where that is more.
-"""
 RESTING_PULLS = 4  # a member that rests looks once in so many pulls
 Phase = Literal["seeking", "fetching", "running", "left"]
 
@@ -144,7 +141,7 @@ class Session:
         self._dissemination = everybody if goes_by_votes else modes.dissemination
         self._modes = modes
         self.timing = timing or Timing()
-        self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
+        self.seeding, self.site = seeding, site
         self.chunk_elements = chunk_elements
         watch = MembershipTiming(
             beat_s=self.timing.heartbeat_s,
@@ -172,12 +169,11 @@ class Session:
         self.operations = modes.operations(self)
         self.prior = PriorContributions(self)
         self.retaining = Retaining(self)
+        self.checkpoints = Checkpoints(self, checkpoint_every)
         self.admission = Admission(self, self.retaining, probation, per_hour)
         self.others = PeerSelection(self, self.admission)
         self.measures = modes.measures(settings.reducer)
         self._unrecorded: Entry | None = None  # applied, but the disk was full
-        self._checkpointing, self._checkpoint_again_at = False, -1e9
-        self._first_applied: int | None = None  # the entry that the state here was of at first
         self.left = self.doubled = False
         self.began_at = now
         self.script: Layout | None = None  # layout of the attached script, if any
@@ -851,7 +847,8 @@ class Session:
         """A fetched state and its entries are in place: the next round opens."""
         machine = self.machine
         assert machine is not None
-        self.replica, self._first_applied = replica, None
+        self.replica = replica
+        self.checkpoints.installed()
         self.actions.clear()
         self.opened(now)
         self.resume(now, machine)
@@ -886,12 +883,9 @@ class Session:
         self.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
         self.actions.clear()
         self.hash_state(machine.round)
-        if decided and (
-            entry.round % min(self.checkpoint_every, MOST_REPLAYED) == 0
-            or self.completed == self.settings.rounds
-        ):
-            self._checkpoint(decided)
-        self._forget_results()
+        if decided is not None:
+            self.checkpoints.decided(decided)
+        self.checkpoints.forget_results()
         self.opened(now)
         self.resume(now, machine)
 
@@ -904,42 +898,6 @@ class Session:
             self.hashed(now, round_, merkle_root(hashes))
 
         self.ports.offload(replica.hashes, hashed)
-
-    def _checkpoint(self, certified: Certified, *, late: bool = False) -> None:
-        replica, rounds = self.replica, self.rounds(certified.entry.round)
-        assert replica is not None
-        self._checkpointing, begun = True, self._now
-
-        def ended(now: float, _: None) -> None:
-            self._checkpointing = False
-            self._checkpoint_again_at = now + max(CHECKPOINT_AGAIN_S, 4 * (now - begun))
-            if late and self.machine is not None:
-                self._forget_results()  # the next entry, which would do it, may wait for their room
-
-        self.ports.offload(lambda: self.ports.storage.checkpoint(replica, certified, rounds), ended)
-
-    def _forget_results(self) -> None:
-        """Results that neither a checkpoint nor a member that lags a little needs."""
-        assert self.machine is not None
-        self.ports.storage.forget_results(self.machine.round - self.timing.keep_rounds)
-
-    def _checkpoint_again(self, now: float) -> None:
-        """Write the checkpoints that the disk refused when they were due, or newer ones.
-
-        No result newer than the older of the last two may be forgotten, and there is room for
-        `results.MAX_FILES` of them: without this, a disk that was full for so many rounds would
-        keep the run from ever going on, however empty it is now.
-        """
-        machine, replica = self.machine, self.replica
-        if machine is None or replica is None or machine.open.applying or self.installing.busy:
-            return
-        if self._first_applied is None:  # of a state that was fetched, no checkpoint was due yet
-            self._first_applied = replica.applied
-        written = max(self.ports.storage.checkpointed(), self._first_applied)
-        due = written + 2 * min(self.checkpoint_every, MOST_REPLAYED)
-        waited = not self._checkpointing and now >= self._checkpoint_again_at
-        if replica.applied > due and waited:
-            self._checkpoint(machine.journal.entries[replica.applied], late=True)
 
     def diverged(self, entry: Entry, mine: bytes) -> None:
         """Our state is not the decided one: it must never happen; fetch the state anew."""
@@ -966,7 +924,7 @@ class Session:
         if self._unrecorded is not None:
             self.applied(now, self._unrecorded)
         self.installing.retry(now)
-        self._checkpoint_again(now)
+        self.checkpoints.retry(now)
 
     def hashed(self, now: float, round_: int, root: bytes) -> None:
         """The Merkle root of the state before ``round_`` is known."""
