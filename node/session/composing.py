@@ -11,6 +11,7 @@ from ...collectives.reduce import REDUCERS
 from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
 from ...collectives.round.dissemination import everybody
 from ...collectives.round.faults import FaultModel, FaultModelMaker
+from ...collectives.round.log_modes import LogModes
 from ...collectives.round.seals import RoundSeal
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
@@ -44,12 +45,14 @@ def modes_of(
         "operations", "Operations"
     )
     return Modes(
-        faults=_faults_of(settings),
-        policy=_arrivals_of(settings),
-        seal=MODES.find("sealing", "Sealing") or RoundSeal,
+        log=LogModes(
+            faults=_faults_of(settings),
+            policy=_arrivals_of(settings),
+            seal=MODES.find("sealing", "Sealing") or RoundSeal,
+            dissemination=MODES.find("relays", "relayed") or everybody,
+        ),
         recertifying=MODES.find("sealing.recertifying", "Recertifying")
         or (lambda _: Recertification()),
-        dissemination=MODES.find("relays", "relayed") or everybody,
         pre_round=_pre_round_of(settings, identity, secrets),
         operations=lambda session: (
             operations(session, session.serving) if operations is not None else OtherLogs()

@@ -138,8 +138,8 @@ class Session:
         self.doors = doors
         # Members that may lie, and masked rounds, go by others' votes: each must hear them all.
         goes_by_votes = bool(settings.lying) or modes.pre_round is not None
-        self._dissemination = everybody if goes_by_votes else modes.dissemination
-        self._modes = modes
+        told = everybody if goes_by_votes else modes.log.dissemination
+        self._modes = replace(modes, log=replace(modes.log, dissemination=told))
         self.timing = timing or Timing()
         self.seeding, self.site = seeding, site
         self.chunk_elements = chunk_elements
@@ -433,14 +433,12 @@ class Session:
             rng=self.rng,
             now=now,
             site=self.site,
-            faults=self._modes.faults,
-            policy=self._modes.policy,
-            seal=self._modes.seal,
-            dissemination=self._dissemination,
+            modes=replace(
+                self._modes.log,
+                sites=self.pre_round.names if self.pre_round is not None else no_names,
+            ),
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
-            words=self.pre_round.spent_words if self.pre_round is not None else tuple,
-            sites=self.pre_round.names if self.pre_round is not None else no_names,
             root=root,
             stateless=self.replica is None,
             idle=self.script is None or not self.admission.trains,
@@ -763,7 +761,7 @@ class Session:
             self._retry(now)
             knocks = now - self._asked_at >= self.timing.fetch_s
             peers = self.config_peers()  # known before there is a machine
-            few = not self._dissemination(self.me, len(peers), lambda: peers).is_large
+            few = not self._modes.log.dissemination(self.me, len(peers), lambda: peers).is_large
             # whom to ask is chosen anew each time; of many, only where somebody is to be asked
             targets = self.others.targets(now) if few or self.transfer.asks else []
             self.transfer.tick(now, targets)
@@ -825,7 +823,7 @@ class Session:
             return False
         if machine.stateless or machine.engaged or machine.leaving or not machine.may_act:
             return False
-        if machine.asked_to_admit:
+        if machine.entrance.asked:
             return False
         if self.recertifying.view() is not None:
             return False

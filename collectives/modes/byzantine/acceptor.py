@@ -389,7 +389,7 @@ class ByzantineAcceptor(Acceptor):
             offer.weight if offer else 0,
             offer.reading if offer else m.NO_READING,
             view.leaving,
-            tuple(view.joiners_to_admit(now)),
+            tuple(view.entrance.to_admit(now)),
             tuple(who for who in view.config if who != view.me and view.lost(who)),
         )
         last = self._mine
@@ -537,7 +537,7 @@ class ByzantineAcceptor(Acceptor):
         if self.judge.taken_back(body, self.claims):
             return None  # an honest convener may not know it yet, so nobody is accused
         adopted = any(pledge.ballot >= 0 for pledge in body.pledges)
-        if not adopted and view.objection(body.entry):
+        if not adopted and view.entrance.objection(body.entry):
             # one that a quorum has echoed may be decided already: then this comes too late
             return None
         self.proposed[ballot] = signed

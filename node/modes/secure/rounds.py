@@ -201,6 +201,7 @@ class SecureRounds(PreRound):
             fewest=fewest_sites(self.terms),
             sample=settings.sample,
             name=name,
+            heard=self.spent_words,
         )
         return self._ledger
 
