@@ -7,6 +7,7 @@ site_names    the door at which a mode gives members names, to count their priva
 log           the decided entries: the newest in memory, every other read where it is kept
 journal       the Journal seam: what a member must not forget; MemoryJournal
 certificate   what votes sign; checking a chain of entries
+own_results   the door at which a mode has members make a round's result themselves
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
 returning     what a process may have forgotten that was started again, and who can tell
 recovery      what such a process asks before it votes, and as which life it goes on

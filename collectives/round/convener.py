@@ -237,7 +237,7 @@ class Convener:
             return
         awaited = [who for who in view.config if who not in self.promises and not view.silent(who)]
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
-        false = [view.actions.contradicts(each.entry) for each in accepted]
+        false = [view.actions.own_results.contradicts(each.entry) for each in accepted]
         if None in false:
             return None  # what they have voted for is made here meanwhile
         accepted = [each for each, wrong in zip(accepted, false, strict=True) if not wrong]

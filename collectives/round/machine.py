@@ -1342,9 +1342,9 @@ class RoundMachine:
         ballot, entry, sender = pending
         if ballot < self.journal.promised:
             self.open.pending = None
-        elif self.actions.contradicts(entry):
+        elif self.actions.own_results.contradicts(entry):
             self.open.pending = None
-            self.actions.on_false(entry, sender, ballot)
+            self.actions.own_results.on_false(entry, sender, ballot)
             if ballot == self.ballot and sender != self.me.peer:
                 self.next_ballot(now)  # nothing comes of this one
         elif (
@@ -1362,7 +1362,7 @@ class RoundMachine:
         """
         votes = self.open.votes.get((ballot, entry.hash()), {})
         voters = {who.peer for who in votes} - {self.me.peer}
-        return not entry.contributors or self.actions.may_vote(entry, voters)
+        return not entry.contributors or self.actions.own_results.may_vote(entry, voters)
 
     def holds(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> bool:
         """Whether all bytes of an entry and the state before it are stored here; missing bytes are

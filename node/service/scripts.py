@@ -170,17 +170,13 @@ class AttachedScript:
         return fragment not in self._frozen and not alive(self._lent[fragment])
 
     def computed(self, number: int, part: int = 0) -> None:
-        session = self.whole.sessions[0]
-        if session.pre_round is not None:
-            session.pre_round.computed(
-                trio.current_time(), number, self.contribution.tensor(), part
-            )
-            self.run.wake()
+        vector = self.contribution.tensor()
+        self.whole.sessions[0].work.computed(trio.current_time(), number, vector, part)
+        self.run.wake()
 
     def begin(self, number: int) -> bool:
         """Give the script what an interval begins at."""
-        pre_round = self.whole.sessions[0].pre_round
-        start = pre_round.starts(number) if pre_round is not None else None
+        start = self.whole.sessions[0].work.starts(number)
         if start is not None:
             self.contribution.tensor().copy_(start)
         return start is not None
@@ -240,9 +236,8 @@ class AttachedScript:
         if isinstance(step_s := metrics.get("step_s"), int | float):
             self.run.standstill.stepped(trio.current_time(), float(step_s))
             self.run.idle.over()
-        session = self.run.session
-        if session is not None and session.pre_round is not None:
-            session.pre_round.report(metrics)
+        if self.run.session is not None:
+            self.run.session.work.report(metrics)
         self.run.node.publish(ScriptReportEvent(run=self.run.run_id, metrics=dict(metrics)))
 
     def _compare(self, round_: int, digest: bytes) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ...collectives.errors import LocalProtocolError
 from ...collectives.reduce import REDUCERS
 from ...collectives.round.arrival_policy import wait_for_all
+from ...collectives.round.faults import Proofs
 from ...collectives.round.log_modes import LogModes
 from ...collectives.swarm import RunSettings
 from .measures import Measures
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Modes:
     """``log``: what stands at the doors of the run's logs; where each member must hear every vote,
-    news is told to everybody in any case.
+    news is told to everybody in any case. ``proofs``: what becomes of proofs that some lie.
     ``recertifying``: how a run goes on without a quorum. ``pre_round``: makes what members do
     together before the log is given anything; None: nothing. ``operations``: the logs beside the
     run's. ``measures``: what the rule of this name learns over rounds. ``reducers``: finds those
@@ -34,6 +35,7 @@ class Modes:
     """
 
     log: LogModes = LogModes()
+    proofs: Callable[[Session], Proofs] = lambda _: Proofs()
     pre_round: Callable[[Session], PreRound] | None = None
     recertifying: Callable[[Session], Recertification] = lambda _: Recertification()
     operations: Callable[[Session], OtherLogs] = lambda _: OtherLogs()

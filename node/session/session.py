@@ -44,7 +44,6 @@ from ...collectives.round import (
     samples_in,
 )
 from ...collectives.round.log import RECENT
-from ...collectives.round.site_names import no_names
 from ...collectives.swarm import RunSettings, Tally
 from ...optim.outer.readings import median_lag
 from ...optim.outer.worth import Worth, worth_of
@@ -64,7 +63,7 @@ from .modes import PLAIN, Modes
 from .other_logs import is_operation
 from .peer_selection import PeerSelection
 from .ports import SessionPorts
-from .pre_round import PreRound
+from .pre_round import NO_SPENDING, NO_WORK, PreRound, ScriptWork, Spending
 from .prior_contributions import PriorContributions
 from .replica import ModelReplica
 from .retaining import Retaining
@@ -163,7 +162,7 @@ class Session:
         self.sessions = [self]  # of a run in fragments there are several
         self.machine: RoundMachine | None = None
         self.replica: ModelReplica | None = None
-        self.actions = LogActions(self)
+        self.actions = LogActions(self, modes.proofs(self))
         self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
         self.serving = Serving(self)
         self.operations = modes.operations(self)
@@ -259,6 +258,14 @@ class Session:
             return None
         return self.serving.find(name) or self.operations.find(name)
 
+    @property
+    def spending(self) -> Spending:
+        return NO_SPENDING if self.pre_round is None else self.pre_round.spending
+
+    @property
+    def work(self) -> ScriptWork:
+        return NO_WORK if self.pre_round is None else self.pre_round.work
+
     # ---- what the log says to scripts
     def tallies(self, first: int) -> list[Tally]:
         """Who was counted in the applied entries from number ``first`` on, as many as are told at
@@ -291,7 +298,7 @@ class Session:
         """Why the run is finished here before its last round; "" where it is not."""
         rounds = self.settings.rounds
         whole = rounds is not None and self.completed >= rounds  # the last may use up a budget
-        return self.pre_round.over if self.pre_round is not None and not whole else ""
+        return "" if whole else self.spending.over
 
     def at_work(self, now: float) -> list[PeerId]:
         """Whom the open round of a run of sites still waits for: their work is not done, or they
@@ -300,7 +307,7 @@ class Session:
         if self.settings.work is None or machine is None or machine.stateless:
             return []
         if self.pre_round is not None:
-            return self.pre_round.at_work(now)
+            return list(self.pre_round.look(now).at_work)
         return [who.peer for who in machine.at_work(now)] if machine.open.plan is None else []
 
     def clock(self) -> float:
@@ -433,10 +440,7 @@ class Session:
             rng=self.rng,
             now=now,
             site=self.site,
-            modes=replace(
-                self._modes.log,
-                sites=self.pre_round.names if self.pre_round is not None else no_names,
-            ),
+            modes=replace(self._modes.log, sites=self.spending.names),
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
             root=root,
@@ -570,7 +574,7 @@ class Session:
 
     def tell(self, event: ev.OperationDone | ev.OperationRefused) -> None:
         """What became of a free-standing operation: of a secure round's own, or of the script's."""
-        if self.pre_round is None or not self.pre_round.takes(event):
+        if self.pre_round is None or not self.pre_round.takes(self._now, event):
             self.ports.emit(event)
 
     def settle(self, now: float) -> None:
@@ -732,7 +736,7 @@ class Session:
                         event.disputed,
                     )
             case x.BlobProgress():
-                if self.pre_round is None or not self.pre_round.on_blob(now, event):
+                if self.pre_round is None or not self.pre_round.takes(now, event):
                     self.transfer.on_blob(now, event.name, event.have, event.missing, event.source)
             case x.BlobComplete():
                 pass  # told by the last BlobProgress

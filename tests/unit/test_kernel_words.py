@@ -19,6 +19,7 @@ DOORS = {
         "collectives/round/dissemination.py",
         "collectives/round/faults.py",
         "collectives/round/log_modes.py",
+        "collectives/round/own_results.py",
         "collectives/round/seals.py",
         "collectives/round/site_names.py",
         "node/session/measures.py",

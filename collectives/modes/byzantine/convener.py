@@ -208,7 +208,7 @@ class ByzantineConvener(Convener):
         """
         view = self.view
         makers = {c.member.peer for c in plan.contributors if c.cid in found.cids}
-        view.actions.disputed(sorted(found.members | makers))
+        view.actions.proofs.disputed(sorted(found.members | makers))
         self.voter.doubt(found.members)
         mine = {view.contribution[0]} if view.contribution else set[Cid]()
         self.lost |= found.cids - mine
