@@ -97,7 +97,7 @@ class Reply(msgspec.Struct, frozen=True):
     id: Id
 
 
-R = TypeVar("R", bound=Reply, covariant=True)
+R = TypeVar("R", bound=Reply)
 
 
 class Welcome(Reply, frozen=True, tag="welcome"):
