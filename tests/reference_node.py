@@ -21,7 +21,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import trio
 from blake3 import blake3
@@ -47,11 +47,13 @@ from atoll.collectives.swarm import (
     Spent,
     Tally,
 )
+from atoll.node.control import protocol as p
+from atoll.node.control.calls import CallTable, answers, does, hears
 from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo
 from atoll.node.control.requests import ConnectionRequests
 from atoll.node.control.server import ControlServer
-from atoll.node.control.service import ProgressSink, ReduceMemory
+from atoll.node.control.service import AnchorFacts, ProgressSink, ReduceMemory, reduce_opened
 from atoll.node.control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer
 from atoll.node.home.lifecycle import NodeFile, NodeLock
 from atoll.node.home.paths import Paths, find_paths
@@ -160,7 +162,7 @@ class ReferenceRun:
 
 
 class ReferenceSession:
-    """See ScriptSession."""
+    """See ScriptSession. It has no buffers, and asks for no vectors."""
 
     def __init__(self, run: ReferenceRun, layout: Layout, events: ConnectionRequests) -> None:
         self.run = run
@@ -174,20 +176,26 @@ class ReferenceSession:
         self.left = False
         self.reductions: dict[str, tuple[Call, PooledBuffer]] = {}
         self.called: set[str] = set()
+        self.calls = CallTable(
+            does(p.Contribute, self.contribute),
+            answers(p.Reclaim, self.unread, p.Unread),
+            does(p.Resume, self.resume),
+            answers(p.Members, self.members, lambda id_, told: p.MemberList(id_, *told)),
+            answers(p.Tallies, self.tallies, lambda id_, found: p.TallyList(id_, tuple(found))),
+            answers(p.Start, self.starts, lambda id_, there: p.Starting(id_, *there)),
+            answers(p.Rest, self.rests, p.Resting),
+            hears(p.Report, self.report),
+            does(p.Depart, self.leave),
+            answers(p.ReduceOpen, self.reduce_open, reduce_opened),
+            does(p.ReduceStart, self.reduce_start),
+            does(p.ReduceCancel, self.reduce_cancel),
+            does(p.ReduceClose, self.reduce_close),
+        )
 
-    def rounds(self, entry: int, fragment: int = 0) -> int:
-        return entry  # nobody joins
+    def facts(self, entry: int, fragment: int = 0) -> AnchorFacts:
+        return AnchorFacts(entry, sum(self.run.weights[:entry]))  # nobody joins
 
-    def samples(self, entry: int, fragment: int = 0) -> int:
-        return sum(self.run.weights[:entry])
-
-    def steps(self) -> int:
-        return 0
-
-    def lag(self, entry: int, fragment: int = 0) -> float:
-        return 0.0
-
-    def starts(self, now: bool) -> tuple[int, int]:
+    def starts(self, now: bool = False) -> tuple[int, int]:
         self.run.begun = self.run.begun or now
         return (0, 0) if self.run.begun else (1, 2)
 
@@ -230,17 +238,8 @@ class ReferenceSession:
         if self.run.frozen is None or self.run.frozen[0] != cid:
             self.run.tell(cid)
 
-    def members(self) -> Sequence[PeerView]:
-        return [PeerView(PEER, len(self.run.log), True, "self")]
-
-    def averaging(self) -> str:
-        return ""
-
-    def missing(self) -> str:
-        return ""
-
-    def spent(self) -> Spent | None:
-        return self.run.spent
+    def members(self) -> tuple[tuple[PeerView, ...], Spent | None]:
+        return (PeerView(PEER, len(self.run.log), True, "self"),), self.run.spent
 
     def tallies(self, first: int) -> Sequence[Tally]:
         me, samples = Member(PEER, 0), self.run.weights
@@ -248,9 +247,6 @@ class ReferenceSession:
             Tally(at, at, ((me, samples[at - 1]),) if at else (), (me,))
             for at in range(first, len(samples) + 1)
         ]
-
-    def next_number(self, name: str, least: int) -> int:
-        return least
 
     def report(
         self,
@@ -262,12 +258,6 @@ class ReferenceSession:
 
     async def leave(self) -> None:
         self.left = True
-
-    def buffer_open(self, numel: int) -> NoReturn:
-        raise LocalProtocolError("the reference node has no buffers")
-
-    def buffer_close(self, number: int) -> None:
-        del number
 
     def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
         if call.op_id in self.called:
@@ -328,6 +318,17 @@ class ReferenceService:
         self.script_pid = 0
         self.expected: list[int] = []  # processes that have joined and are to attach
         self.events: list[dict[str, Any]] = [{"n": n} for n in range(3)]
+        self.calls = CallTable(
+            answers(p.Status, self.status, p.Document),
+            answers(p.Runs, self.runs, lambda id_, rows: p.Document(id_, {"runs": rows})),
+            answers(p.Peers, self.peers, lambda id_, rows: p.Document(id_, {"peers": rows})),
+            answers(p.Ping, self.ping, p.Document),
+            answers(p.Check, self.check, p.Document),
+            does(p.Leave, self.leave),
+            answers(p.BeginRun, self.begin, p.Document),
+            answers(p.Pause, self.pause, p.Document),
+            does(p.Down, self.down),
+        )
 
     async def status(self) -> dict[str, Any]:
         return {
@@ -353,7 +354,7 @@ class ReferenceService:
     async def ping(self, peer: str) -> dict[str, Any]:
         return {"peer": peer, "path": "direct", "rtt_ms": 1.0, "address": ""}
 
-    async def check(self, bandwidth: str) -> dict[str, Any]:
+    async def check(self, bandwidth: str = "") -> dict[str, Any]:
         flow = {
             "peer": bandwidth,
             "path": "direct",
@@ -388,15 +389,15 @@ class ReferenceService:
         before, self.run.begun = self.run.begun, True
         return {"run_id": RUN, "begun": not before, "missing": 1}
 
-    async def pause(self, run: str, paused: bool) -> dict[str, Any]:
+    async def pause(self, run: str, paused: bool = True) -> dict[str, Any]:
         await self.find_run(run)
         before, self.run.paused = self.run.paused, "paused by its owner" if paused else ""
         return {"run_id": RUN, "paused": self.run.paused, "changed": bool(before) != paused}
 
-    async def leave(self, run: str, now: bool) -> None:
+    async def leave(self, run: str, now: bool = False) -> None:
         await self.find_run(run)
 
-    def down(self, now: bool) -> None:
+    def down(self, now: bool = False) -> None:
         self.ended.set()
 
     @asynccontextmanager

@@ -97,7 +97,7 @@ class Sealing(RoundSeal):
         if self.leading:
             self._lead(now)
         elif self.active and self.view.organiser is not None:
-            self.view.fetch(now, self.view.organiser)
+            self.view.catching_up.fetch(now, self.view.organiser)
         return self.active
 
     def _lead(self, now: float) -> None:
@@ -230,7 +230,7 @@ class Sealing(RoundSeal):
             return
         self._seal(round_, body.base, body.removed)
         if not present:
-            view.fetch(now, who.peer)
+            view.catching_up.fetch(now, who.peer)
         if not gone(view.me, body.removed):
             view.actions.send(who.peer, view.log, round_, self._answer(round_, body.base))
 

@@ -53,7 +53,8 @@ class SiteLife:
 
 class SiteLedger(SiteNames):
     """Of one log. ``name(admitted)``: what a certificate says, "" for nothing. ``fewest``: how many
-    sites a sum needs; 0: this run counts nothing, and everything here is empty.
+    sites a sum needs; 0: this run counts nothing, and everything here is empty. ``heard``: what
+    members have said of themselves.
     """
 
     def __init__(
@@ -64,9 +65,10 @@ class SiteLedger(SiteNames):
         fewest: int,
         sample: SampleSettings | None,
         name: Callable[[Admitted], str],
+        heard: Callable[[], Sequence[SpentWord]] = tuple,
     ) -> None:
         self._log, self._run, self.fewest = entries, run, fewest
-        self._sample, self._name = sample, name
+        self._sample, self._name, self._heard = sample, name, heard
         self._lives: dict[str, SiteLife] = {}
         self._names: dict[PeerId, str] = {}
         self._config: Config = ()
@@ -74,6 +76,9 @@ class SiteLedger(SiteNames):
         self._over = ""
 
     # ---- views
+    def heard(self) -> Sequence[SpentWord]:
+        return self._heard()
+
     @property
     def lives(self) -> dict[str, SiteLife]:
         """By name, after the newest entry."""

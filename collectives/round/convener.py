@@ -237,12 +237,12 @@ class Convener:
             return
         awaited = [who for who in view.config if who not in self.promises and not view.silent(who)]
         accepted = [p.accepted for p in self.promises.values() if p.accepted]
-        false = [view.actions.contradicts(each.entry) for each in accepted]
+        false = [view.actions.own_results.contradicts(each.entry) for each in accepted]
         if None in false:
             return None  # what they have voted for is made here meanwhile
         accepted = [each for each, wrong in zip(accepted, false, strict=True) if not wrong]
         newest = max(accepted, key=lambda a: a.ballot).entry if accepted else None
-        if newest is not None and view.objection(newest):
+        if newest is not None and view.entrance.objection(newest):
             if self._never_chosen(newest):
                 newest = None
             elif awaited and now - self.began_at < view.timing.detect_s:
@@ -545,7 +545,7 @@ class Convener:
         if view.root is None:
             return  # the state root is still being hashed (`on_root` steps again)
         config = self._next_config(now, {c.member for c in plan.contributors})
-        admitted, tally = view.entering(now, config)
+        admitted, tally = view.entrance.stated(now, config)
         entry = Entry(
             view.log,
             view.round,
@@ -563,7 +563,7 @@ class Convener:
             view.elapsed_s(now),
             admitted,
             tally,
-            view.spent_words(),
+            view.entrance.spent_words(),
         )
         self._propose(now, entry)
 
@@ -573,7 +573,7 @@ class Convener:
         if view.root is None:
             return
         config = self._next_config(now, set())
-        admitted, tally = view.entering(now, config)
+        admitted, tally = view.entrance.stated(now, config)
         entry = Entry(
             view.log,
             view.round,
@@ -590,7 +590,7 @@ class Convener:
             elapsed_s=view.elapsed_s(now),
             admitted=admitted,
             tally=tally,
-            spent=view.spent_words(),
+            spent=view.entrance.spent_words(),
         )
         self._propose(now, entry)
 
@@ -610,7 +610,7 @@ class Convener:
     # ---- the next configuration
     def _joiners(self, now: float) -> list[Member]:
         """Peers that the next configuration may have besides those that stay."""
-        return self.view.joiners_to_admit(now)
+        return self.view.entrance.to_admit(now)
 
     def wants_entry(self, now: float) -> bool:
         """Whether an entry only to change the configuration is wanted, as far as is known."""
@@ -619,8 +619,8 @@ class Convener:
         settle = (view.draw.whole or view.hopeless) and any(
             offer.settle for offer in ready.values()
         )
-        asked = bool(self._joiners(now) or view.guests(now))
-        return leaves or settle or asked or view.ends_by_words or self._may_evict(now)
+        asked = bool(self._joiners(now) or view.entrance.guests(now))
+        return leaves or settle or asked or view.entrance.ends_by_words or self._may_evict(now)
 
     def _may_evict(self, now: float) -> bool:
         """Whether an entry is worth its while only because it does without members that stay away:
@@ -638,7 +638,7 @@ class Convener:
         """Whether others that ask to be let in are waited for: where one does, many may, and an
         entry of a large configuration costs each of its members a message that names them all.
         """
-        asked = self._joiners(now) or self.view.guests(now)
+        asked = self._joiners(now) or self.view.entrance.guests(now)
         if not self.view.dissemination.is_large or not asked:
             return False
         self._joins_at = now if self._joins_at is None else self._joins_at
@@ -653,7 +653,7 @@ class Convener:
         staying = [member for member in view.config if member not in leaving] or self._last_one()
         staying = self._without_lost(now, staying, contributing)
         joiners = self._joiners(now)
-        retired = view.retired_by(joiners)
+        retired = view.entrance.retired_by(joiners)
         replaced = [member for member in staying if member.peer in retired]
         staying = [member for member in staying if member.peer not in retired]
         room = max(1, len(staying) - 1) + len(replaced)

@@ -20,7 +20,7 @@ is specified in docs/internals/protocol/round.md.
 6. *Learn and apply.* A quorum of votes decides (`count_vote`); the session applies the entry
    (`actions.apply`) and calls `on_applied`, which opens the next round.
 7. *Take over.* Where nothing comes on, `_consider_takeover` moves to the next ballot.
-8. *Catch up.* Whoever lags asks for decided entries (`fetch`), and others answer (`_answer`).
+8. *Catch up.* Whoever lags asks for decided entries, and others answer (`catching_up`).
 
 **Inputs**, with ``now`` in seconds where they let the round come on: `on_message`, `tick`,
 `contribute`, `withdraw`, `on_silent`, `on_result`, `on_part`, `on_report`, `on_kept`, `on_applied`,
@@ -42,7 +42,7 @@ locks. For example, a member that alone decides its log takes one round like thi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from math import isqrt
 from random import Random
 from statistics import median
@@ -50,12 +50,11 @@ from statistics import median
 import msgspec
 
 from .. import messages as m
-from ..bounds import entry_fault, room_for
+from ..bounds import entry_fault
 from ..errors import RemoteProtocolError
 from ..group import (
     LAST_BALLOT,
     NO_READING,
-    Admitted,
     Certified,
     Config,
     Contributor,
@@ -63,7 +62,6 @@ from ..group import (
     Member,
     Plan,
     Reading,
-    SpentWord,
     Vote,
     conveners,
     is_quorum,
@@ -72,29 +70,24 @@ from ..identifiers import PeerId
 from ..partition import check_plan
 from ..trees import senders_of
 from . import patience
-from .arrival_policy import ArrivalPolicyMaker, RoundArrivals, wait_for_all
-from .certificate import check_log, vote_payload
-from .dissemination import DisseminationMaker, everybody
-from .entering import MOST_GUESTS, OPEN, Doors, crowded
-from .faults import FaultModel, FaultModelMaker
+from .arrival_policy import RoundArrivals
+from .catching_up import CatchingUp
+from .certificate import vote_payload
+from .entering import OPEN, Doors
+from .entrance import MAX_JOINERS, Entrance
 from .journal import Journal
+from .log_modes import LogModes
 from .recovery import Recovery
 from .routes import Disputes, broken_by
 from .sampling import Draw, draw_members
-from .seals import RoundSeal, SealMaker, gone
-from .site_names import SiteNamesMaker, no_names, spent_payload
 from .state import VOTES_KEPT, OpenRound, RoundActions, Shape
 from .thin import FEWEST, ThinLinks
 from .timing import Timing
 from .turns import AWAY_S, TurnClock
 
-MAX_JOINERS = 1024  # remembered at a time: whoever is admitted to the run may ask
 MOST_RUSH_AMONG = 3  # members from which on a majority can tell that one is too fast
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
-CATCH_ENTRIES = 16  # entries in one Catch, where they are small
 FAR_BALLOTS = 1 << 20  # beyond the own one; no clock brings a round so far
-ASKED_OF_MANY = 8  # members of a large configuration of whom one is asked what was decided
-REMEMBERED_ANSWERS = 64  # beyond, those are forgotten that are old enough to be given again
 MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
 # a source that sent nothing for so many pulls is asked again; what is under way would only come
 # twice
@@ -117,45 +110,32 @@ class RoundMachine:
         actions: RoundActions,
         rng: Random,
         now: float,
+        modes: LogModes,
         site: str = "",
-        faults: FaultModelMaker = FaultModel,
-        policy: ArrivalPolicyMaker = wait_for_all,
-        seal: SealMaker = RoundSeal,
-        dissemination: DisseminationMaker = everybody,
         unix_offset_s: float = 0.0,
         doors: Doors = OPEN,
-        words: Callable[[], Sequence[SpentWord]] = tuple,
-        sites: SiteNamesMaker = no_names,
         root: bytes | None = None,
         stateless: bool = False,
         idle: bool = False,
     ) -> None:
-        """``site``: the label by which members near each other recognise that. ``faults``: which
-        faults of members the log bears. ``policy``: whom a round waits for. ``seal``: how one
-        ends without a quorum. ``dissemination``: how the news of a round travels.
-        ``unix_offset_s``: wall clock minus ``now``; it only numbers claims, so that those of a
-        process that was started again have greater numbers. ``doors``: what lets peers enter.
-        ``words``: what members have said of their privacy, as far as it is known here. ``sites``:
-        under which names that is counted. ``root``, ``stateless``, ``idle``: as the attributes,
-        from the start.
+        """``site``: the label by which members near each other recognise that. ``modes``: what
+        stands at the log's doors. ``unix_offset_s``: wall clock minus ``now``; it only numbers
+        claims, so that those of a process that was started again have greater numbers. ``doors``:
+        what lets peers enter. ``root``, ``stateless``, ``idle``: as the attributes, from the start.
         """
         self.run, self.log, self.me, self.organiser = run, log, me, organiser
         self.journal, self.shape, self.timing = journal, shape, timing
         self.actions, self.rng = actions, rng
-        self.site, self.doors = site, doors
-        self.faults = faults()
+        self.site = site
+        self.faults = modes.faults()
         self.tolerated = self.faults.tolerated
-        self.policy = policy(journal.entries)
+        self.policy = modes.policy(journal.entries)
         self.unix_offset_s = unix_offset_s
-        self._words = words
-        self._make_dissemination, self._make_seal = dissemination, seal
+        self._modes = modes
 
         # ---- what other members are known for
         self.caught = set[PeerId]()  # peers that are proved to lie
         self.disputes = Disputes()  # peers that disagreed on a partial sum
-        # Who asks to enter: at which round, when.
-        self.joiners: dict[Member, tuple[int, float]] = {}
-        self._guests: dict[PeerId, float] = {}  # who asks to be counted, and when it did last
         self.leavers = set[Member]()  # who has announced that it leaves: it is not lost
         # the newest incarnation that a peer was heard under since it was suspected
         self._spoke: dict[PeerId, int] = {}
@@ -192,14 +172,8 @@ class RoundMachine:
         self.recovery = Recovery(self, now)
         self.renewed = False  # it has gone on as another member, and nobody was told yet
 
-        # ---- when entries were asked for, and given
-        # of the round before: who voted in it, or echoed, after it was decided here
-        self._late_votes: set[tuple[PeerId, str]] = set()
-        self._answered_at: dict[tuple[PeerId, int], float] = {}
-        self._asked_at: dict[PeerId, float] = {}
-        self._asked_around_at = now
-
-        self.sites = sites(journal.entries, doors.name)
+        self.catching_up = CatchingUp(self, now)
+        self.entrance = Entrance(self, doors, modes.sites)
         self._open(now)
         # others are told of an idle member in the course of the round, not by its opening
         self.root, self.stateless, self.idle = root, stateless, idle
@@ -313,12 +287,6 @@ class RoundMachine:
     def quorum(self, voters: Sequence[Member]) -> bool:
         """Whether these acceptors decide the open round."""
         return is_quorum(self.config, set(voters), self.organiser, self.tolerated)
-
-    def near(self, round_: int) -> bool:
-        """Whether a joiner that holds the state before ``round_`` is close enough: results it lacks
-        are still kept here.
-        """
-        return round_ >= self.round - self.timing.keep_rounds // 2
 
     def has_bytes(self, entry: Entry) -> bool:
         """Whether all result bytes of the entry are here, and of its contributors."""
@@ -438,7 +406,7 @@ class RoundMachine:
         ):
             self._spoke[peer] = incarnation
         if self.sealing.shuns(who):
-            return self._answer(now, peer, round_) if round_ < self.round else None
+            return self.catching_up.answer(now, peer, round_) if round_ < self.round else None
         if who in self.journal.entries.members or self.recovery.heard_of.of(peer) is not None:
             self.recovery.heard_of.message(who, round_, body)
         if isinstance(body, m.Catch):
@@ -447,25 +415,25 @@ class RoundMachine:
             return self._advance(now)
         if isinstance(body, m.Fetch) and body.anew:
             if round_ > self.round:
-                self.fetch(now, peer)
-            return self._answer(now, peer, round_, body.anew)
+                self.catching_up.fetch(now, peer)
+            return self.catching_up.answer(now, peer, round_, body.anew)
         if isinstance(body, m.Join) and who not in self.journal.entries.members:
-            self._on_join(now, who, round_, holds=body.holds)
+            self.entrance.on_join(now, who, round_, holds=body.holds)
         if round_ < self.round:
             if isinstance(body, m.QuorumVotes):
                 return None  # its sender knows the decision, too
-            if isinstance(body, (m.Accepted, m.Echo)) and self._is_under_way(
+            if isinstance(body, (m.Accepted, m.Echo)) and self.catching_up.is_under_way(
                 now, who, round_, body
             ):
                 return None
-            return self._answer(now, peer, round_)
+            return self.catching_up.answer(now, peer, round_)
         if isinstance(body, (m.Accept, m.Accepted, m.QuorumVotes)):
             self.voted = max(self.voted, round_)
         if isinstance(body, m.Seal) and not self.tolerated:
             return self.sealing.on_seal(now, who, round_, body)
         if isinstance(body, (m.Fetch, m.Join)):
             if round_ > self.round:
-                self.fetch(now, peer)
+                self.catching_up.fetch(now, peer)
             return None
         if round_ > self.round:
             if (
@@ -475,7 +443,7 @@ class RoundMachine:
             ):
                 self._early.append((peer, incarnation, round_, body))
                 return None
-            return self.fetch(now, peer)
+            return self.catching_up.fetch(now, peer)
         if isinstance(body, m.Sealed):
             return self.sealing.on_sealed(who, body)
         if who in self.journal.entries.members and self.may_act and not self.sealing.active:
@@ -539,10 +507,7 @@ class RoundMachine:
         opened = self.open
         self._forget_silent(now)
         self._lost = {who: self._lost.get(who, now) for who in self.config if self.lost(who)}
-        if self._guests:
-            self._guests = {
-                peer: seen for peer, seen in self._guests.items() if self._asks(now, seen)
-            }
+        self.entrance.tick(now)
         if opened.decided and not opened.applying:
             self._try_apply(now)
         if opened.applying:
@@ -553,10 +518,10 @@ class RoundMachine:
         stale = now - opened.progress_at > self.timing.takeover_s / 2
         stale = stale and not (self.shape.whole and self.gathering)
         if not self.is_member or (stale and (self.engaged or self.voted >= self.round)):
-            self._ask_around(now, self.timing.fetch_s)
+            self.catching_up.ask_around(now, self.timing.fetch_s)
         elif now - opened.progress_at > self.timing.quiet_s:
             # a decision that was taken without this member leaves no other trace here
-            self._ask_around(now, self.timing.quiet_s)
+            self.catching_up.ask_around(now, self.timing.quiet_s)
         if not self.may_act:
             return
         self._consider_closing(now)
@@ -594,23 +559,19 @@ class RoundMachine:
         where this member has just been started.
         """
         self.open = OpenRound(born=now, progress_at=now)
-        self._late_votes.clear()
+        self.catching_up.open()
         self.base = self.journal.entries[-1].entry.hash()
         self.draw = self._drawn(before)
         self.policy.follow(now)
         self.ballot = max(0, self.journal.promised)
-        self.dissemination = self._make_dissemination(
+        self.dissemination = self._modes.dissemination(
             self.me.peer,
             len(self.config),
             lambda: [member.peer for member in self._convener_order()],
         )
         self.acceptor, self.convening = self.faults.make_roles(self)
-        self.sealing = self._make_seal(self)
-        self.joiners = {
-            who: seen
-            for who, seen in self.joiners.items()
-            if self.near(seen[0]) and who not in self.journal.entries.members
-        }
+        self.sealing = self._modes.seal(self)
+        self.entrance.open()
         self._close_round()
 
     def _drawn(self, before: Draw | None) -> Draw:
@@ -1326,7 +1287,7 @@ class RoundMachine:
         if fault := entry_fault(entry, self.config, self.shape.topology):
             raise RemoteProtocolError(fault, peer=who.peer)
         if not self.entry_fits(entry) or (
-            self.objection(entry) and not self._perhaps_chosen(ballot, who, entry)
+            self.entrance.objection(entry) and not self._perhaps_chosen(ballot, who, entry)
         ):
             return
         self.ballot = max(self.ballot, ballot)
@@ -1371,7 +1332,7 @@ class RoundMachine:
         same = same and (entry.elapsed_s is None or self.policy.in_groups)
         same = same and bool(entry.next_config) and len(entry.part_digests) == len(entry.parts)
         same = same and entry_fault(entry, self.config, self.shape.topology) is None
-        return same and self._admits(entry)
+        return same and self.entrance.admits(entry)
 
     def vote_pending(self, now: float) -> None:
         """Cast what is pending, if its bytes and the state before it are here."""
@@ -1381,9 +1342,9 @@ class RoundMachine:
         ballot, entry, sender = pending
         if ballot < self.journal.promised:
             self.open.pending = None
-        elif self.actions.contradicts(entry):
+        elif self.actions.own_results.contradicts(entry):
             self.open.pending = None
-            self.actions.on_false(entry, sender, ballot)
+            self.actions.own_results.on_false(entry, sender, ballot)
             if ballot == self.ballot and sender != self.me.peer:
                 self.next_ballot(now)  # nothing comes of this one
         elif (
@@ -1401,7 +1362,7 @@ class RoundMachine:
         """
         votes = self.open.votes.get((ballot, entry.hash()), {})
         voters = {who.peer for who in votes} - {self.me.peer}
-        return not entry.contributors or self.actions.may_vote(entry, voters)
+        return not entry.contributors or self.actions.own_results.may_vote(entry, voters)
 
     def holds(self, now: float, entry: Entry, holders: Sequence[PeerId]) -> bool:
         """Whether all bytes of an entry and the state before it are stored here; missing bytes are
@@ -1442,11 +1403,11 @@ class RoundMachine:
         if opened.decided:
             return
         accepted, news = self.journal.accepted, self.dissemination
-        if accepted and news.is_vote_due(now, self.ballot, self._late_after_s):
+        if accepted and news.is_vote_due(now, self.ballot, self.catching_up.late_after_s):
             self.send_vote(*accepted)
         for (_, entry_hash), votes in opened.votes.items():
             if entry_hash not in opened.known:
-                self.fetch(now, self.rng.choice(sorted(votes)).peer)
+                self.catching_up.fetch(now, self.rng.choice(sorted(votes)).peer)
 
     # ---- 6. a decision is learnt and applied -----------------------------------------------------
 
@@ -1467,11 +1428,11 @@ class RoundMachine:
             self.open.note_vote(who, body.ballot, body.entry_hash, body.signature)
             votes = self.open.votes[body.ballot, body.entry_hash]
         elif collects and self.open.decided is not None:
-            self._tell_decision(now, who.peer)
+            self.catching_up.tell_decision(now, who.peer)
         if self.open.decided is None and self.quorum(list(votes)):
             entry = self.open.known.get(body.entry_hash)
             if entry is None:
-                return self.fetch(now, who.peer)
+                return self.catching_up.fetch(now, who.peer)
             self._drop_unsigned(body, votes)
             if not self.quorum(list(votes)):
                 return None
@@ -1511,18 +1472,6 @@ class RoundMachine:
         if not self.actions.verify(who.peer, payload, vote.signature):
             raise RemoteProtocolError(f"a vote that {who.peer} has not signed", peer=sender)
 
-    def _tell_decision(self, now: float, peer: PeerId) -> None:
-        """It repeats its vote longer than a relay takes: it has not heard of the decision."""
-        decided, key = self.open.decided, (peer, self.round)
-        if (
-            decided is None
-            or now - max(self.open.decided_at, self._answered_at.get(key, -1e9))
-            <= self._late_after_s
-        ):
-            return
-        self._answered_at[key] = now
-        self.tell(peer, m.QuorumVotes(decided.entry.hash(), decided.votes, False))
-
     def _on_decided(self, now: float, who: Member, body: m.QuorumVotes) -> None:
         """The votes of a quorum, perhaps by a relay: it can withhold them, and forge none. Raises
         RemoteProtocolError.
@@ -1545,7 +1494,7 @@ class RoundMachine:
             return
         entry = self.open.known.get(body.entry_hash)
         if entry is None:
-            return self.fetch(now, who.peer)
+            return self.catching_up.fetch(now, who.peer)
         self.learn(now, Certified(entry, body.votes))
 
     def void_votes(self) -> None:
@@ -1728,109 +1677,17 @@ class RoundMachine:
         self.acceptor.entered(now)
 
     # ---- 8. catching up --------------------------------------------------------------------------
-    # Bounded in rate: a peer is asked, and a peer's question answered, once in half a pull.
-
-    def _answer(self, now: float, peer: PeerId, round_: int, anew: int = 0) -> None:
-        """The peer is at ``round_``, which is decided: send entries from there on. ``anew``: it
-        asks what it was heard to say, too, and the round need not be decided."""
-        key, again_s = (peer, -1 if anew else round_), self.timing.pull_s / 2
-        if peer == self.me.peer or now - self._answered_at.get(key, -1e9) < again_s:
-            return
-        if len(self._answered_at) > REMEMBERED_ANSWERS:
-            self._answered_at = {
-                key: at for key, at in self._answered_at.items() if now - at < again_s
-            }
-        self._answered_at[key] = now
-        entries, size = list[Certified](), 0
-        for certified in self.journal.entries[round_ : round_ + CATCH_ENTRIES]:
-            size += len(msgspec.msgpack.encode(certified))
-            if entries and size > m.MAX_MESSAGE_BYTES // 2:
-                break  # one of thousands of members is large
-            entries.append(certified)
-        heard = self.recovery.heard_of.of(peer) if anew else None
-        catch = m.Catch(tuple(entries), self.round, self.actions.results_from(), anew, heard)
-        self.actions.send(peer, self.log, round_, catch)
-
-    def _is_under_way(
-        self, now: float, who: Member, round_: int, vote: m.Accepted | m.Echo
-    ) -> bool:
-        """Whether a vote of a decided round tells nothing of its sender but that it has voted: it
-        comes after those of a quorum, and its sender has these, too. Else each round would be
-        answered with its entry, which names all members, by everybody to everybody else. A member
-        that lags repeats its vote every ``pull_s`` for longer than a message and its answer take.
-        """
-        if round_ < max(1, self.round - 1):
-            return False
-        key = (who.peer, type(vote).__name__)
-        if key in self._late_votes:
-            return now - self.open.born < self._late_after_s
-        if who in self.journal.entries[round_ - 1].entry.next_config:
-            self._late_votes.add(key)
-            return True
-        return False
-
-    @property
-    def _late_after_s(self) -> float:
-        """A vote that comes so long after the decision is one of a member that has not heard of
-        it.
-        """
-        once_s = max(self.timing.pull_s, patience.rtt_s(self.actions.pace()))
-        return self.dissemination.late_after_s(once_s)
-
-    def fetch(self, now: float, peer: PeerId) -> None:
-        """The peer seems to be ahead: ask for what follows the newest entry known."""
-        if (
-            not self.open.applying
-            and now - self._asked_at.get(peer, -1e9) >= self.timing.pull_s / 2
-        ):
-            self._asked_at[peer] = now
-            self._ask(peer)
-
-    def _ask_around(self, now: float, every_s: float) -> None:
-        """Nothing comes on here: ask somebody of the newest configuration, now and then."""
-        if now - self._asked_around_at <= every_s:
-            return
-        self._asked_around_at = now
-        known = [
-            member.peer for member in self.tail.entry.next_config if member.peer != self.me.peer
-        ]
-        if len(known) > ASKED_OF_MANY and self.dissemination.is_large:
-            known = self.rng.sample(known, ASKED_OF_MANY)
-        targets = [
-            peer
-            for peer in known
-            if not self.actions.suspected(peer) and not self.actions.deaf_to(peer)
-        ] or known
-        if targets:
-            self._ask(self.rng.choice(targets))
-
-    def _ask(self, peer: PeerId) -> None:
-        self.actions.send(peer, self.log, self.tail.entry.round + 1, m.Fetch())
 
     def _on_catch(self, now: float, peer: PeerId, body: m.Catch) -> None:
         """Entries that follow the newest one known are verified and kept; more of them are asked
         for. Raises RemoteProtocolError.
         """
-        last = self.tail.entry
-        fresh = [certified for certified in body.entries if certified.entry.round > last.round]
-        if not fresh or fresh[0].entry.round != last.round + 1:
-            return
-        fresh = check_log(
-            fresh,
-            run=self.run,
-            log=self.log,
-            base=last.hash(),
-            config=last.next_config,
-            organiser=self.organiser,
-            verify=self.actions.verify,
-            peer=peer,
-            tolerated=self.tolerated,
-        )
-        self.recovery.on_entries(fresh)
-        self.ahead.extend(fresh)
-        if body.head > fresh[-1].entry.round + 1:
-            self._asked_at.pop(peer, None)
-            self.fetch(now, peer)
+        fresh = self.catching_up.verified(peer, body)
+        if fresh:
+            self.recovery.on_entries(fresh)
+            self.ahead.extend(fresh)
+            if body.head > fresh[-1].entry.round + 1:
+                self.catching_up.fetch(now, peer, more=True)
 
     # ---- a start from what an earlier process left -----------------------------------------------
 
@@ -1850,163 +1707,6 @@ class RoundMachine:
         """Whether it has gone on as another member since this was last asked."""
         renewed, self.renewed = self.renewed, False
         return renewed
-
-    # ---- who enters the configuration ------------------------------------------------------------
-
-    def _on_join(self, now: float, who: Member, round_: int, *, holds: bool) -> None:
-        """A peer asks to be let in, under its newest incarnation: one that asked under many could
-        keep others from being heard. One that has no state yet asks to be counted.
-        """
-        if not holds:
-            if len(self._guests) < MAX_JOINERS and self._counts_one_more(who.peer):
-                self._guests[who.peer] = now
-            return
-        lives = [other for other in self.joiners if other.peer == who.peer]
-        if any(other.incarnation > who.incarnation for other in lives):
-            return
-        for other in lives:
-            del self.joiners[other]
-        if len(self.joiners) < MAX_JOINERS:
-            self.joiners[who] = (round_, now)
-
-    @property
-    def asked_to_admit(self) -> bool:
-        """Whether somebody asks to be let in, and this member has something to do for it soon. In a
-        large configuration that is the convener; others look whether it lives as often as ever.
-        """
-        large = self.dissemination.is_large
-        if not (self.joiners or self._guests) or (
-            large and self.convener_of(self.ballot) != self.me
-        ):
-            return False
-        return bool(self._guests) or not self.journal.entries.members.issuperset(self.joiners)
-
-    def joiners_to_admit(self, now: float) -> list[Member]:
-        """Peers that ask this member to be let in, and that an entry may let in now."""
-        asking = sorted(
-            who
-            for who, (round_, seen) in self.joiners.items()
-            if self.near(round_)
-            and self._asks(now, seen)
-            and who not in self.journal.entries.members
-            and not gone(who, self.removed)
-        )
-        return self.welcome(self.actions.let_in(asking)) if asking else []
-
-    def welcome(self, joiners: Sequence[Member]) -> list[Member]:
-        """Those of ``joiners`` that an entry of this member's could let in: their certificates are
-        known here, their invites have a use left, and the run's plan and a message bear them. A new
-        life of a member takes its place.
-        """
-        entries, found, new = self.journal.entries, list[Member](), self._new(joiners)
-        inside, tally = {each.peer for each in self.config}, entries.tally
-        by_one = dict[bytes, list[Admitted]]()  # by invite, of those that ask
-        named = list[Admitted]()
-        for joiner in joiners:
-            if joiner.peer in new:
-                warrant = self.doors.warrant(joiner.peer)
-                if warrant is None:
-                    continue
-                same = [*by_one.get(warrant.invite, ()), warrant] if warrant.invite else []
-                if same and crowded(entries.came, inside, same, self.shape.most):
-                    continue
-                after = tally.after([warrant])
-                if after is None or self.sites.clashes(warrant, named):
-                    continue
-                named.append(warrant)
-                tally, by_one[warrant.invite] = after, same
-            found.append(joiner)
-        fresh = [joiner for joiner in found if joiner.peer in new]
-        late = set(fresh[room_for(self.config, fresh, self.shape.topology) :])
-        return [joiner for joiner in found if joiner not in late]
-
-    def guests(self, now: float, beside: Sequence[Admitted] = ()) -> list[Admitted]:
-        """By what peers are counted that an entry does not make members, after those ``beside``
-        them: they ask for it, and their invites have a use left.
-        """
-        found, tally = list[Admitted](), self.journal.entries.tally.after(beside)
-        named = {each.peer for each in beside}
-        for peer, seen in sorted(self._guests.items()):
-            guest = self.doors.guest(peer) if self._asks(now, seen) else None
-            if tally is None or guest is None or peer in named or len(found) == MOST_GUESTS:
-                continue
-            after = None if tally.counts(peer) else tally.after([guest])
-            if after is not None:
-                tally = after
-                found.append(guest)
-        return found
-
-    def _counts_one_more(self, peer: PeerId) -> bool:
-        guest, tally = self.doors.guest(peer), self.journal.entries.tally
-        return guest is not None and not tally.counts(peer) and tally.after([guest]) is not None
-
-    def _asks(self, now: float, seen: float) -> bool:
-        """Whether who asked to be let in or counted at ``seen`` still does."""
-        return now - seen < max(1.0, 4 * self.timing.fetch_s)
-
-    def entering(self, now: float, config: Config) -> tuple[tuple[Admitted, ...], bytes]:
-        """What an entry with this next configuration states of its new members and of those that
-        are only counted, and the hash of the tally after it.
-        """
-        warrants = [self.doors.warrant(peer) for peer in sorted(self._new(config))]
-        admitted = [each for each in warrants if each is not None and each.certificate]
-        admitted += self.guests(now, admitted)
-        admitted.sort(key=lambda each: each.peer)
-        tally = self.journal.entries.tally
-        return tuple(admitted), (tally.after(admitted) or tally).hash
-
-    def retired_by(self, joiners: Sequence[Member]) -> set[PeerId]:
-        """Whose names these have, who would enter."""
-        warrants = [self.doors.warrant(peer) for peer in self._new(joiners)]
-        return self.sites.retires([each for each in warrants if each is not None])
-
-    def spent_words(self) -> tuple[SpentWord, ...]:
-        """What an entry of this member's says of sites that may spend no more."""
-        return self.sites.news([word for word in self._words() if self._said(word)])
-
-    @property
-    def ends_by_words(self) -> bool:
-        """Whether an entry would end the run by what sites have said of themselves."""
-        return self.sites.ends(self.spent_words())
-
-    def _said(self, word: SpentWord) -> bool:
-        payload = spent_payload(self.run, word.peer)
-        return self.actions.verify(word.peer, payload, word.signature)
-
-    def objection(self, entry: Entry) -> str:
-        """What this member has against the new members of an entry and those that it counts, as far
-        as it knows; others may know otherwise.
-        """
-        new = self._new(entry.next_config)
-        return self.doors.objection(new, entry.admitted) if new or entry.admitted else ""
-
-    def _admits(self, entry: Entry) -> bool:
-        """Whether an entry proves that its new members and guests may enter, and counts them: the
-        same at every member.
-        """
-        new, before = self._new(entry.next_config), self.journal.entries.tally
-        after = before.after(entry.admitted)
-        named = [each.peer for each in entry.admitted]
-        members = [each for each in entry.admitted if each.peer in new]
-        return (
-            after is not None
-            and entry.tally == after.hash
-            and named == sorted({*named})
-            and len(named) <= len(members) + MOST_GUESTS
-            and not any(before.counts(peer) for peer in {*named} - new)
-            and not crowded(
-                self.journal.entries.came,
-                [each.peer for each in entry.next_config],
-                members,
-                self.shape.most,
-            )
-            and self.doors.valid(new, entry.admitted)
-            and self.sites.fits(entry)
-            and all(map(self._said, entry.spent))
-        )
-
-    def _new(self, config: Sequence[Member]) -> set[PeerId]:
-        return {member.peer for member in config} - {member.peer for member in self.config}
 
 
 def _count(spans: m.Spans) -> int:

@@ -35,6 +35,10 @@ class SiteNames:
         """
         return not entry.spent
 
+    def heard(self) -> Sequence[SpentWord]:
+        """What members have said of themselves that may spend no more; not verified."""
+        return ()
+
     def news(self, words: Sequence[SpentWord]) -> tuple[SpentWord, ...]:
         """Those of members that no entry has yet, in the order of an entry."""
         return ()

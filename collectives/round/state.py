@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from .. import messages as m
 from ..bounds import most_members
@@ -17,15 +17,14 @@ from ..group import Certified, Config, Contributor, Entry, Member, Plan, Topolog
 from ..identifiers import PeerId
 from ..pace import Pace
 from ..swarm import SampleSettings
+from .own_results import OwnResults
+
+if TYPE_CHECKING:
+    from .faults import Proofs
 
 VOTES_KEPT = 8  # of a member in a round
 PROPOSALS_KEPT = 8  # of a member in a round
 KIN_BYTES = 8  # of a cid: what contributions have in common that are copies of one vector
-
-Voice = tuple[PeerId, m.PartDigests, m.Inputs, bytes, bytes]
-"""What a member has stated of parts: their digests, the inputs, the digest of its receipts, and its
-signature under these.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +93,12 @@ class RoundActions(Protocol):
     """What a RoundMachine asks of its session. None of them blocks; answers come back as inputs of
     the machine.
     """
+
+    @property
+    def own_results(self) -> OwnResults: ...
+
+    @property
+    def proofs(self) -> Proofs: ...
 
     def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
         """Send a control message; one to oneself is delivered like any other."""
@@ -175,56 +180,8 @@ class RoundActions(Protocol):
         """Who of those that want to become members may, now."""
         ...
 
-    def contradicts(self, entry: Entry) -> bool | None:
-        """Whether an entry is not the result that this member has made itself; None: that will be
-        known soon.
-        """
-        ...
-
-    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """Whether this member votes for an entry whose bytes are here, and for which these others
-        have voted.
-        """
-        ...
-
-    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
-        """A convener proposes an entry that contradicts this member's own result."""
-        ...
-
     def helps(self, peer: PeerId) -> bool:
         """Whether the peer is a member to add up for the others, though it contributes nothing."""
-        ...
-
-    def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
-        """A member signed two payloads (each with its signature) for one slot; members may lie."""
-        ...
-
-    def relabelled(
-        self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
-    ) -> None:
-        """A member has proposed (payload, signature) an entry whose part ``index`` has the digest
-        of a part of ``plan``, which is another result. The bytes of the plan are here."""
-        ...
-
-    def disputed(self, peers: Sequence[PeerId]) -> None:
-        """These state different sums of a part, and others state it anew: one of them lies, or one
-        whose contribution they were sent."""
-        ...
-
-    def refuted(self, meaning: bytes, part: int, voices: Sequence[Voice]) -> None:
-        """The first of these has stated a sum of a part that the others prove to be wrong."""
-        ...
-
-    def unfounded(
-        self,
-        peer: PeerId,
-        parts: m.PartDigests,
-        account: m.Account,
-        preimage: bytes,
-        index: int,
-    ) -> None:
-        """A member has stated the sum of a part (``index``) of inputs of which one is not what its
-        contributor has signed; ``preimage``: of what it states (`digest.meaning_preimage`)."""
         ...
 
     def pace(self) -> Pace:

@@ -342,12 +342,14 @@ def _change(
 
 def tell_node(terminal: Terminal, run: RunId) -> None:
     """The run's lists on disk have changed: a running node takes them at once."""
+    from ..control.protocol import ReadBans
+
     client = running(terminal)
     if client is None:
         terminal.say("No node is running here: it counts from the next start on (atoll up).")
         return
     with client:
         try:
-            client.read_bans(run)
+            client.ask(ReadBans, run)
         except ConfigError:
             terminal.say("The node is not in this run now: it counts once it is (atoll join).")

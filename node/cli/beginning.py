@@ -18,10 +18,12 @@ def begin_command(run: str | None) -> None:
     For a run with [train] start_with, in which this machine's script waits. Its first round then
     begins it for everybody. RUN: id, its beginning, or name; the only one when left out.
     """
+    from ..control.protocol import BeginRun
+
     terminal = current()
     with connect(terminal) as client:
         info = client.find_run(run or "")
-        answer = client.begin(info.run_id)
+        answer = client.ask(BeginRun, info.run_id).value
     without = int(answer.get("missing", 0))
     text = (
         f"{info.name} begins with the members that are there, without {without} more"

@@ -60,7 +60,7 @@ def peers(paths: Paths, begun: str) -> Iterator[tuple[str, str]]:
 
     link = Link.connect(paths.control_socket, timeout_s=NODE_S)
     try:
-        rows = link.ask(p.Runs, p.Document, timeout_s=NODE_S).value["runs"]
+        rows = link.ask(p.Runs, timeout_s=NODE_S).value["runs"]
     finally:
         link.close()
     found = {str(peer) for row in rows for key in ("members", "banned") for peer in row[key]}

@@ -25,11 +25,9 @@ from ..manifest.methods import counting, rounds_text
 from ..manifest.optional_tables import liars_borne
 from ..manifest.presets import growth_text, momentum_text
 from ..manifest.tables import AdaptersTable
+from ..run.gain import DDP_BYTES
 from ..views.documents import lying_text, rule_text
 from .needs import FLOAT_BYTES, needs_document, needs_lines, needs_of
-
-# Bf16 gradients in a ring all-reduce every step: the comparison that "less than DDP" means.
-_DDP_BYTES = 2
 
 
 def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
@@ -103,7 +101,8 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
         assert needs is not None
         found |= needs_document(needs, down)
         if settings.sync_every is not None:
-            found["ddp_ratio"] = (value + exact / parameters) / (_DDP_BYTES * settings.sync_every)
+            plain = DDP_BYTES * settings.sync_every
+            found["ddp_ratio"] = 2 * (value + exact / parameters) / plain
     return found
 
 

@@ -112,6 +112,8 @@ def _locks(terminal: Terminal) -> list[Row]:
 
 def _node(terminal: Terminal, rows: list[Row]) -> str:
     """Adds what the running node knows; what to do."""
+    from ..control.protocol import Check
+
     try:
         client = running(terminal)
     except AtollError as error:
@@ -122,7 +124,7 @@ def _node(terminal: Terminal, rows: list[Row]) -> str:
         return "Start it and ask again: atoll up --background && atoll doctor"
     with client:
         status: dict[str, Any] = client.status()
-        clock = client.check()["clock"]
+        clock = client.ask(Check).value["clock"]
     network: dict[str, Any] = status.get("network") or {}
     connected = len(network.get("connected") or ())
     rows.append(

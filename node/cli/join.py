@@ -341,6 +341,7 @@ def _train(
     """Run the training process and show the run until it ends. ``script``: where it is one of the
     user's own, which may do anything. ``drain``: seconds until all is over after SIGTERM.
     """
+    from ..control.protocol import BeginRun
     from ..run.status import read_run_status
     from ..views.live import RunProgress, TrainingView
     from .child import ChildCommand
@@ -369,7 +370,7 @@ def _train(
                 continue
             try:
                 if view.starting and terminal.interactive and enter_pressed():
-                    watched.begin(info.run_id)
+                    watched.ask(BeginRun, info.run_id)
                 runs = watched.status().get("runs") or ()
             except AtollError as error:
                 if under_way:

@@ -34,9 +34,11 @@ def resume_command(run: str | None) -> None:
 
 
 def _say(run: str | None, *, paused: bool) -> None:
+    from ..control.protocol import Pause
+
     with connect(current()) as client:
         info = client.find_run(run or "")
-        answer = client.pause(info.run_id, paused)
+        answer = client.ask(Pause, info.run_id, paused).value
     of = info.settings.rounds
     text = (
         f"{info.name} is finished: all its {of} rounds are committed, and nothing trains here"

@@ -462,6 +462,7 @@ def _measured(
     what went from or to them.
     """
     from ...optim.planning import PeerConditions
+    from ..control.protocol import Check
 
     rows = [row for row in client.peers(run) if row["member"] or row["you"]]
     found: list[PeerConditions] = []
@@ -470,7 +471,7 @@ def _measured(
         if row["you"]:
             continue
         terminal.say(f"measuring the connection to {short_peer(row['peer'])}")
-        flow = client.check(find_peer(client.status(), row["peer"]))["bandwidth"]
+        flow = client.ask(Check, find_peer(client.status(), row["peer"])).value["bandwidth"]
         up, down = float(flow["up_bytes_per_s"]), float(flow["down_bytes_per_s"])
         found.append(PeerConditions(short_peer(row["peer"]), down, up, step_s))
         most_up, most_down, rtt_ms = (

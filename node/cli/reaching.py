@@ -90,10 +90,12 @@ def netcheck_command(bandwidth: str | None) -> int:
     Exit status 69: nobody answers (E110), or nobody can reach it and no relay takes it (E130). 75
     (E120): this machine's clock is wrong.
     """
+    from ..control.protocol import Check
+
     terminal = current()
     with connect(terminal) as client:
         status = client.status()
-        asked = client.check(find_peer(status, bandwidth) if bandwidth else "")
+        asked = client.ask(Check, find_peer(status, bandwidth) if bandwidth else "").value
     network: dict[str, Any] = status.get("network") or {}
     reach: dict[str, Any] = network.get("reach") or {}
     rows = [*network_rows(network, asked["clock"]), UDP]
@@ -177,6 +179,8 @@ def ping_command(
     PEER: its id, the end of it, or its two-word name. Exit status 1: --until-direct, and it still
     goes through a relay.
     """
+    from ..control.protocol import Check, Ping
+
     terminal = current()
     if until_direct and context.get_parameter_source("count") == click.core.ParameterSource.DEFAULT:
         count = 30
@@ -186,13 +190,13 @@ def ping_command(
         for number in range(count):
             if number:
                 threading.Event().wait(PAUSE_S)
-            found = client.ping(target)
+            found = client.ask(Ping, target).value
             answers.append(found)
             if not terminal.json:
                 terminal.data(pong(found), {})
             if until_direct and found["path"] != "relay":
                 break
-        flow = client.check(target)["bandwidth"] if bandwidth else None
+        flow = client.ask(Check, target).value["bandwidth"] if bandwidth else None
     relayed = answers[-1]["path"] == "relay"
     if flow and not terminal.json:
         terminal.data(flow_row(flow)[2], {})

@@ -44,6 +44,8 @@ def recertify_command(run: str | None, without: tuple[str, ...]) -> None:
     PEER: an id, or its end as `atoll peers` shows it. RUN: id, its beginning, or name; the only one
     when left out.
     """
+    from ..control.protocol import Recertify
+
     terminal = current()
     with connect(terminal) as client:
         info = client.find_run(run or "")
@@ -51,7 +53,7 @@ def recertify_command(run: str | None, without: tuple[str, ...]) -> None:
         if not _sure(terminal, info.name, lost):
             terminal.say("nothing was done")
             raise click.exceptions.Exit(1)
-        answer = client.recertify(info.run_id, lost)
+        answer = client.ask(Recertify, info.run_id, tuple(lost)).value
     awaited: Sequence[Any] = answer.get("awaited") or ()
     waits = (
         f"; waiting for {', '.join(short_peer(str(peer)) for peer in awaited)}" if awaited else ""

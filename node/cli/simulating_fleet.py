@@ -16,6 +16,7 @@ from msgspec import structs
 
 from ...collectives.errors import ConfigError, StorageError
 from ..home.output import Terminal, bytes_text, span_text
+from ..run.gain import ddp_bytes
 
 if TYPE_CHECKING:
     from ...collectives.swarm import RunSettings
@@ -233,7 +234,7 @@ def _document(manifest: Manifest, run: Any, played: PlayedRun, trained: str) -> 
         "samples": played.samples,
         "training_share": round(played.share, 4),
         "bytes": played.bytes,
-        "ddp_bytes": round(4.0 * (n - 1) * steps * run.parameters),
+        "ddp_bytes": round(steps * ddp_bytes(n, run.parameters)),
         "loss": [[round(at, 3), round_, round(loss, 6)] for at, round_, loss in played.loss],
         "counted": [[round(at, 3), count] for at, count in played.counted],
         "machines": machines,

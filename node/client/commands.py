@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ...collectives.identifiers import PeerId
 from ..control import protocol as p
 from ..control.descriptors import Descriptor
 from ..home.paths import Paths
@@ -14,11 +13,14 @@ from .find import connect_running
 from .link import Link
 
 ANSWER_S = 30.0
+P = ParamSpec("P")
+R = TypeVar("R", bound=p.Reply)
 
 
 class NodeClient:
     """What `atoll status`, `atoll peers` and the other commands ask this machine's node, for
-    programs. The documents are those that the commands print with ``--json``.
+    programs. The documents are those that the commands print with ``--json``. What many ask has a
+    method; whatever else the node answers: `ask`.
 
         from atoll.node.home.paths import find_paths
 
@@ -52,81 +54,49 @@ class NodeClient:
         """The node's process, to signal or to wait for; 0 where it runs in another container."""
         return self._link.process
 
+    def ask(
+        self, kind: Callable[Concatenate[int, P], p.Ask[R]], *fields: P.args, **named: P.kwargs
+    ) -> R:
+        """The reply to a request of `control.protocol`, of its class and fields but for its id:
+        ``node.ask(protocol.Ping, peer).value``.
+        """
+        return self._link.ask(lambda id_: kind(id_, *fields, **named), timeout_s=ANSWER_S)
+
     def status(self) -> dict[str, Any]:
         """The state of the node, ``schema`` 1."""
-        return self._link.ask(p.Status, p.Document, timeout_s=ANSWER_S).value
+        return self.ask(p.Status).value
 
     def runs(self) -> list[dict[str, Any]]:
-        return self._link.ask(p.Runs, p.Document, timeout_s=ANSWER_S).value["runs"]
+        return self.ask(p.Runs).value["runs"]
 
     def peers(self, run: str = "") -> list[dict[str, Any]]:
         """The members of a run: id, unique prefix, or name; "" = the only one."""
-        return self._link.ask(lambda id_: p.Peers(id_, run), p.Document, timeout_s=ANSWER_S).value[
-            "peers"
-        ]
-
-    def ping(self, peer: str) -> dict[str, Any]:
-        """One round trip to a peer: ``{"peer", "path", "rtt_ms", "address"}``."""
-        return self._link.ask(lambda id_: p.Ping(id_, peer), p.Document, timeout_s=ANSWER_S).value
-
-    def check(self, bandwidth: str = "") -> dict[str, Any]:
-        """What peers say of this machine's clock, and, with the id of a peer, how fast bytes go to
-        it. See `NodeService.check`.
-        """
-        return self._link.ask(
-            lambda id_: p.Check(id_, bandwidth), p.Document, timeout_s=ANSWER_S
-        ).value
+        return self.ask(p.Peers, run).value["peers"]
 
     def find_run(self, run: str = "") -> p.RunInfo:
-        return self._link.ask(lambda id_: p.FindRun(id_, run), p.Joined, timeout_s=ANSWER_S).run
+        return self.ask(p.FindRun, run).run
 
     def join(
         self, request: p.JoinRequest, progress: Callable[[str, int, int], None] | None = None
     ) -> p.RunInfo:
         """Put the node into a run; waits until the run's manifest is there."""
         call = self._link.submit(lambda id_: p.JoinRun(id_, request), progress)
-        return self._link.finish(call, p.Joined, timeout_s=None).run
+        return self._link.finish(call, timeout_s=None).run
 
     def leave(self, run: str = "", *, now: bool = False) -> None:
         """Take the node out of a run; waits until the open round is handed over, unless ``now``."""
-        self._link.ask(lambda id_: p.Leave(id_, run, now), p.Done, timeout_s=None)
-
-    def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
-        """Go on without members that never vote again: the ``removed``, and ``awaited``, who has
-        not sealed the round yet.
-        """
-        return self._link.ask(
-            lambda id_: p.Recertify(id_, run, tuple(without)), p.Document, timeout_s=ANSWER_S
-        ).value
-
-    def begin(self, run: str = "") -> dict[str, Any]:
-        """Let a run begin with the members that are there: see `NodeService.begin`."""
-        return self._link.ask(
-            lambda id_: p.BeginRun(id_, run), p.Document, timeout_s=ANSWER_S
-        ).value
-
-    def pause(self, run: str, paused: bool) -> dict[str, Any]:
-        """Let a run's script rest, or train again: see `NodeService.pause`."""
-        return self._link.ask(
-            lambda id_: p.Pause(id_, run, paused=paused), p.Document, timeout_s=ANSWER_S
-        ).value
-
-    def read_bans(self, run: str) -> dict[str, Any]:
-        """The lists of who is banned from a run have changed on disk: who is now, and why."""
-        return self._link.ask(
-            lambda id_: p.ReadBans(id_, run), p.Document, timeout_s=ANSWER_S
-        ).value
+        self._link.ask(lambda id_: p.Leave(id_, run, now), timeout_s=None)
 
     def down(self, *, now: bool = False) -> None:
         """Ask the node to end, then wait until it closes the connection."""
-        self._link.ask(lambda id_: p.Down(id_, now), p.Done, timeout_s=ANSWER_S)
+        self.ask(p.Down, now)
         self._link.wait_for(lambda: False, None)
 
     def events(self) -> Iterator[dict[str, Any]]:
         """Telemetry events from this call on, until the node ends. This connection is then good for
         nothing else.
         """
-        self._link.ask(p.Subscribe, p.Done, timeout_s=ANSWER_S)
+        self.ask(p.Subscribe)
         return self._follow()
 
     def _follow(self) -> Iterator[dict[str, Any]]:

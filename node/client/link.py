@@ -30,7 +30,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ...collectives.errors import (
     AtollError,
@@ -63,13 +63,16 @@ INTERRUPTED = (
     "being sent: the connection is made anew"
 )
 
-A = TypeVar("A")
+R = TypeVar("R", bound=p.Reply)
 
 
-class PendingAnswer:
-    """A request that was sent and its answer, once it came."""
+class PendingAnswer(Generic[R]):
+    """A request that was sent and its answer of class ``kind``, once it came."""
 
-    def __init__(self, progress: Callable[[str, int, int], None] | None = None) -> None:
+    def __init__(
+        self, kind: type[R], progress: Callable[[str, int, int], None] | None = None
+    ) -> None:
+        self.kind = kind
         self.answer: p.Answer | None = None
         self.error: AtollError | None = None
         self.fds: list[Descriptor] = []
@@ -83,15 +86,15 @@ class PendingAnswer:
         """Whether the answer, or an error, is here."""
         return self.answer is not None or self.error is not None
 
-    def result(self, kind: type[A]) -> A:
+    def result(self) -> R:
         """The answer. Raises the error that came instead, LocalProtocolError when it is of another
-        kind.
+        class.
         """
         if self.error is not None:
             raise self.error
-        if not isinstance(self.answer, kind):
+        if not isinstance(self.answer, self.kind):
             raise LocalProtocolError(
-                f"the node answered {type(self.answer).__name__}, not {kind.__name__}"
+                f"the node answered {type(self.answer).__name__}, not {self.kind.__name__}"
             )
         return self.answer
 
@@ -119,7 +122,7 @@ class Link:
         self._frames = p.answer_frames()
         self._arrived: list[tuple[bytes, list[tuple[int, int, bytes]], int, Any]] = []
         self._fds: list[Descriptor] = []  # those whose answer is not complete
-        self._calls: dict[int, PendingAnswer] = {}
+        self._calls: dict[int, PendingAnswer[Any]] = {}
         self._next_id = 1
         self._ending = ""
         self._ended = False  # all that the loss ends has been ended
@@ -140,7 +143,7 @@ class Link:
             check_peer(sock)
             link = cls(sock)
             call = link.submit(lambda id_: p.Hello(id_, VERSIONS, os.getpid()))
-            link.welcome = link.finish(call, p.Welcome, timeout_s=timeout_s, give_up=give_up)
+            link.welcome = link.finish(call, timeout_s=timeout_s, give_up=give_up)
         except BaseException:
             sock.close()
             raise
@@ -150,18 +153,19 @@ class Link:
 
     def submit(
         self,
-        make: Callable[[int], p.Request],
+        make: Callable[[int], p.Ask[R]],
         progress: Callable[[str, int, int], None] | None = None,
-    ) -> PendingAnswer:
-        """Send a request; its answer comes to the returned Call. Raises SwarmClosedError when the
-        link is lost, VersionMismatchError where the node is too old for it.
+    ) -> PendingAnswer[R]:
+        """Send the request that ``make`` makes of an id; its answer comes to what is returned.
+        Raises SwarmClosedError when the link is lost, VersionMismatchError where the node is too
+        old for it.
         """
-        call = PendingAnswer(progress)
         with eager(), self._lock:
             id_, self._next_id = self._next_id, self._next_id + 1
             request = make(id_)
-            if self.welcome is not None and self.welcome.version < p.SINCE.get(type(request), 0):
+            if self.welcome is not None and self.welcome.version < request.since:
                 raise _too_old()
+            call = PendingAnswer(p.reply_of(request), progress)
             data = p.frame(request)
             self._check()
             self._calls[id_] = call
@@ -185,12 +189,11 @@ class Link:
 
     def finish(
         self,
-        call: PendingAnswer,
-        kind: type[A],
+        call: PendingAnswer[R],
         *,
         timeout_s: float | None,
         give_up: Callable[[], bool] | None = None,
-    ) -> A:
+    ) -> R:
         """Wait for the answer. Raises what came instead; DeadlineExceededError when nothing came
         (the call is then abandoned).
         """
@@ -200,20 +203,20 @@ class Link:
                     self._check()
                     call.abandoned = True
                     raise _silent(self._socket, timeout_s or 0)
-        return call.result(kind)
+        return call.result()
 
-    def ask(self, make: Callable[[int], p.Request], kind: type[A], *, timeout_s: float | None) -> A:
+    def ask(self, make: Callable[[int], p.Ask[R]], *, timeout_s: float | None) -> R:
         """submit and finish."""
-        return self.finish(self.submit(make), kind, timeout_s=timeout_s)
+        return self.finish(self.submit(make), timeout_s=timeout_s)
 
     def say_farewell(self, error: str) -> None:
         """Tell the node that this connection is closed on purpose, or why the script ends. An
         earlier node does not know the message.
         """
-        if self.welcome is not None and self.welcome.version >= p.SINCE[p.Farewell]:
+        if self.welcome is not None and self.welcome.version >= p.Farewell.since:
             self.post(p.Farewell(error), may_drop=False)
 
-    def post(self, message: p.Release | p.Report | p.Farewell, *, may_drop: bool) -> bool:
+    def post(self, message: p.Say, *, may_drop: bool) -> bool:
         """Send something that has no answer, without waiting. False when it was dropped (the node
         reads too slowly, or is lost).
         """
@@ -360,16 +363,16 @@ class Link:
             call = self._calls.get(answer.id)
             if call is not None and call.progress is not None:
                 call.progress(answer.stage, answer.done, answer.total)
-        elif isinstance(answer, p.Decided | p.Closing | p.Asked | p.ReductionOutcome | p.EventPush):
-            self.on_push(answer, fds)
         elif isinstance(answer, p.Ending):
             self._ending = f"the node shuts down: {answer.reason}"
+        elif isinstance(answer, p.Push):
+            self.on_push(answer, fds)
         elif isinstance(answer, p.Failure) and answer.id == 0:
             self._lose(f"the node closed the connection: {answer.message}", error_of(answer))
         else:
             self._answered(answer, fds)
 
-    def _answered(self, answer: p.Reply, fds: list[Descriptor]) -> None:
+    def _answered(self, answer: p.Reply | p.Failure, fds: list[Descriptor]) -> None:
         call = self._calls.pop(answer.id, None)
         if call is None or call.abandoned:
             close_all(fds)

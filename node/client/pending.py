@@ -10,6 +10,7 @@ from ...collectives.errors import AtollError, LocalProtocolError
 from ...collectives.identifiers import PeerId
 from ...collectives.swarm import Outcome
 from ..control.descriptors import Descriptor, received
+from ..control.protocol import Done
 from .eager import eager
 from .link import PendingAnswer
 from .memory import copy_range
@@ -46,7 +47,7 @@ class Ticket:
     def __init__(self, swarm: RunSwarm, cid: bytes) -> None:
         self.cid = cid
         self.outcome: Outcome | None = None
-        self.call: PendingAnswer | None = None
+        self.call: PendingAnswer[Done] | None = None
         self._swarm = swarm
 
     def resolved(self) -> bool:
@@ -82,7 +83,7 @@ class ReduceTicket:
 
     def __init__(self, swarm: RunSwarm, memory: ReductionMemory, hooks: Hooks, op_id: str) -> None:
         self.outcome: Outcome | None = None
-        self.call: PendingAnswer | None = None
+        self.call: PendingAnswer[Done] | None = None
         self.op_id, self.numel = op_id, 0
         self.members: tuple[PeerId, ...] = ()
         self._swarm, self._memory, self._hooks = swarm, memory, hooks

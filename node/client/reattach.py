@@ -92,13 +92,13 @@ class RunEntry:
         if self._run or self._request is None:
             try:
                 call = link.submit(lambda id_: p.FindRun(id_, self._run, script=True))
-                return link.finish(call, p.Joined, timeout_s=None, give_up=give_up).run
+                return link.finish(call, timeout_s=None, give_up=give_up).run
             except ConfigError:  # this node is not in the run
                 if self._request is None:
                     raise
         request = self._request
         call = link.submit(lambda id_: p.JoinRun(id_, request, script=True), progress)
-        return link.finish(call, p.Joined, timeout_s=None, give_up=give_up).run
+        return link.finish(call, timeout_s=None, give_up=give_up).run
 
 
 def open_session(
@@ -113,7 +113,7 @@ def open_session(
     as it takes. Raises ConfigError where the model cannot be cut into so many fragments."""
     numels = [part.numel for part in cut(layout, fragments)]
     call = link.submit(lambda id_: p.Open(id_, run_id, layout), progress)
-    opened = link.finish(call, p.Opened, timeout_s=None, give_up=give_up)
+    opened = link.finish(call, timeout_s=None, give_up=give_up)
     return RunMemory(call.fds, numels), opened.founding
 
 

@@ -46,7 +46,7 @@ AGAIN_S = 0.5  # when the node still reads
 @dataclass(slots=True)
 class _Loan:
     tensor: ReferenceType[Any]  # dead once the script holds no view of it
-    asked: PendingAnswer | None = None
+    asked: PendingAnswer[p.Unread] | None = None
     not_before_s: float = 0.0
 
 

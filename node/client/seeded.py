@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ...collectives.seeded import SeededTask
 from ..control import protocol as p
@@ -12,8 +12,6 @@ from .eager import eager
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-A = TypeVar("A")
 
 
 class SeededWork:
@@ -33,7 +31,7 @@ class SeededWork:
 
     def begin(self, work: SeededTask, read: Callable[[Tensor], None]) -> bool:
         at = self._ready()
-        begun: p.Begun = self._ask(at, lambda id_: p.BeginInterval(id_, work.number), p.Begun)
+        begun = self._ask(at, p.BeginInterval, work.number)
         if begun.wanted:
             read(at.memory.contribution.tensor())
         return begun.wanted
@@ -43,4 +41,4 @@ class SeededWork:
         at = self._ready()
         with eager():
             write(at.memory.contribution.tensor())
-        self._ask(at, lambda id_: p.Computed(id_, work.number, part), p.Done)
+        self._ask(at, p.Computed, work.number, part)

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import ReferenceType, WeakSet, finalize, ref
 
 from ...collectives.api import Handle, all_reduce
@@ -85,7 +85,8 @@ ANSWER_S = 15.0
 LEAVE_S = 120.0
 REPORT_S = 0.1  # reports between are merged
 MAX_METRICS = 64
-A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R", bound=p.Reply)
 
 
 def _resume(cid: bytes, fragment: int, id_: int) -> p.Resume:
@@ -218,7 +219,7 @@ class RunSwarm(SeededWork):
         self.take_in()
         if self._at is not None:
             try:
-                return self._ask(self._at, lambda id_: p.Start(id_, begin), p.Starting)
+                return self._ask(self._at, p.Start, begin)
             except SwarmClosedError as error:
                 return error.message
         return self.trouble
@@ -239,9 +240,7 @@ class RunSwarm(SeededWork):
             )
             if founding:
                 initial(memory.contribution.tensor())
-                leased = link.finish(
-                    link.submit(p.Found), p.Leased, timeout_s=None, give_up=give_up
-                )
+                leased = link.finish(link.submit(p.Found), timeout_s=None, give_up=give_up)
                 link.post(p.Release(leased.slot), may_drop=False)
             with self._lock:
                 self._check_open()
@@ -270,7 +269,7 @@ class RunSwarm(SeededWork):
         if self._at is not None:
             # lost just now, or an older one came in its place, which pauses nobody
             with contextlib.suppress(SwarmClosedError, VersionMismatchError):
-                self._paused = self._ask(self._at, p.Rest, p.Resting).why
+                self._paused = self._ask(self._at, p.Rest).why
         return self._paused
 
     @property
@@ -321,7 +320,7 @@ class RunSwarm(SeededWork):
         leasing = _Leasing(at.link, threading.current_thread())
         self._leasing.add(leasing)
         try:
-            leased = self._ask(at, lambda id_: p.Lease(id_, fragment), p.Leased)
+            leased = self._ask(at, p.Lease, fragment)
         except AtollError:  # which the node refused, or will not remember
             self._leasing.discard(leasing)
             raise
@@ -363,10 +362,18 @@ class RunSwarm(SeededWork):
                 if leasing.link is at.link:
                     raise self._lose(at, closed("an exception ended a lease of an anchor"))
 
-    def _ask(self, at: Attached, make: Callable[[int], p.Request], kind: type[A]) -> A:
-        """An answer in ANSWER_S, or the node is lost."""
+    def _ask(
+        self,
+        at: Attached,
+        kind: Callable[Concatenate[int, P], p.Ask[R]],
+        *fields: P.args,
+        **named: P.kwargs,
+    ) -> R:
+        """The answer to a request of this class and these fields, in ANSWER_S, or the node is
+        lost.
+        """
         try:
-            return at.link.ask(make, kind, timeout_s=ANSWER_S)
+            return at.link.ask(lambda id_: kind(id_, *fields, **named), timeout_s=ANSWER_S)
         except DeadlineExceededError as error:
             raise self._lose(at, closed(error.message)) from None
         except SwarmClosedError as error:
@@ -506,7 +513,7 @@ class RunSwarm(SeededWork):
                 if at.operations.setdefault(call.op_id, mine) is not mine:
                     raise LocalProtocolError(f"{call.name} is open already", hint=OWN_NAME)
                 asked = at.link.submit(lambda id_: p.ReduceOpen(id_, call, values.numel(), number))
-                opened = at.link.finish(asked, p.ReduceOpened, timeout_s=ANSWER_S)
+                opened = at.link.finish(asked, timeout_s=ANSWER_S)
                 chunking = VectorEncoding(opened.codec, opened.numel, opened.chunk_elements)
                 ticket.opened(chunking, opened.members)
             except BaseException:
@@ -538,7 +545,7 @@ class RunSwarm(SeededWork):
         shared = self._buffers.of(call, values)
         if shared is not None and shared.home is not at:
             asked = at.link.submit(lambda id_: p.BufferOpen(id_, values.numel()))
-            opened = at.link.finish(asked, p.BufferOpened, timeout_s=ANSWER_S)
+            opened = at.link.finish(asked, timeout_s=ANSWER_S)
             shared.move_to(at, opened.number, received(asked.fds, p.REDUCE_FDS)[0])
         return shared
 
@@ -582,7 +589,7 @@ class RunSwarm(SeededWork):
                 everyone=everyone,
             )
 
-    def _tell(self, at: Attached, make: Callable[[int], p.Request]) -> None:
+    def _tell(self, at: Attached, make: Callable[[int], p.Ask[p.Done]]) -> None:
         """A request whose answer nobody waits for."""
         if at.link.lost is None:
             with contextlib.suppress(
@@ -605,7 +612,7 @@ class RunSwarm(SeededWork):
         self.take_in()
         if self._at is not None:
             try:
-                answer = self._ask(self._at, p.Members, p.MemberList)
+                answer = self._ask(self._at, p.Members)
                 self._members, self.spent = answer.members, answer.spent
                 self.averaging, self.missing = answer.averaging, answer.missing
             except SwarmClosedError:
@@ -613,12 +620,10 @@ class RunSwarm(SeededWork):
         return self._members
 
     def tallies(self, first: int) -> Sequence[Tally]:
-        return self._ask(self._ready(), lambda id_: p.Tallies(id_, first), p.TallyList).tallies
+        return self._ask(self._ready(), p.Tallies, first).tallies
 
     def next_number(self, name: str, least: int = 0) -> int:
-        return self._ask(
-            self._ready(), lambda id_: p.NextNumber(id_, name, least), p.Numbered
-        ).number
+        return self._ask(self._ready(), p.NextNumber, name, least).number
 
     def report(self, metrics: Mapping[str, float]) -> None:
         """A tensor on a device is waited for; at most MAX_METRICS names are kept."""
@@ -656,7 +661,7 @@ class RunSwarm(SeededWork):
             return
         self._flush_report(at)
         try:
-            at.link.ask(p.Depart, p.Done, timeout_s=LEAVE_S)
+            at.link.ask(p.Depart, timeout_s=LEAVE_S)
         except (SwarmClosedError, DeadlineExceededError) as error:
             self._lose(at, _as_closed(error))
 

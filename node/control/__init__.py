@@ -5,7 +5,8 @@
 * descriptors  descriptors that are closed with their last reference
 * frames       bytes to messages, sans I/O
 * protocol     messages, and their frames; shared by both sides
-* service      what the node implements and the server calls
+* calls        who answers which request: one row a request
+* service      what the node implements beside those rows
 * address      credentials of the other end of a unix socket
 * connection   one accepted connection: requests in order, pushes beside them (trio)
 * server       the listening socket (trio)

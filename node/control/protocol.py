@@ -2,22 +2,27 @@
 neither trio nor torch.
 
 A frame is a big-endian u32 length and that many bytes of msgpack, at most 1 MiB: one tagged struct
-below. The client speaks first (`Hello`); every request but `Release`, `Report` and `Farewell` is
-answered once, by its ``id``, with a reply or a `Failure`. The node handles one connection's
-requests in order, and sends pushes (`Progress`, `Decided`, `Asked`, `ReductionOutcome`,
-`EventPush`, `Ending`) at any time. Tensors never cross: descriptors of shared memory travel beside
-the first byte of the frame that announces them (SCM_RIGHTS), and the frame names the files that
-they are of.
+below. The client speaks first (`Hello`). What asks, an `Ask`, is answered once, by its ``id``, with
+the reply that its class names or a `Failure`; what only says something, a `Say`, is not. The node
+handles one connection's requests in order, and sends a `Push` at any time. Tensors never cross:
+descriptors of shared memory travel beside the first byte of the frame that announces them
+(SCM_RIGHTS), and the frame names the files that they are of.
 
 Script:  Hello → Welcome · JoinRun | FindRun → Joined
          · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
          then any of Start, Rest, Release, Contribute, Computed, Resume, Lease, Members, Tallies,
          NextNumber, Report, Reduce…, Depart; at last Farewell.
+
+A call is declared here, by one class: its fields, what it means, its reply, and since which version
+it exists. Whoever serves it has a row for it (`calls`), and whoever asks passes it to
+`client.link.Link.ask`, whose type then is the reply's.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import functools
+import operator
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, cast
 
 import msgspec
 
@@ -33,7 +38,7 @@ from .shared_memory import SLOTS
 
 OLDEST, VERSION = 1, 5
 """What this side speaks. Where the other side is older, both speak its version. A new request
-raises VERSION and has a row in SINCE; a new field has a default."""
+raises VERSION and says ``since`` it; a new field has a default."""
 REDUCE_FDS = 1
 MOST_READ = 2048  # batches in a report
 FirstBatch = tuple[
@@ -82,164 +87,323 @@ class RunInfo(msgspec.Struct, frozen=True):
     round: int = 0
 
 
+# ── replies
+# ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What answers the request of this ``id``."""
+
+    id: Id
+
+
+R = TypeVar("R", bound=Reply)
+
+
+class Welcome(Reply, frozen=True, tag="welcome"):
+    """The node and the protocol version both will speak. ``private`` nodes end with the process
+    ``parent_pid``.
+    """
+
+    version: int
+    pid: int
+    peer: PeerId
+    private: bool = False
+    parent_pid: int = 0
+
+
+class Done(Reply, frozen=True, tag="done"):
+    """It is done."""
+
+
+class Begun(Reply, frozen=True, tag="begun"):
+    """``wanted``: whether the buffer holds it; else nobody wants this work any more."""
+
+    wanted: bool
+
+
+class Unread(Reply, frozen=True, tag="unread"):
+    """``unread``: whether the node reads nothing of the fragment's range any more."""
+
+    unread: bool
+
+
+class Document(Reply, frozen=True, tag="document"):
+    """A JSON-able object for people and tools."""
+
+    value: dict[str, Any]
+
+
+class Joined(Reply, frozen=True, tag="joined"):
+    """The run."""
+
+    run: RunInfo
+
+
+class Opened(Reply, frozen=True, tag="opened"):
+    """The shared memory of the run comes beside this: contribution of the whole model (read-write),
+    anchor slots of each fragment (read-only).
+    """
+
+    numel: int
+    founding: bool
+    fds: int
+    files: Files = ()
+
+
+class Leased(Reply, frozen=True, tag="leased"):
+    """Slot ``slot`` holds the anchor after ``round`` committed rounds of ``samples`` in all, the
+    newest with this ``lag``, and is not written until released. ``steps``: this member's from it,
+    where it has a number of its own."""
+
+    slot: int
+    round: int
+    digest: str
+    samples: int = 0
+    lag: float = 0.0
+    steps: int = 0
+
+
+class MemberList(Reply, frozen=True, tag="members"):
+    """The current configuration's members; with noise, also what this one has ``spent``.
+    ``averaging``: what their evaluations have against averaging; ``missing``: which sites the open
+    round of a federated run lacks, and what it needs, in words.
+    """
+
+    members: tuple[PeerView, ...]
+    spent: Spent | None = None
+    averaging: str = ""
+    missing: str = ""
+
+
+class Starting(Reply, frozen=True, tag="starting"):
+    """``there`` of ``wanted`` members are there; both 0: the run has begun."""
+
+    there: int
+    wanted: int
+
+
+class Resting(Reply, frozen=True, tag="resting"):
+    """``why`` the script is not to train now; "": it may."""
+
+    why: str
+
+
+class TallyList(Reply, frozen=True, tag="tally_list"):
+    """Some of the entries asked for, oldest first; none when there are no newer ones."""
+
+    tallies: tuple[Tally, ...]
+
+
+class Numbered(Reply, frozen=True, tag="numbered"):
+    """The number asked for."""
+
+    number: int
+
+
+class BufferOpened(Reply, frozen=True, tag="buffer_opened"):
+    """The memory comes beside this (read-write)."""
+
+    number: int
+    fds: int = REDUCE_FDS
+    files: Files = ()
+
+
+class ReduceOpened(Reply, frozen=True, tag="reduce_opened"):
+    """The contribution's memory comes beside this (read-write), unless it is a buffer: encode it
+    there, chunk after chunk. The same memory whenever ``number`` is the same. ``numel``: length of
+    the whole vector; of a gather, a slot for each of ``members``, who have been asked."""
+
+    number: int
+    codec: str
+    chunk_elements: int
+    numel: int
+    members: tuple[PeerId, ...]
+    fds: int = REDUCE_FDS
+    files: Files = ()
+
+
 # ── requests
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """First message. ``versions``: protocol versions the client speaks; ``pid``: its process."""
+class Request(msgspec.Struct, frozen=True):
+    """What a client sends. ``since``: the first version of the protocol that has it."""
+
+    since: ClassVar[int] = 1
+
+
+class Ask(Request, Generic[R], frozen=True):
+    """A request that a reply R answers."""
 
     id: Id
+
+
+class Say(Request, frozen=True):
+    """A request that nothing answers."""
+
+
+class Hello(Ask[Welcome], frozen=True, tag="hello"):
+    """First message. ``versions``: protocol versions the client speaks; ``pid``: its process."""
+
     versions: Annotated[tuple[int, ...], msgspec.Meta(min_length=1, max_length=16)]
     pid: Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
-class Status(msgspec.Struct, frozen=True, tag="status"):
-    """→ Document: the whole state of the node, `schema` 1."""
-
-    id: Id
+# of the node. ``run``: id, unique prefix of it, or name; "": the only one. ConfigError when that is
+# not one run
 
 
-class Runs(msgspec.Struct, frozen=True, tag="runs"):
-    """→ Document: ``{"runs": [...]}``."""
-
-    id: Id
+class Status(Ask[Document], frozen=True, tag="status"):
+    """The whole state of the node, ``schema`` 1."""
 
 
-class Peers(msgspec.Struct, frozen=True, tag="peers"):
-    """→ Document: ``{"peers": [...]}`` of a run named by id, unique prefix of it, or name ("" = the
-    only one).
-    """
+class Runs(Ask[Document], frozen=True, tag="runs"):
+    """``{"runs": [...]}``, one object a run."""
 
-    id: Id
+
+class Peers(Ask[Document], frozen=True, tag="peers"):
+    """``{"peers": [...]}``, one object a member of the run."""
+
     run: Name
 
 
-class Ping(Status, frozen=True, tag="ping"):
-    """→ Document: how ``peer`` (a whole id) is reached now, and its round-trip time. See
-    `NodeService.ping`.
+class Ping(Ask[Document], frozen=True, tag="ping"):
+    """How ``peer`` (a whole id) is reached now, and its round-trip time: ``{"peer", "path",
+    "rtt_ms", "address"}``. Raises NetworkError, ConfigError for a wrong id.
     """
 
     peer: Name
 
 
-class Check(Status, frozen=True, tag="check"):
-    """→ Document: what peers say of our clock, and how fast bytes go to the peer ``bandwidth`` (a
-    whole id; "" = none). See `NodeService.check`.
+class Check(Ask[Document], frozen=True, tag="check"):
+    """``clock``: what peers say of our clock, one row a peer that answered (``ahead_s``: ours minus
+    its, right ``within_s``); and of the peer ``bandwidth`` (a whole id; "" = none), path and bytes
+    a second both ways, which takes about ten seconds. Raises NetworkError, ConfigError for a wrong
+    id.
     """
 
     bandwidth: Name = ""
 
 
-class JoinRun(msgspec.Struct, frozen=True, tag="join"):
-    """→ Joined, after Progress pushes. ``script``: whoever asks is to attach a model next."""
+class JoinRun(Ask[Joined], frozen=True, tag="join"):
+    """Enter a run; idempotent for a run the node is in. Answered, after Progress pushes, when its
+    manifest is known and verified: its state is waited for in Open. ``script``: whoever asks is to
+    attach a model next. Raises ConfigError, NotAdmittedError, NetworkError.
+    """
 
-    id: Id
     request: JoinRequest
     script: bool = False
 
 
-class FindRun(msgspec.Struct, frozen=True, tag="find_run"):
-    """→ Joined, for a run the node is in: by id, unique prefix of it, or name ("" = the only one).
-    ``script``: as in Join.
-    """
+class FindRun(Ask[Joined], frozen=True, tag="find_run"):
+    """A run the node is in. ``script``: as in JoinRun."""
 
-    id: Id
     run: Name
     script: bool = False
 
 
-class Leave(msgspec.Struct, frozen=True, tag="leave"):
-    """→ Done. The node leaves the run; ``now`` does not wait for the open round."""
+class Leave(Ask[Done], frozen=True, tag="leave"):
+    """Leave the run: hand over the open round, say goodbye, stop seeding; ``now`` skips what takes
+    time.
+    """
 
-    id: Id
     run: Name
     now: bool = False
 
 
-class Recertify(msgspec.Struct, frozen=True, tag="recertify"):
-    """→ Document: ``{"removed": [...], "awaited": [...]}``. The organiser's user says that these
-    members never vote again.
+class Recertify(Ask[Document], frozen=True, tag="recertify"):
+    """The organiser's user says that these members of the run never vote again: go on without them.
+    ``{"removed": [...], "awaited": [...]}``: who is removed, whose answer is awaited. Raises
+    RecertifyError where that cannot be right, StorageError.
     """
 
-    id: Id
     run: Name
     without: Annotated[tuple[Peer, ...], msgspec.Meta(max_length=MAX_MEMBERS)]
 
 
-class BeginRun(FindRun, frozen=True, tag="begin_run"):
-    """→ Document, see `NodeService.begin`: a run begins with the members that are there."""
-
-
-class Pause(FindRun, frozen=True, tag="pause"):
-    """→ Document, see `NodeService.pause`: a run's script rests, or trains again."""
-
-    paused: bool = True
-
-
-class ReadBans(msgspec.Struct, frozen=True, tag="read_bans"):
-    """→ Document: ``{"banned": {peer: why}}``. The lists of who is banned from a run have changed
-    on this machine's disk.
+class BeginRun(Ask[Document], frozen=True, tag="begin_run"):
+    """Let a run that waits for `[train] start_with` members begin with those who are there:
+    ``run_id``, ``begun`` (False: it had begun already), ``missing`` (members), ``lacking`` (how
+    many more a masked sum waits for all the same).
     """
 
-    id: Id
+    since: ClassVar[int] = 2
     run: Name
 
 
-class Down(msgspec.Struct, frozen=True, tag="down"):
-    """→ Done, then the node ends; ``now`` hands nothing over."""
+class Pause(Ask[Document], frozen=True, tag="pause"):
+    """Let a run's script rest between two rounds, or train again; the node goes on serving:
+    ``run_id``, ``paused`` (why it does not train, or ""), ``changed``. Raises StorageError.
+    """
 
-    id: Id
+    since: ClassVar[int] = 2
+    run: Name
+    paused: bool = True
+
+
+class ReadBans(Ask[Document], frozen=True, tag="read_bans"):
+    """Take the lists of who is banned from a run as they are on this machine's disk now, and
+    enforce them: ``{"banned": {peer: why}}``.
+    """
+
+    run: Name
+
+
+class Down(Ask[Done], frozen=True, tag="down"):
+    """Begin to shut down; ``now`` hands nothing over."""
+
     now: bool = False
 
 
-class Subscribe(msgspec.Struct, frozen=True, tag="subscribe"):
-    """→ Done, then Event pushes until the connection closes."""
-
-    id: Id
+class Subscribe(Ask[Done], frozen=True, tag="subscribe"):
+    """EventPush pushes from now on, until the connection closes."""
 
 
-class Open(msgspec.Struct, frozen=True, tag="open"):
-    """→ Opened with descriptors, after Progress pushes while the state is fetched. One session a
-    connection.
+# of a script
+
+
+class Open(Ask[Opened], frozen=True, tag="open"):
+    """Attach the script to the run, after Progress pushes while the state is fetched, or when it is
+    clear that this member founds the run. One session a connection.
+
+    Raises ModelMismatchError (naming the tensors) when the run has another layout, ConfigError when
+    another live script is attached to the run or the run is unknown.
     """
 
-    id: Id
     run_id: RunId
     layout: Layout
 
 
-class Found(msgspec.Struct, frozen=True, tag="found"):
-    """→ Leased. The initial parameters are in the contribution buffer; only after
-    Opened(founding=True).
+class Found(Ask[Leased], frozen=True, tag="found"):
+    """The initial parameters are in the contribution buffer; only after Opened(founding=True). When
+    another member founded the run meanwhile, that state is the answer.
     """
 
-    id: Id
 
+class Lease(Ask[Leased], frozen=True, tag="lease"):
+    """The newest anchor of a fragment, kept from being overwritten."""
 
-class Lease(msgspec.Struct, frozen=True, tag="lease"):
-    """→ Leased: the newest anchor of a fragment, kept from being overwritten."""
-
-    id: Id
     fragment: Fragment = 0
 
 
-class Release(msgspec.Struct, frozen=True, tag="release"):
-    """No answer. One lease of ``slot`` ends."""
+class Release(Say, frozen=True, tag="release"):
+    """One lease of ``slot`` ends."""
 
     slot: Annotated[int, msgspec.Meta(ge=0, lt=SLOTS)]
     fragment: Fragment = 0
 
 
-class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
-    """→ Done; later one Decided push. The fragment's part of the contribution buffer is written and
-    frozen until that push.
+class Contribute(Ask[Done], frozen=True, tag="contribute"):
+    """The fragment's part of the contribution buffer is written and stays frozen until one Decided
+    push: it is offered to the open round, or to the next one where an earlier script's contribution
+    is frozen in it. Raises LocalProtocolError when the script has an undecided one of this
+    fragment.
 
-    The client makes the cid, so that its outcome can be asked for even when the node died before it
-    answered.
+    The client makes the cid (16 random bytes), so that its outcome can be asked for even when the
+    node died before it answered.
     """
 
-    id: Id
     cid: Cid
     # 0: it waits for the end of a round that it was not drawn for.
     samples: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -251,84 +415,89 @@ class Contribute(msgspec.Struct, frozen=True, tag="contribute"):
     hold_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
 
 
-class Computed(msgspec.Struct, frozen=True, tag="computed"):
-    """→ Done. The contribution buffer holds the vector that Asked ``number`` was for, or its state
-    after interval ``part``; it is free again with the answer."""
+class Computed(Ask[Done], frozen=True, tag="computed"):
+    """The contribution buffer holds the vector that Asked ``number`` was for, or its state after
+    interval ``part``; it is free again with the answer. An unknown number is none."""
 
-    id: Id
     number: Positive
     part: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
 
 
-class BeginInterval(msgspec.Struct, frozen=True, tag="begin"):
-    """→ Begun. The contribution buffer is to hold the state that the interval of Asked ``number``
-    begins at, until the next request.
+class BeginInterval(Ask[Begun], frozen=True, tag="begin"):
+    """The contribution buffer is to hold the state that the interval of Asked ``number`` begins at,
+    until the next request.
     """
 
-    id: Id
     number: Positive
 
 
-class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """→ Done; later one Decided push, for a contribution made before the connection, or the node,
-    was lost.
+class Resume(Ask[Done], frozen=True, tag="resume"):
+    """One Decided push says what became of a contribution to a fragment, made before the
+    connection, or the node, was lost.
+
+    * Known and undecided: when it is decided.
+    * In an entry of the log: committed, counted, that entry's round.
+    * Neither: an earlier node may have offered it to no later round than the one open when *this*
+      node started. When that round is decided without it, it never will be counted: "lost". (A cid
+      that no node has ever seen gets this answer too.)
     """
 
-    id: Id
     cid: Cid
     fragment: Fragment = 0
 
 
-class Reclaim(msgspec.Struct, frozen=True, tag="reclaim"):
+class Reclaim(Ask[Unread], frozen=True, tag="reclaim"):
     """The script needs its last contribution to a fragment no more and would give the memory back
     to the system: is it read here?
     """
 
-    id: Id
+    since: ClassVar[int] = 3
     fragment: Fragment = 0
 
 
-class Members(msgspec.Struct, frozen=True, tag="members"):
-    """→ MemberList."""
-
-    id: Id
+class Members(Ask[MemberList], frozen=True, tag="members"):
+    """Who is in the run, and what the script is told of it."""
 
 
-class Tallies(msgspec.Struct, frozen=True, tag="tallies"):
-    """→ TallyList: what the log says of the data, from entry ``first`` on."""
+class Tallies(Ask[TallyList], frozen=True, tag="tallies"):
+    """What the log says of the data, from entry ``first`` on (`Swarm.tallies`). Raises
+    StorageError.
+    """
 
-    id: Id
     first: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 
 
-class NextNumber(msgspec.Struct, frozen=True, tag="next_number"):
-    """→ Numbered: which operation of series ``name`` to call next, ``least`` or a later one."""
+class NextNumber(Ask[Numbered], frozen=True, tag="next_number"):
+    """Which operation of series ``name`` to call next, ``least`` or a later one."""
 
-    id: Id
+    since: ClassVar[int] = 5
     name: Name
     least: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_NUMBER)]
 
 
-class Start(msgspec.Struct, frozen=True, tag="start"):
-    """→ Starting. May the script make its first step? ``now``: with the members that are here."""
+class Start(Ask[Starting], frozen=True, tag="start"):
+    """May the script make its first step? ``now``: with the members that are here."""
 
-    id: Id
+    since: ClassVar[int] = 2
     now: bool = False
 
 
-class Rest(msgspec.Struct, frozen=True, tag="rest"):
-    """→ Resting. Is the script to train now?"""
+class Rest(Ask[Resting], frozen=True, tag="rest"):
+    """Is the script to train now? Asked between two rounds, and by a script that rests every
+    second.
+    """
 
-    id: Id
+    since: ClassVar[int] = 2
 
 
-class Report(msgspec.Struct, frozen=True, tag="report"):
-    """No answer. What the script says of its training."""
+class Report(Say, frozen=True, tag="report"):
+    """What the script says of its training, for status and telemetry."""
 
     metrics: Annotated[
         dict[Annotated[str, msgspec.Meta(max_length=64)], float], msgspec.Meta(max_length=64)
     ]
-    first_batch: FirstBatch | None = None  # what it has read first in its newest round
+    # Committed rounds, and the digest of the first batch that it has read after them.
+    first_batch: FirstBatch | None = None
     # hashes of the batches that it has read since it last said so
     read: Annotated[
         tuple[Annotated[bytes, msgspec.Meta(max_length=32)], ...],
@@ -336,273 +505,81 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
     ] = ()
 
 
-class Depart(msgspec.Struct, frozen=True, tag="depart"):
-    """→ Done, when the open round is finished or handed over: the script contributes no more, the
-    node seeds.
+class Depart(Ask[Done], frozen=True, tag="depart"):
+    """Answered when the open round is finished or handed over: the script contributes no more, the
+    node seeds. Idempotent.
     """
 
-    id: Id
 
-
-class Farewell(msgspec.Struct, frozen=True, tag="farewell"):
-    """No answer; nothing follows. The script closes its swarm. ``error``: the exception that ended
-    it, "" where none did.
+class Farewell(Say, frozen=True, tag="farewell"):
+    """Nothing follows: the script closes its swarm. ``error``: the exception that ended it, ""
+    where none did.
     """
 
+    since: ClassVar[int] = 4
     error: Name = ""
 
 
-class BufferOpen(msgspec.Struct, frozen=True, tag="buffer_open"):
-    """→ BufferOpened with a descriptor: memory, float32 (numel,), that operations read in place."""
+class BufferOpen(Ask[BufferOpened], frozen=True, tag="buffer_open"):
+    """Memory, float32 (numel,), that operations read as it lies. Raises StorageError, and
+    LocalProtocolError for too many.
+    """
 
-    id: Id
     numel: Positive
 
 
-class BufferClose(msgspec.Struct, frozen=True, tag="buffer_close"):
-    """→ Done. The script writes no more to a buffer and calls nothing with it; what is under way
-    with it goes on.
+class BufferClose(Ask[Done], frozen=True, tag="buffer_close"):
+    """The script writes no more to a buffer and calls nothing with it; what is under way with it
+    goes on. Idempotent.
     """
 
-    id: Id
     number: Positive
 
 
-class ReduceOpen(msgspec.Struct, frozen=True, tag="reduce_open"):
-    """→ ReduceOpened with a descriptor: memory for what this script gives to a free-standing
-    operation, float32 (numel,).
+class ReduceOpen(Ask[ReduceOpened], frozen=True, tag="reduce_open"):
+    """Memory for what this script gives to a free-standing operation, float32 (numel,). With a
+    ``buffer`` of this length, what it gives lies there already, and there is no descriptor.
 
-    With a ``buffer`` of this length, what it gives lies there already, and there is no descriptor.
+    Raises StorageError, what `Swarm.operate` raises, and LocalProtocolError for a buffer that is
+    unknown, of another length, or in use.
     """
 
-    id: Id
     call: Call
     numel: Positive
     buffer: Annotated[int, msgspec.Meta(ge=0, le=1 << 48)] = 0
 
 
-class ReduceStart(msgspec.Struct, frozen=True, tag="reduce_start"):
-    """→ Done; later one Reduced push. The contribution is encoded and frozen until then."""
+class ReduceStart(Ask[Done], frozen=True, tag="reduce_start"):
+    """The contribution is encoded and frozen until one ReductionOutcome push."""
 
-    id: Id
     op_id: Name
 
 
-class ReduceCancel(msgspec.Struct, frozen=True, tag="reduce_cancel"):
-    """→ Done. The script waits no longer: unless it is decided, the Reduced push comes now, and
-    says "open".
+class ReduceCancel(Ask[Done], frozen=True, tag="reduce_cancel"):
+    """The script waits no longer: unless it is decided, the ReductionOutcome push comes now, and
+    says "open". Idempotent.
     """
 
-    id: Id
     op_id: Name
 
 
-class ReduceClose(msgspec.Struct, frozen=True, tag="reduce_close"):
-    """→ Done. The memory of contribution and result is given back."""
+class ReduceClose(Ask[Done], frozen=True, tag="reduce_close"):
+    """The memory of contribution and result is given back; a running reduction keeps it.
+    Idempotent.
+    """
 
-    id: Id
     op_id: Name
-
-
-Request = (
-    Hello
-    | Status
-    | Runs
-    | Peers
-    | Ping
-    | Check
-    | JoinRun
-    | FindRun
-    | Leave
-    | Recertify
-    | BeginRun
-    | Pause
-    | ReadBans
-    | Down
-    | Subscribe
-    | Open
-    | Found
-    | Lease
-    | Release
-    | Contribute
-    | Computed
-    | BeginInterval
-    | Resume
-    | Reclaim
-    | Members
-    | Tallies
-    | NextNumber
-    | Start
-    | Rest
-    | Report
-    | Depart
-    | Farewell
-    | BufferOpen
-    | BufferClose
-    | ReduceOpen
-    | ReduceStart
-    | ReduceCancel
-    | ReduceClose
-)
-SINCE: dict[type, int] = {
-    BeginRun: 2,
-    Pause: 2,
-    Start: 2,
-    Rest: 2,
-    Reclaim: 3,
-    Farewell: 4,
-    NextNumber: 5,
-}
-"""The first version that has a request, where that is not the oldest."""
-
-# ── replies
-# ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The node and the protocol version both will speak. ``private`` nodes end with the process
-    ``parent_pid``.
-    """
-
-    id: Id
-    version: int
-    pid: int
-    peer: PeerId
-    private: bool = False
-    parent_pid: int = 0
-
-
-class Done(msgspec.Struct, frozen=True, tag="done"):
-    """It is done."""
-
-    id: Id
-
-
-class Begun(msgspec.Struct, frozen=True, tag="begun"):
-    """``wanted``: whether the buffer holds it; else nobody wants this work any more."""
-
-    id: Id
-    wanted: bool
-
-
-class Unread(msgspec.Struct, frozen=True, tag="unread"):
-    """``unread``: whether the node reads nothing of the fragment's range any more."""
-
-    id: Id
-    unread: bool
-
-
-class Document(msgspec.Struct, frozen=True, tag="document"):
-    """A JSON-able object for people and tools."""
-
-    id: Id
-    value: dict[str, Any]
-
-
-class Joined(msgspec.Struct, frozen=True, tag="joined"):
-    """The run."""
-
-    id: Id
-    run: RunInfo
-
-
-class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """The shared memory of the run comes beside this: contribution of the whole model (read-write),
-    anchor slots of each fragment (read-only).
-    """
-
-    id: Id
-    numel: int
-    founding: bool
-    fds: int
-    files: Files = ()
-
-
-class Leased(msgspec.Struct, frozen=True, tag="leased"):
-    """Slot ``slot`` holds the anchor after ``round`` committed rounds of ``samples`` in all, the
-    newest with this ``lag``, and is not written until released. ``steps``: this member's from it,
-    where it has a number of its own."""
-
-    id: Id
-    slot: int
-    round: int
-    digest: str
-    samples: int = 0
-    lag: float = 0.0
-    steps: int = 0
-
-
-class MemberList(msgspec.Struct, frozen=True, tag="members"):
-    """The current configuration's members; with noise, also what this one has ``spent``.
-    ``averaging``: what their evaluations have against averaging; ``missing``: which sites the open
-    round of a federated run lacks, and what it needs, in words.
-    """
-
-    id: Id
-    members: tuple[PeerView, ...]
-    spent: Spent | None = None
-    averaging: str = ""
-    missing: str = ""
-
-
-class Starting(msgspec.Struct, frozen=True, tag="starting"):
-    """``there`` of ``wanted`` members are there; both 0: the run has begun."""
-
-    id: Id
-    there: int
-    wanted: int
-
-
-class Resting(msgspec.Struct, frozen=True, tag="resting"):
-    """``why`` the script is not to train now; "": it may."""
-
-    id: Id
-    why: str
-
-
-class TallyList(msgspec.Struct, frozen=True, tag="tally_list"):
-    """Some of the entries asked for, oldest first; none when there are no newer ones."""
-
-    id: Id
-    tallies: tuple[Tally, ...]
-
-
-class Numbered(msgspec.Struct, frozen=True, tag="numbered"):
-    """The number asked for."""
-
-    id: Id
-    number: int
-
-
-class BufferOpened(msgspec.Struct, frozen=True, tag="buffer_opened"):
-    """The memory comes beside this (read-write)."""
-
-    id: Id
-    number: int
-    fds: int = REDUCE_FDS
-    files: Files = ()
-
-
-class ReduceOpened(msgspec.Struct, frozen=True, tag="reduce_opened"):
-    """The contribution's memory comes beside this (read-write), unless it is a buffer: encode it
-    there, chunk after chunk. The same memory whenever ``number`` is the same. ``numel``: length of
-    the whole vector; of a gather, a slot for each of ``members``, who have been asked."""
-
-    id: Id
-    number: int
-    codec: str
-    chunk_elements: int
-    numel: int
-    members: tuple[PeerId, ...]
-    fds: int = REDUCE_FDS
-    files: Files = ()
 
 
 # ── pushes
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-class Progress(msgspec.Struct, frozen=True, tag="progress"):
+class Push(msgspec.Struct, frozen=True):
+    """What the node sends unasked."""
+
+
+class Progress(Push, frozen=True, tag="progress"):
     """How far the request ``id`` is: ``stage`` ("finding members", "fetching state"…), ``done`` of
     ``total`` (0: unknown).
     """
@@ -613,7 +590,7 @@ class Progress(msgspec.Struct, frozen=True, tag="progress"):
     total: int = 0
 
 
-class Decided(msgspec.Struct, frozen=True, tag="decided"):
+class Decided(Push, frozen=True, tag="decided"):
     """What became of a contribution; its buffer is free again. Exactly once for each Contribute or
     Resume.
     """
@@ -622,14 +599,14 @@ class Decided(msgspec.Struct, frozen=True, tag="decided"):
     outcome: Outcome
 
 
-class Closing(msgspec.Struct, frozen=True, tag="closing"):
+class Closing(Push, frozen=True, tag="closing"):
     """Another member has finished ``round``: contribute what there is."""
 
     round: int
     fragment: Fragment = 0
 
 
-class Asked(msgspec.Struct, frozen=True, tag="asked"):
+class Asked(Push, frozen=True, tag="asked"):
     """Compute what follows from the anchor of ``round`` and this seed, and say Computed
     (`collectives.seeded`).
     """
@@ -640,7 +617,7 @@ class Asked(msgspec.Struct, frozen=True, tag="asked"):
     interval: int = -1
 
 
-class ReductionOutcome(msgspec.Struct, frozen=True, tag="reduced"):
+class ReductionOutcome(Push, frozen=True, tag="reduced"):
     """What became of a free-standing reduction. When committed, the memory of the result comes
     beside this (read-only): the encoded mean, in chunks like the contribution. The same memory
     whenever ``number`` is the same."""
@@ -652,43 +629,41 @@ class ReductionOutcome(msgspec.Struct, frozen=True, tag="reduced"):
     files: Files = ()
 
 
-class EventPush(msgspec.Struct, frozen=True, tag="event"):
+class EventPush(Push, frozen=True, tag="event"):
     """A telemetry event, for subscribers."""
 
     event: dict[str, Any]
 
 
-class Ending(msgspec.Struct, frozen=True, tag="ending"):
+class Ending(Push, frozen=True, tag="ending"):
     """The node is shutting down."""
 
     reason: str
 
 
-Reply = (
-    Welcome
-    | Done
-    | Begun
-    | Unread
-    | Document
-    | Joined
-    | Opened
-    | Leased
-    | MemberList
-    | Starting
-    | Resting
-    | TallyList
-    | Numbered
-    | BufferOpened
-    | ReduceOpened
-    | Failure
-)
-Push = Progress | Decided | Closing | Asked | ReductionOutcome | EventPush | Ending
-Answer = Reply | Push
-
 # ── frames
 # ──────────────────────────────────────────────────────────────────────────────────────────────────
 
+Answer = Reply | Failure | Push
+
+REQUESTS: tuple[type[Request], ...] = (*Ask.__subclasses__(), *Say.__subclasses__())
+"""All that are declared above."""
+_ANSWERS: tuple[type[msgspec.Struct], ...] = (
+    *Reply.__subclasses__(),
+    *Push.__subclasses__(),
+    Failure,
+)
 _encoder = msgspec.msgpack.Encoder()
+
+
+def _one_of(kinds: tuple[type[Any], ...]) -> Any:
+    return functools.reduce(operator.or_, kinds)
+
+
+def reply_of(request: Ask[R]) -> type[R]:
+    """The R that the class of a request, ``class Ping(Ask[Document])``, names."""
+    (base,) = cast("Any", type(request)).__orig_bases__
+    return base.__args__[0]
 
 
 def frame(message: Request | Answer) -> bytes:
@@ -704,9 +679,9 @@ def frame(message: Request | Answer) -> bytes:
 
 def request_frames() -> Frames[Request]:
     """What the node reads."""
-    return Frames(msgspec.msgpack.Decoder(Request))
+    return Frames(msgspec.msgpack.Decoder(_one_of(REQUESTS)))
 
 
 def answer_frames() -> Frames[Answer]:
     """What a client reads."""
-    return Frames(msgspec.msgpack.Decoder(Answer))
+    return Frames(msgspec.msgpack.Decoder(_one_of(_ANSWERS)))

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...collectives.group import MAX_MEMBERS
 from ..run import events as e
-from ..run.gain import gain_words
+from ..run.gain import NEWEST, ddp_bytes, gain_words, training_share
 from ..run.status import FIGURES, RunStatus
 from .allowed import EVERYTHING, Allowed
 
@@ -307,9 +307,8 @@ class RunPicture:
         step = event.metrics.get("step", math.nan)
         before = self._steps.get(by, math.nan)
         if mine and last is not None and last.counted and step > before:
-            # bf16 gradients all-reduced every step by a ring: 2 (k - 1) / k times 2 bytes a value
             k = last.who.bit_count()
-            self.ddp_bytes += (step - before) * 4.0 * (k - 1) / k * (self.about.parameters or 0)
+            self.ddp_bytes += (step - before) * ddp_bytes(k, self.about.parameters or 0) / k
         if math.isfinite(step):
             self._steps[by] = step
 
@@ -362,15 +361,11 @@ class RunPicture:
             self.lines_taken += 1
 
     # ---- what follows from it
-    def quick(self, now: float, last: int = 20) -> dict[str, Any]:
+    def quick(self, now: float, last: int = NEWEST) -> dict[str, Any]:
         """The figures at the top: of the newest ``last`` rounds where they are means."""
         rows = list(self.rounds)[-last:]
         periods = [row.period_s for row in rows if row.period_s]
         waited = [(row.waited_s, row.period_s) for row in rows if row.period_s and row.waited_s]
-        share = None
-        if self.about.overlap == "none" and waited:
-            whole = sum(period for _, period in waited)
-            share = max(0.0, 1 - sum(min(w, period) for w, period in waited) / whole)
         newest = self.rounds[-1] if self.rounds else None
         status = self.status or RunStatus()
         sent, received = status.bytes_sent, status.bytes_received
@@ -383,7 +378,7 @@ class RunPicture:
             "contributors": newest.who.bit_count() if newest else 0,
             "samples": sum(row.samples for row in self.peers),
             "period_s": sum(periods) / len(periods) if periods else None,
-            "training_share": share,
+            "training_share": training_share(waited, self.about.overlap),
             "gain": gain_words(status.gain or {}),
             "bytes_sent": self._base_sent + self._last_sent if sent is None else sent,
             "bytes_received": self._base_received + self._last_received

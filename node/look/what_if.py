@@ -8,6 +8,7 @@ from typing import Any
 from ...collectives.codec_names import CODECS, DEFAULT_CODEC, round_bytes_per_value
 from ...collectives.errors import ConfigError
 from ...optim.planning import Choice, Conditions, PeerConditions, estimate, price
+from ..run.gain import ddp_bytes
 from .view import RunPicture
 
 OVERLAPS = ("none", "late", "eager")
@@ -53,7 +54,7 @@ def what_if(asked: Mapping[str, str]) -> dict[str, Any]:
     )
     choice = Choice(steps, codec, overlap)
     found, cost = estimate(conditions, choice), price(parameters, choice, peers)
-    ddp = steps * 4.0 * (peers - 1) / peers * parameters
+    ddp = steps * ddp_bytes(peers, parameters) / peers
     return {
         "training_share": found.share,
         "period_s": found.period_s,

@@ -113,7 +113,7 @@ class Recertifying(Recertification):
         a restored backup or a lost disk nobody votes in it any more."""
         machine = self.session.machine
         assert machine is not None
-        found = {who.peer: who for who in sorted(machine.joiners) if who.peer in peers}
+        found = {who.peer: who for who in sorted(machine.entrance.joiners) if who.peer in peers}
         for certified in machine.journal.entries:
             found.update(
                 (who.peer, who)

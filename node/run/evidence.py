@@ -34,15 +34,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
 from operator import or_
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from ...collectives.digest import digest_of, part_meaning
 from ...collectives.errors import RemoteProtocolError, SecurityError
-from ...collectives.foreign import quoted
+from ...collectives.foreign import PLAIN, quoted
+from ...collectives.group import MAX_PEER_ID, Entry
 from ...collectives.identifiers import PeerId, RunId
-from .proof import MAX_EVIDENCE, Relabelled, Twice
+from .proof import MAX_EVIDENCE, Payload, Signature, Twice
 
 DOMAIN = "atoll/run/1"
 """Of what members sign in a run: votes, proposals, statements."""
@@ -67,6 +68,35 @@ WHAT = {
 RELABELLED = "it has proposed bytes as another result than they are"
 
 Verify = Callable[[PeerId, bytes, bytes], bool]
+
+
+class Relabelled(msgspec.Struct, frozen=True, array_like=True, tag="relabelled"):
+    """What ``peer`` has signed as its proposal, the entry of which that has the hash, and the
+    Merkle root and meaning under the digest of the part ``index``."""
+
+    peer: Annotated[PeerId, msgspec.Meta(min_length=1, max_length=MAX_PEER_ID, pattern=PLAIN)]
+    payload: Payload
+    signature: Signature
+    entry: Entry
+    index: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    root: Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+    meaning: Annotated[bytes, msgspec.Meta(max_length=MAX_EVIDENCE)]
+
+
+def relabelled(
+    peer: PeerId,
+    proposal: tuple[bytes, bytes],
+    entry: Entry,
+    index: int,
+    root: bytes,
+    meaning: bytes,
+) -> bytes:
+    """Of what a convener has proposed (payload, signature), as it is kept and handed on; b"" where
+    that is longer than evidence may be.
+    """
+    found = Relabelled(peer, *proposal, entry, index, root, meaning)
+    data = msgspec.msgpack.encode(found)
+    return data if len(data) <= MAX_EVIDENCE else b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,36 @@
-"""What a machine and its run are to each other: how much sooner the run is at a loss with the
-machine than without it, and than the machine alone would be.
+"""What a machine and its run are to each other: which share of its time it trains, how much sooner
+the run is at a loss with the machine than without it, and than the machine alone would be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from ...collectives.swarm import RunSettings
 
 NEWEST = 20  # rounds that are looked at
+DDP_BYTES = 4.0
+"""Bytes a parameter and step that each of many peers sends in plain data-parallel training: bf16
+gradients, all-reduced by a ring, so 2 (k - 1) / k times 2 bytes of k peers."""
+
+
+def ddp_bytes(peers: int, parameters: int) -> float:
+    """Bytes that ``peers`` would send together for one step of that."""
+    return DDP_BYTES * (peers - 1) * parameters
+
+
+def training_share(waits: Iterable[tuple[float, float]], overlap: str) -> float | None:
+    """What waiting for results leaves of a machine's time. ``waits``: of the newest rounds, seconds
+    waited and seconds in all. None before there is such a round, and where scripts train on while
+    one is under way (``overlap`` other than "none"), as they do not wait.
+    """
+    rows = list(waits)
+    whole = sum(period_s for _, period_s in rows)
+    if overlap != "none" or not whole:
+        return None
+    return 1 - sum(min(max(0.0, waited_s), period_s) for waited_s, period_s in rows) / whole
 
 
 class Gain(NamedTuple):

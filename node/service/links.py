@@ -56,8 +56,9 @@ class Links:
             found.append({**row, **link})
         return found
 
-    async def ping(self, named: str) -> dict[str, Any]:
-        peer = _peer_id(named)
+    async def ping(self, peer: str) -> dict[str, Any]:
+        """Answer `protocol.Ping`."""
+        peer = _peer_id(peer)
         if peer == self._network.peer:
             raise ConfigError("that is this node itself", hint="Others: atoll peers")
         try:
@@ -94,7 +95,8 @@ class Links:
         )
         return why, "On its side, then on this one: atoll netcheck"
 
-    async def check(self, bandwidth: str) -> dict[str, Any]:
+    async def check(self, bandwidth: str = "") -> dict[str, Any]:
+        """Answer `protocol.Check`."""
         clocks = await self._network.clocks(self._network.peers()[:CLOCKS])
         rows = [
             {"peer": peer, "ahead_s": round(ahead, 3), "within_s": round(within, 3)}

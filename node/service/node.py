@@ -22,8 +22,11 @@ from ...collectives.errors import (
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...security.identity import Identity
+from ..control import protocol as p
+from ..control.calls import CallTable, answers, does
+from ..control.protocol import JoinRequest, RunInfo
 from ..control.requests import ConnectionRequests
-from ..control.service import JoinRequest, ProgressSink, RunInfo
+from ..control.service import ProgressSink
 from ..home.memory_use import resident_bytes
 from ..home.paths import Paths, write_atomic
 from ..home.private_files import remove_file
@@ -97,6 +100,19 @@ class Node:
         self.error: AtollError | None = None  # the node itself cannot go on
         self.troubles: list[StorageError] = []  # files that belong to no run
         self._subscribers = Subscribers()
+        self.calls = CallTable(
+            answers(p.Status, self.status, p.Document),
+            answers(p.Runs, self.runs, lambda id_, rows: p.Document(id_, {"runs": rows})),
+            answers(p.Peers, self.peers, lambda id_, rows: p.Document(id_, {"peers": rows})),
+            answers(p.Ping, self.links.ping, p.Document),
+            answers(p.Check, self.links.check, p.Document),
+            does(p.Leave, self.leave),
+            answers(p.Recertify, self.recertify, p.Document),
+            answers(p.BeginRun, self.begin, p.Document),
+            answers(p.Pause, self.pause, p.Document),
+            answers(p.ReadBans, self.read_bans, p.Document),
+            does(p.Down, self.down),
+        )
 
     @property
     def identity(self) -> Identity:
@@ -126,6 +142,7 @@ class Node:
 
     # ---- views
     async def status(self) -> dict[str, Any]:
+        """Answer `protocol.Status`."""
         await trio.lowlevel.checkpoint()
         return {
             "schema": 1,
@@ -159,14 +176,6 @@ class Node:
     async def peers(self, run: str) -> list[dict[str, Any]]:
         await trio.lowlevel.checkpoint()
         return await self.links.of(self._find(run).peers())
-
-    async def ping(self, peer: str) -> dict[str, Any]:
-        """How a peer is reached, and its round-trip time."""
-        return await self.links.ping(peer)
-
-    async def check(self, bandwidth: str) -> dict[str, Any]:
-        """What peers say of our clock, and how fast bytes go to one of them."""
-        return await self.links.check(bandwidth)
 
     async def find_run(self, run: str) -> RunInfo:
         """A run that this node is in, or one that is stored here and is entered now. Raises
@@ -396,8 +405,8 @@ class Node:
             del self.by_id[run.run_id]
             self._ended[run.run_id] = run
 
-    async def leave(self, run: str, now: bool) -> None:
-        """Leave a run: hand over the open round first unless ``now``."""
+    async def leave(self, run: str, now: bool = False) -> None:
+        """Answer `protocol.Leave`."""
         service = self._find(run)
         if not now:
             await self._depart(service, DRAIN_S)
@@ -406,7 +415,7 @@ class Node:
         write_atomic(self._left_file(service.run_id), b"")
 
     async def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
-        """Go on without members that never vote again."""
+        """Answer `protocol.Recertify`."""
         service = self._find(run)
         if service.whole is None and service.error is None:
             raise RecertifyError("the run's state is not here yet")
@@ -416,9 +425,7 @@ class Node:
         return sealed(service) or {"removed": list(without), "awaited": []}
 
     async def begin(self, run: str) -> dict[str, Any]:
-        """Let a run begin with the members that are there. ``lacking``: how many more a masked sum
-        waits for all the same.
-        """
+        """Answer `protocol.BeginRun`."""
         await trio.lowlevel.checkpoint()
         service = self._find(run)
         start, manifest = service.start, service.manifest
@@ -428,15 +435,15 @@ class Node:
         answer = {"run_id": service.run_id, "begun": start.now(), "missing": missing}
         return answer | {"lacking": lacking}
 
-    async def pause(self, run: str, paused: bool) -> dict[str, Any]:
-        """Let a run's script rest, or train again."""
+    async def pause(self, run: str, paused: bool = True) -> dict[str, Any]:
+        """Answer `protocol.Pause`."""
         await trio.lowlevel.checkpoint()
         service = self._find(run)
         changed = service.pause.say(paused)
         return {"run_id": service.run_id, "paused": service.pause.why, "changed": changed}
 
     async def read_bans(self, run: str) -> dict[str, Any]:
-        """The user has changed who is banned."""
+        """Answer `protocol.ReadBans`."""
         banning = self._find(run).banning
         await banning.reload()
         return {"banned": {peer: banning.lists.why(peer) for peer in sorted(banning.lists.peers)}}
@@ -454,8 +461,7 @@ class Node:
                 service.wake()
                 await trio.sleep(POLL_S)
 
-    def down(self, now: bool) -> None:
-        """Begin to shut down."""
+    def down(self, now: bool = False) -> None:
         self.end_now = self.end_now or now
         self.ending.set()
 

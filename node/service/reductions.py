@@ -77,9 +77,9 @@ class Reductions:
             raise LocalProtocolError(f"buffer {number} is in use by another operation")
         return buffer
 
-    def open(self, call: Call, numel: int, number: int = 0) -> ReduceMemory:
-        """Memory for a contribution, or buffer ``number``, that holds it. Raises StorageError, and
-        what `Operations.prepare` raises.
+    def open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
+        """Memory for a contribution, or that of the ``buffer`` (its number) that holds it. Raises
+        StorageError, and what `Operations.prepare` raises.
         """
         if call.op_id in self._open:
             raise LocalProtocolError(f"{call.name} is open already", hint=OWN_NAME)
@@ -89,19 +89,22 @@ class Reductions:
             trio.current_time(), frozenset(operation.peers) - {self.run.node.identity.peer}
         )
         shape = operation.machine.shape
-        if number:
-            shared = self._buffer(shape.numel, number)
-            self._open[call.op_id] = _Reduction(call, numel, shared.tensor(), number)
+        if buffer:
+            shared = self._buffer(shape.numel, buffer)
+            self._open[call.op_id] = _Reduction(call, numel, shared.tensor(), buffer)
             return ReduceMemory(
-                shared, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers)
+                shared,
+                (shape.codec, shape.chunk_elements, shape.numel),
+                tuple(operation.peers),
+                held=True,
             )
         chunking = Chunking(shape.codec, shape.numel, shape.chunk_elements)
         memory = self._sources.take(chunking.nbytes)
-        buffer = self._sources.buffer_of(memory)
-        assert buffer is not None
+        source = self._sources.buffer_of(memory)
+        assert source is not None
         self._open[call.op_id] = _Reduction(call, numel, EncodedVector(chunking, memory))
         return ReduceMemory(
-            buffer, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers)
+            source, (shape.codec, shape.chunk_elements, shape.numel), tuple(operation.peers)
         )
 
     def start(self, op_id: str) -> None:

@@ -16,9 +16,11 @@ from ...collectives.errors import LocalProtocolError, ModelMismatchError, Storag
 from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
 from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
+from ..control import protocol as p
+from ..control.calls import CallTable, answers, does, hears
 from ..control.requests import ConnectionRequests
-from ..control.service import ReduceMemory
-from ..control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer, alive
+from ..control.service import AnchorFacts, ReduceMemory, buffer_opened, reduce_opened
+from ..control.shared_memory import AnchorSlots, SharedBuffer, alive
 from ..manifest import Manifest
 from ..run.events import DataOrderEvent, ScriptReportEvent
 from ..run.same_order import said_by, shows_order
@@ -85,6 +87,26 @@ class AttachedScript:
         self._reported_traffic = run.traffic()
         self._ended = ended
         self._resting = False  # training is paused: nothing is expected of it
+        self.calls = CallTable(
+            does(p.Contribute, self.contribute),
+            answers(p.Reclaim, self.unread, p.Unread),
+            does(p.Resume, self.resume),
+            does(p.Computed, self.computed),
+            answers(p.BeginInterval, self.begin, p.Begun),
+            answers(p.Members, self.members, lambda id_, told: p.MemberList(id_, *told)),
+            answers(p.Tallies, self.tallies, lambda id_, found: p.TallyList(id_, tuple(found))),
+            answers(p.NextNumber, self.next_number, p.Numbered),
+            answers(p.Start, self.starts, lambda id_, there: p.Starting(id_, *there)),
+            answers(p.Rest, self.rests, p.Resting),
+            hears(p.Report, self.report),
+            does(p.Depart, self.leave),
+            answers(p.BufferOpen, self._reductions.buffer_open, buffer_opened),
+            does(p.BufferClose, self._reductions.buffer_close),
+            answers(p.ReduceOpen, self.reduce_open, reduce_opened),
+            does(p.ReduceStart, self._reductions.start),
+            does(p.ReduceCancel, self._reductions.cancel),
+            does(p.ReduceClose, self._reductions.close),
+        )
         if not founding:
             self._attach()
         run.listeners.append(self._on_event)
@@ -148,17 +170,13 @@ class AttachedScript:
         return fragment not in self._frozen and not alive(self._lent[fragment])
 
     def computed(self, number: int, part: int = 0) -> None:
-        session = self.whole.sessions[0]
-        if session.pre_round is not None:
-            session.pre_round.computed(
-                trio.current_time(), number, self.contribution.tensor(), part
-            )
-            self.run.wake()
+        vector = self.contribution.tensor()
+        self.whole.sessions[0].work.computed(trio.current_time(), number, vector, part)
+        self.run.wake()
 
     def begin(self, number: int) -> bool:
         """Give the script what an interval begins at."""
-        pre_round = self.whole.sessions[0].pre_round
-        start = pre_round.starts(number) if pre_round is not None else None
+        start = self.whole.sessions[0].work.starts(number)
         if start is not None:
             self.contribution.tensor().copy_(start)
         return start is not None
@@ -168,25 +186,19 @@ class AttachedScript:
         self.run.guard(lambda: self.whole.sessions[fragment].prior.ask(trio.current_time(), cid))
         self.run.wake()
 
-    def rounds(self, entry: int, fragment: int = 0) -> int:
-        """Rounds in the state of a fragment after a log entry."""
-        return self.whole.sessions[fragment].rounds(entry)
+    def facts(self, entry: int, fragment: int = 0) -> AnchorFacts:
+        session = self.whole.sessions[fragment]
+        steps = self.whole.sessions[0].steps
+        return AnchorFacts(session.rounds(entry), session.samples(entry), session.lag(entry), steps)
 
-    def samples(self, entry: int, fragment: int = 0) -> int:
-        return self.whole.sessions[fragment].samples(entry)
-
-    def lag(self, entry: int, fragment: int = 0) -> float:
-        """Inner steps that its newest round took to be decided."""
-        return self.whole.sessions[fragment].lag(entry)
-
-    def steps(self) -> int:
-        """Inner steps of the turn, where members have each their number."""
-        return self.whole.sessions[0].steps
-
-    def members(self) -> Sequence[PeerView]:
+    def members(self) -> tuple[tuple[PeerView, ...], Spent | None, str, str]:
+        """The members of the current configuration; what this one has spent of its privacy, None in
+        a run without noise; what evaluations have against averaging, and which sites the open round
+        lacks, in words.
+        """
         session = self.whole.sessions[0]
         at_work = set(session.at_work(session.clock()))
-        return [
+        members = tuple(
             PeerView(
                 row["peer"],
                 row["round"] or 0,
@@ -198,17 +210,9 @@ class AttachedScript:
             )
             for row in self.run.peers()
             if row["member"]
-        ]
-
-    def averaging(self) -> str:
-        return self.run.judge.against_averaging
-
-    def missing(self) -> str:
-        session = self.whole.sessions[0]
-        return session.waits.look(session.clock()).of_missing
-
-    def spent(self) -> Spent | None:
-        return spent(self.run)
+        )
+        missing = session.waits.look(session.clock()).of_missing
+        return members, spent(self.run), self.run.judge.against_averaging, missing
 
     def tallies(self, first: int) -> Sequence[Tally]:
         return self.whole.sessions[0].tallies(first)
@@ -232,9 +236,8 @@ class AttachedScript:
         if isinstance(step_s := metrics.get("step_s"), int | float):
             self.run.standstill.stepped(trio.current_time(), float(step_s))
             self.run.idle.over()
-        session = self.run.session
-        if session is not None and session.pre_round is not None:
-            session.pre_round.report(metrics)
+        if self.run.session is not None:
+            self.run.session.work.report(metrics)
         self.run.node.publish(ScriptReportEvent(run=self.run.run_id, metrics=dict(metrics)))
 
     def _compare(self, round_: int, digest: bytes) -> None:
@@ -248,7 +251,7 @@ class AttachedScript:
         if (equal := dict(run.same_order.equal)).keys() != before:
             run.node.publish(DataOrderEvent(run=run.run_id, equal={**equal}))
 
-    def starts(self, now: bool) -> tuple[int, int]:
+    def starts(self, now: bool = False) -> tuple[int, int]:
         """Whether the script may make its first step."""
         if now:
             self.run.start.now()
@@ -380,22 +383,6 @@ class AttachedScript:
         self.events.decided(cid, outcome)
 
     # ---- free-standing reductions
-    def buffer_open(self, numel: int) -> PooledBuffer:
-        return self._reductions.buffer_open(numel)
-
-    def buffer_close(self, number: int) -> None:
-        """The script does not use a buffer any more."""
-        self._reductions.buffer_close(number)
-
     def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
         self.run.idle.over()  # a script of collectives alone is not idle
         return self._reductions.open(call, numel, buffer)
-
-    def reduce_start(self, op_id: str) -> None:
-        self._reductions.start(op_id)
-
-    def reduce_cancel(self, op_id: str) -> None:
-        self._reductions.cancel(op_id)
-
-    def reduce_close(self, op_id: str) -> None:
-        self._reductions.close(op_id)

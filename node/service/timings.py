@@ -12,14 +12,12 @@ from typing import Any
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.telemetry import ReductionTimed
 from ..run.events import RunEvent, Traffic
+from ..run.gain import NEWEST, training_share
 from ..session import documents
 from ..session import events as ev
 
 KEPT = 128
 """Reductions remembered: as many operations as may be under way, twice."""
-
-SHARED = 20
-"""Rounds of which the training share is the mean."""
 
 Lanes = Mapping[PeerId, tuple[int, int]]
 """Bytes (sent, received) on the present lanes."""
@@ -35,7 +33,7 @@ class Timings:
         self._before: OrderedDict[tuple[str, int], Lanes] = OrderedDict()
         self._count, self._transfer_s, self._decision_s = 0, 0.0, 0.0
         self._over_at = dict[str, float]()  # by log, when its newest reduction was over
-        self._waits: deque[tuple[float, float]] = deque(maxlen=SHARED)  # (waited, whole round)
+        self._waits: deque[tuple[float, float]] = deque(maxlen=NEWEST)  # (waited, whole round)
 
     def planned(self, event: ev.PlanTaken) -> None:
         """A plan is carried out."""
@@ -67,20 +65,18 @@ class Timings:
         before, self._over_at[timing.log] = self._over_at.get(timing.log), now
         if before is not None and now > before:
             waited_s = timing.elapsed_s - timing.phases.get("ready", {}).get(timing.peer, 0.0)
-            self._waits.append((min(max(0.0, waited_s), now - before), now - before))
+            self._waits.append((waited_s, now - before))
 
-    def view(self) -> dict[str, Any]:
+    def view(self, overlap: str = "none") -> dict[str, Any]:
         """Seconds of all rounds since the run was entered: ``transfer_s`` from a plan to the last
-        byte of its result, ``decision_s`` from there to the decision. ``training_share``: what the
-        waits for results leave of the newest rounds' time; None before the second.
+        byte of its result, ``decision_s`` from there to the decision. ``training_share``: see
+        `gain.training_share`; None before the second round.
         """
-        whole = sum(period_s for _, period_s in self._waits)
-        share = 1.0 - sum(waited_s for waited_s, _ in self._waits) / whole if whole else None
         return documents.rounded(
             {
                 "reductions": self._count,
                 "transfer_s": self._transfer_s,
                 "decision_s": self._decision_s,
-                "training_share": share,
+                "training_share": training_share(self._waits, overlap),
             }
         )

@@ -19,11 +19,13 @@ from ..run.gain import cost_of, gain_of
 from ..run.quorum import quorum_of
 from ..run.status import RunStatus
 from ..session.documents import rounded
+from ..session.pre_round import PreRoundView
 from .chronicle import SEEKING
 from .troubles import described, other_histories
 from .waiting import document_of, explained
 
 if TYPE_CHECKING:
+    from ..session.session import Session
     from .run import RunService
 
 
@@ -77,7 +79,7 @@ def status_of(run: RunService) -> RunStatus:
         gain=_gain(run),
         part=run.chronicle.part(run.node.identity.peer),
         last_operation=run.chronicle.operation,
-        timings=_timings(run),
+        timings=run.timings.view(run.manifest.train.overlap if run.manifest else "none"),
         bytes_sent=run.traffic()[0],
         bytes_received=run.traffic()[1],
         disk_bytes=run.disk.used(trio.current_time()),
@@ -129,12 +131,6 @@ def _gain(run: RunService) -> dict[str, float | None] | None:
     cost = cost_of(settings, manifest.parameters, members)
     found = gain_of(rounds, run.node.identity.peer, share, cost)
     return None if found is None else rounded(found._asdict())
-
-
-def _timings(run: RunService) -> dict[str, Any]:
-    """Scripts that train on while a round is under way do not wait: there is no training share."""
-    overlaps = run.manifest is not None and run.manifest.train.overlap != "none"
-    return {**run.timings.view(), **({"training_share": None} if overlaps else {})}
 
 
 def over_of(run: RunService) -> str:
@@ -200,28 +196,33 @@ def _newcomer(run: RunService, peer: PeerId) -> dict[str, Any]:
 
 
 def _btard(run: RunService) -> dict[str, Any] | None:
-    pre_round = run.session.pre_round if run.session is not None else None
-    asked = run.session is not None and run.session.settings.btard is not None
-    return pre_round.view() if pre_round is not None and asked else None
+    if run.session is None or run.session.settings.btard is None:
+        return None
+    return _before(run.session).document
+
+
+def _before(session: Session) -> PreRoundView:
+    before = session.pre_round
+    return before.look(session.clock()) if before is not None else PreRoundView()
 
 
 def _secure(run: RunService) -> dict[str, Any] | None:
     """How many contributions a sum needs with the present members, and whose were in the newest;
     None where they are not masked.
     """
-    pre_round = run.session.pre_round if run.session is not None else None
-    if pre_round is None or run.session is None or run.session.settings.secure is None:
+    if run.session is None or run.session.settings.secure is None:
         return None
     last = run.chronicle.unmasked
-    return {"threshold": pre_round.needed, "last": document(last) if last else None}
+    needed = _before(run.session).needed
+    return {"threshold": needed, "last": document(last) if last else None}
 
 
 def spent(run: RunService) -> Spent | None:
     """What this site has spent of its privacy; None in a run without noise."""
     session = run.session
-    if session is not None and session.pre_round is not None:
+    if session is not None:
         with contextlib.suppress(StorageError):  # told as a trouble where the run needs it
-            return session.pre_round.spent()
+            return session.spending.spent()
     return None
 
 

@@ -27,6 +27,7 @@ copies          results that members make themselves, where all contributions ar
 contribution_queue   contributions of the script, in order, until they are taken
 recertification  the door at which a mode lets a run go on without a quorum
 prior_contributions  what became of contributions of an earlier life
+checkpoints     when the state is written to disk, and which results are kept
 installing      a fetched state replaces the own one
 waiting         what a member waits for, and when it says so
 equivocation    who votes for two values of one ballot: the proof

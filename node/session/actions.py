@@ -6,15 +6,14 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ...collectives import messages as m
-from ...collectives.digest import digest_of, merkle_root, part_meaning
 from ...collectives.errors import StorageError
 from ...collectives.exchange import ResultComplete
 from ...collectives.group import Certified, Entry, Member, Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.pace import Pace
-from ...collectives.round.state import Voice
-from ..run.proof import missummed, relabelled, twice, unfounded
+from ...collectives.round.faults import Proofs
+from ...collectives.round.own_results import NO_RESULTS, OwnResults
 from . import events as ev
 from .ports import DataPlane
 from .serving import result_hashes
@@ -35,8 +34,8 @@ def main_log(run: str) -> str:
 class LogActions:
     """What a Transfer asks of the main log's session, and `RoundActions` for that log."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, proofs: Proofs) -> None:
+        self.session, self.proofs = session, proofs
         # Complete result bytes of the open round, by part digests.
         self.results: dict[tuple[bytes, ...], memoryview] = {}
         # What contributions were weighed with, by the same.
@@ -50,6 +49,11 @@ class LogActions:
     @property
     def exchange(self) -> DataPlane:
         return self.session.ports.exchange
+
+    @property
+    def own_results(self) -> OwnResults:
+        before = self.session.pre_round
+        return NO_RESULTS if before is None else before.results
 
     # ---- messages
     def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
@@ -99,14 +103,14 @@ class LogActions:
 
     # ---- data plane
     def on_result(self, now: float, event: ResultComplete) -> None:
+        """The data plane has the whole result of a plan."""
         machine = self.session.machine
         if (
             machine is not None
             and machine.open.plan is not None
             and machine.open.plan.plan_id == event.plan_id
         ):
-            pre_round = self.session.pre_round
-            if pre_round is not None and pre_round.on_result(machine.open.plan, event.digests):
+            if self.own_results.on_result(machine.open.plan, event.digests):
                 return
             self.weights[event.digests] = event.weights
             self.session.measures.weighed(event.digests, event.spread)
@@ -173,7 +177,7 @@ class LogActions:
         assert machine is not None
         self.timeline(plan.round).planned(self.session.clock(), plan)
         self.session.ports.emit(ev.PlanTaken(plan, machine.convener_of(plan.ballot).peer))
-        if self.session.pre_round is None or not self.session.pre_round.execute(plan):
+        if not self.own_results.execute(plan):
             self.exchange.execute(plan, audience)
 
     def report(self, plan_id: bytes) -> None:
@@ -187,10 +191,9 @@ class LogActions:
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
         """Fetch result bytes from any holder."""
-        pre_round = self.session.pre_round
         if self.storing.get(entry.part_digests) == entry.round:
             return  # it is here, and waits for the disk only
-        if pre_round is not None and not pre_round.may_fetch(entry):
+        if not self.own_results.may_fetch(entry):
             return
         self.session.transfer.fetch_result(
             self.session.clock(), entry, [peer for peer in holders if peer != self.session.me]
@@ -299,77 +302,8 @@ class LogActions:
     def let_in(self, joiners: Sequence[Member]) -> list[Member]:
         return self.session.admission.let_in(self.session.clock(), joiners)
 
-    def contradicts(self, entry: Entry) -> bool | None:
-        """Whether an entry is not the result that this member has made itself."""
-        pre_round = self.session.pre_round
-        return pre_round is not None and pre_round.contradicts(entry)
-
-    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """Whether this member votes for an entry whose bytes are here."""
-        pre_round = self.session.pre_round
-        return pre_round is None or pre_round.may_vote(entry, voters)
-
-    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
-        """A convener proposes what contradicts this member's own result."""
-        if self.session.pre_round is not None:
-            self.session.pre_round.on_false(entry, convener, ballot)
-
     def helps(self, peer: PeerId) -> bool:
         return self.session.membership.roles.get(peer) == "aggregate"
-
-    def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
-        """A member has proved to lie."""
-        self.session.ports.emit(ev.Equivocated(peer, twice(peer, one, other).encode()))
-
-    def relabelled(
-        self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
-    ) -> None:
-        """A member has proposed an entry over bytes that are another result: a preimage of the
-        digest proves it.
-        """
-        data = next(
-            (data for of, data in self.results.items() if entry.part_digests[index] in of), None
-        )
-        if data is None:
-            return
-        whole, digest = data, entry.part_digests[index]
-
-        def work() -> bytes:
-            hashes = result_hashes(plan, whole)
-            for part in plan.parts:
-                root = merkle_root(hashes[part.first : part.stop])
-                if digest_of(root, of := part_meaning(plan, part)) == digest:
-                    return relabelled(peer, proposal, entry, index, root, of)
-            return b""
-
-        def done(now: float, evidence: bytes) -> None:
-            if evidence:
-                self.session.ports.emit(ev.Equivocated(peer, evidence))
-
-        self.session.ports.offload(work, done)
-
-    def disputed(self, peers: Sequence[PeerId]) -> None:
-        """Members state different sums of a part."""
-        self.session.ports.emit(ev.SumsDiffer(tuple(peers)))
-
-    def refuted(self, meaning: bytes, part: int, voices: Sequence[Voice]) -> None:
-        """The first has stated a sum that the others prove to be wrong."""
-        evidence = missummed(meaning, part, voices)
-        if evidence:
-            self.session.ports.emit(ev.Equivocated(voices[0][0], evidence))
-
-    def unfounded(
-        self,
-        peer: PeerId,
-        parts: m.PartDigests,
-        account: m.Account,
-        preimage: bytes,
-        index: int,
-    ) -> None:
-        """A member has stated a sum of inputs that were not contributed."""
-        evidence = unfounded(peer, parts, account, preimage, index)
-        if evidence:
-            self.session.ports.emit(ev.Equivocated(peer, evidence))
 
     def pace(self) -> Pace:
         return self.session.ports.pace()

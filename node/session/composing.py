@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from ...collectives.reduce import REDUCERS
 from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
 from ...collectives.round.dissemination import everybody
-from ...collectives.round.faults import FaultModel, FaultModelMaker
+from ...collectives.round.faults import FaultModel, FaultModelMaker, Proofs
+from ...collectives.round.log_modes import LogModes
 from ...collectives.round.seals import RoundSeal
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
@@ -44,12 +45,15 @@ def modes_of(
         "operations", "Operations"
     )
     return Modes(
-        faults=_faults_of(settings),
-        policy=_arrivals_of(settings),
-        seal=MODES.find("sealing", "Sealing") or RoundSeal,
+        log=LogModes(
+            faults=_faults_of(settings),
+            policy=_arrivals_of(settings),
+            seal=MODES.find("sealing", "Sealing") or RoundSeal,
+            dissemination=MODES.find("relays", "relayed") or everybody,
+        ),
+        proofs=_proofs_of(settings),
         recertifying=MODES.find("sealing.recertifying", "Recertifying")
         or (lambda _: Recertification()),
-        dissemination=MODES.find("relays", "relayed") or everybody,
         pre_round=_pre_round_of(settings, identity, secrets),
         operations=lambda session: (
             operations(session, session.serving) if operations is not None else OtherLogs()
@@ -63,6 +67,12 @@ def _faults_of(settings: RunSettings) -> FaultModelMaker:
     if not settings.lying:
         return FaultModel
     return partial(MODES.load("byzantine", "Byzantine", key="join.lying"), settings.lying)
+
+
+def _proofs_of(settings: RunSettings) -> Callable[[Session], Proofs]:
+    if not settings.lying:
+        return lambda _: Proofs()
+    return MODES.load("byzantine.evidence", "LogProofs", key="join.lying")
 
 
 def _arrivals_of(settings: RunSettings) -> ArrivalPolicyMaker:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from ...collectives.errors import LocalProtocolError
 from ...collectives.reduce import REDUCERS
-from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
-from ...collectives.round.dissemination import DisseminationMaker, everybody
-from ...collectives.round.faults import FaultModel, FaultModelMaker
-from ...collectives.round.seals import RoundSeal, SealMaker
+from ...collectives.round.arrival_policy import wait_for_all
+from ...collectives.round.faults import Proofs
+from ...collectives.round.log_modes import LogModes
 from ...collectives.swarm import RunSettings
 from .measures import Measures
 from .other_logs import OtherLogs
@@ -27,18 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """``faults``: which faults of members the log bears. ``policy``: whom a round waits for.
-    ``seal``, ``recertifying``: how a round ends, and a run goes on, without a quorum.
-    ``dissemination``: how the news of a round travels, unless each member must hear every vote.
-    ``pre_round``: makes what members do together before the log is given anything; None: nothing.
-    ``operations``: the logs beside the run's. ``measures``: what the rule of this name learns over
-    rounds. ``reducers``: finds those that the run and its operations may name.
+    """``log``: what stands at the doors of the run's logs; where each member must hear every vote,
+    news is told to everybody in any case. ``proofs``: what becomes of proofs that some lie.
+    ``recertifying``: how a run goes on without a quorum. ``pre_round``: makes what members do
+    together before the log is given anything; None: nothing. ``operations``: the logs beside the
+    run's. ``measures``: what the rule of this name learns over rounds. ``reducers``: finds those
+    that the run and its operations may name.
     """
 
-    faults: FaultModelMaker = FaultModel
-    policy: ArrivalPolicyMaker = wait_for_all
-    seal: SealMaker = RoundSeal
-    dissemination: DisseminationMaker = everybody
+    log: LogModes = LogModes()
+    proofs: Callable[[Session], Proofs] = lambda _: Proofs()
     pre_round: Callable[[Session], PreRound] | None = None
     recertifying: Callable[[Session], Recertification] = lambda _: Recertification()
     operations: Callable[[Session], OtherLogs] = lambda _: OtherLogs()
@@ -47,12 +44,12 @@ class Modes:
 
     def check(self, settings: RunSettings) -> None:
         """Raise LocalProtocolError where a run asks for a mode that is not here."""
-        if settings.lying != self.faults().tolerated:
+        if settings.lying != self.log.faults().tolerated:
             raise LocalProtocolError(
                 f"the run bears {settings.lying} members that lie, and was given a fault model "
-                f"of {self.faults().tolerated}"
+                f"of {self.log.faults().tolerated}"
             )
-        if (settings.arrivals is None) != (self.policy is wait_for_all):
+        if (settings.arrivals is None) != (self.log.policy is wait_for_all):
             raise LocalProtocolError("the run's arrivals are not those that it was given")
         if (settings.secure or settings.btard) is not None and self.pre_round is None:
             raise LocalProtocolError(

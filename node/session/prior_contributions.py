@@ -32,9 +32,7 @@ class PriorContributions:
         for certified in reversed(machine.journal.entries):
             if certified.entry.counts(session.me, cid):
                 return self._settle(cid, certified.entry)
-        if session.pre_round is not None and session.pre_round.gave(
-            cid
-        ):  # no entry names it, and it may be in a sum: not to be given again
+        if session.spending.gave(cid):  # no entry names it, and it may be in a sum
             return self._settle(cid, machine.journal.entries[-1].entry, counted=True)
         self._waiting[cid] = machine.round
         machine.set_unsettled(now, True)

@@ -44,8 +44,7 @@ from ...collectives.round import (
     samples_in,
 )
 from ...collectives.round.log import RECENT
-from ...collectives.round.site_names import no_names
-from ...collectives.swarm import MOST_REPLAYED, RunSettings, Tally
+from ...collectives.swarm import RunSettings, Tally
 from ...optim.outer.readings import median_lag
 from ...optim.outer.worth import Worth, worth_of
 from ..run.membership import Membership
@@ -55,6 +54,7 @@ from .actions import LogActions, main_log
 from .admission import Admission
 from .beginning import check_model, make_genesis, replay
 from .budgets import PeerUsage
+from .checkpoints import Checkpoints
 from .contribution_queue import ContributionQueue
 from .durations import spare_of
 from .histories import Histories
@@ -63,7 +63,7 @@ from .modes import PLAIN, Modes
 from .other_logs import is_operation
 from .peer_selection import PeerSelection
 from .ports import SessionPorts
-from .pre_round import PreRound
+from .pre_round import NO_SPENDING, NO_WORK, PreRound, ScriptWork, Spending
 from .prior_contributions import PriorContributions
 from .replica import ModelReplica
 from .retaining import Retaining
@@ -84,10 +84,6 @@ OF_SPANS = frozenset(KINDS[kind] for kind in (m.Get, m.Need, m.Missing))
 """Messages that cost what they are long."""
 CHUNKLESS = m.outline(m.encode(m.Envelope("", 0, 0, m.Get(bytes(32), ()))), PeerId("")).nbytes
 """Bytes of a Get that asks for hashes."""
-CHECKPOINT_AGAIN_S = 10.0
-"""The least time between two attempts at a checkpoint that the disk refuses; four times as long as
-an attempt takes, where that is more.
-"""
 RESTING_PULLS = 4  # a member that rests looks once in so many pulls
 Phase = Literal["seeking", "fetching", "running", "left"]
 
@@ -141,10 +137,10 @@ class Session:
         self.doors = doors
         # Members that may lie, and masked rounds, go by others' votes: each must hear them all.
         goes_by_votes = bool(settings.lying) or modes.pre_round is not None
-        self._dissemination = everybody if goes_by_votes else modes.dissemination
-        self._modes = modes
+        told = everybody if goes_by_votes else modes.log.dissemination
+        self._modes = replace(modes, log=replace(modes.log, dissemination=told))
         self.timing = timing or Timing()
-        self.checkpoint_every, self.seeding, self.site = checkpoint_every, seeding, site
+        self.seeding, self.site = seeding, site
         self.chunk_elements = chunk_elements
         watch = MembershipTiming(
             beat_s=self.timing.heartbeat_s,
@@ -166,18 +162,17 @@ class Session:
         self.sessions = [self]  # of a run in fragments there are several
         self.machine: RoundMachine | None = None
         self.replica: ModelReplica | None = None
-        self.actions = LogActions(self)
+        self.actions = LogActions(self, modes.proofs(self))
         self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
         self.serving = Serving(self)
         self.operations = modes.operations(self)
         self.prior = PriorContributions(self)
         self.retaining = Retaining(self)
+        self.checkpoints = Checkpoints(self, checkpoint_every)
         self.admission = Admission(self, self.retaining, probation, per_hour)
         self.others = PeerSelection(self, self.admission)
         self.measures = modes.measures(settings.reducer)
         self._unrecorded: Entry | None = None  # applied, but the disk was full
-        self._checkpointing, self._checkpoint_again_at = False, -1e9
-        self._first_applied: int | None = None  # the entry that the state here was of at first
         self.left = self.doubled = False
         self.began_at = now
         self.script: Layout | None = None  # layout of the attached script, if any
@@ -263,6 +258,14 @@ class Session:
             return None
         return self.serving.find(name) or self.operations.find(name)
 
+    @property
+    def spending(self) -> Spending:
+        return NO_SPENDING if self.pre_round is None else self.pre_round.spending
+
+    @property
+    def work(self) -> ScriptWork:
+        return NO_WORK if self.pre_round is None else self.pre_round.work
+
     # ---- what the log says to scripts
     def tallies(self, first: int) -> list[Tally]:
         """Who was counted in the applied entries from number ``first`` on, as many as are told at
@@ -295,7 +298,7 @@ class Session:
         """Why the run is finished here before its last round; "" where it is not."""
         rounds = self.settings.rounds
         whole = rounds is not None and self.completed >= rounds  # the last may use up a budget
-        return self.pre_round.over if self.pre_round is not None and not whole else ""
+        return "" if whole else self.spending.over
 
     def at_work(self, now: float) -> list[PeerId]:
         """Whom the open round of a run of sites still waits for: their work is not done, or they
@@ -304,7 +307,7 @@ class Session:
         if self.settings.work is None or machine is None or machine.stateless:
             return []
         if self.pre_round is not None:
-            return self.pre_round.at_work(now)
+            return list(self.pre_round.look(now).at_work)
         return [who.peer for who in machine.at_work(now)] if machine.open.plan is None else []
 
     def clock(self) -> float:
@@ -437,14 +440,9 @@ class Session:
             rng=self.rng,
             now=now,
             site=self.site,
-            faults=self._modes.faults,
-            policy=self._modes.policy,
-            seal=self._modes.seal,
-            dissemination=self._dissemination,
+            modes=replace(self._modes.log, sites=self.spending.names),
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
-            words=self.pre_round.spent_words if self.pre_round is not None else tuple,
-            sites=self.pre_round.names if self.pre_round is not None else no_names,
             root=root,
             stateless=self.replica is None,
             idle=self.script is None or not self.admission.trains,
@@ -576,7 +574,7 @@ class Session:
 
     def tell(self, event: ev.OperationDone | ev.OperationRefused) -> None:
         """What became of a free-standing operation: of a secure round's own, or of the script's."""
-        if self.pre_round is None or not self.pre_round.takes(event):
+        if self.pre_round is None or not self.pre_round.takes(self._now, event):
             self.ports.emit(event)
 
     def settle(self, now: float) -> None:
@@ -738,7 +736,7 @@ class Session:
                         event.disputed,
                     )
             case x.BlobProgress():
-                if self.pre_round is None or not self.pre_round.on_blob(now, event):
+                if self.pre_round is None or not self.pre_round.takes(now, event):
                     self.transfer.on_blob(now, event.name, event.have, event.missing, event.source)
             case x.BlobComplete():
                 pass  # told by the last BlobProgress
@@ -767,7 +765,7 @@ class Session:
             self._retry(now)
             knocks = now - self._asked_at >= self.timing.fetch_s
             peers = self.config_peers()  # known before there is a machine
-            few = not self._dissemination(self.me, len(peers), lambda: peers).is_large
+            few = not self._modes.log.dissemination(self.me, len(peers), lambda: peers).is_large
             # whom to ask is chosen anew each time; of many, only where somebody is to be asked
             targets = self.others.targets(now) if few or self.transfer.asks else []
             self.transfer.tick(now, targets)
@@ -829,7 +827,7 @@ class Session:
             return False
         if machine.stateless or machine.engaged or machine.leaving or not machine.may_act:
             return False
-        if machine.asked_to_admit:
+        if machine.entrance.asked:
             return False
         if self.recertifying.view() is not None:
             return False
@@ -851,7 +849,8 @@ class Session:
         """A fetched state and its entries are in place: the next round opens."""
         machine = self.machine
         assert machine is not None
-        self.replica, self._first_applied = replica, None
+        self.replica = replica
+        self.checkpoints.installed()
         self.actions.clear()
         self.opened(now)
         self.resume(now, machine)
@@ -886,12 +885,9 @@ class Session:
         self.transfer.seeking_state = False  # replay goes on; a Catch says if it cannot
         self.actions.clear()
         self.hash_state(machine.round)
-        if decided and (
-            entry.round % min(self.checkpoint_every, MOST_REPLAYED) == 0
-            or self.completed == self.settings.rounds
-        ):
-            self._checkpoint(decided)
-        self._forget_results()
+        if decided is not None:
+            self.checkpoints.decided(decided)
+        self.checkpoints.forget_results()
         self.opened(now)
         self.resume(now, machine)
 
@@ -904,42 +900,6 @@ class Session:
             self.hashed(now, round_, merkle_root(hashes))
 
         self.ports.offload(replica.hashes, hashed)
-
-    def _checkpoint(self, certified: Certified, *, late: bool = False) -> None:
-        replica, rounds = self.replica, self.rounds(certified.entry.round)
-        assert replica is not None
-        self._checkpointing, begun = True, self._now
-
-        def ended(now: float, _: None) -> None:
-            self._checkpointing = False
-            self._checkpoint_again_at = now + max(CHECKPOINT_AGAIN_S, 4 * (now - begun))
-            if late and self.machine is not None:
-                self._forget_results()  # the next entry, which would do it, may wait for their room
-
-        self.ports.offload(lambda: self.ports.storage.checkpoint(replica, certified, rounds), ended)
-
-    def _forget_results(self) -> None:
-        """Results that neither a checkpoint nor a member that lags a little needs."""
-        assert self.machine is not None
-        self.ports.storage.forget_results(self.machine.round - self.timing.keep_rounds)
-
-    def _checkpoint_again(self, now: float) -> None:
-        """Write the checkpoints that the disk refused when they were due, or newer ones.
-
-        No result newer than the older of the last two may be forgotten, and there is room for
-        `results.MAX_FILES` of them: without this, a disk that was full for so many rounds would
-        keep the run from ever going on, however empty it is now.
-        """
-        machine, replica = self.machine, self.replica
-        if machine is None or replica is None or machine.open.applying or self.installing.busy:
-            return
-        if self._first_applied is None:  # of a state that was fetched, no checkpoint was due yet
-            self._first_applied = replica.applied
-        written = max(self.ports.storage.checkpointed(), self._first_applied)
-        due = written + 2 * min(self.checkpoint_every, MOST_REPLAYED)
-        waited = not self._checkpointing and now >= self._checkpoint_again_at
-        if replica.applied > due and waited:
-            self._checkpoint(machine.journal.entries[replica.applied], late=True)
 
     def diverged(self, entry: Entry, mine: bytes) -> None:
         """Our state is not the decided one: it must never happen; fetch the state anew."""
@@ -966,7 +926,7 @@ class Session:
         if self._unrecorded is not None:
             self.applied(now, self._unrecorded)
         self.installing.retry(now)
-        self._checkpoint_again(now)
+        self.checkpoints.retry(now)
 
     def hashed(self, now: float, round_: int, root: bytes) -> None:
         """The Merkle root of the state before ``round_`` is known."""

@@ -17,6 +17,7 @@ from ...collectives.round.turns import AWAY_S
 from . import events as ev
 from .events import Waiting, WaitState
 from .peer_selection import PeerSelection
+from .pre_round import PreRoundView
 from .recertification import Recertification
 
 if TYPE_CHECKING:
@@ -192,19 +193,22 @@ class Waits:
         if machine is None or session.settings.work is None or over:
             self._missing = {}
             return []
-        before = session.pre_round
-        gone = before.gone() if before is not None else []
-        asked = {*session.at_work(now), *(before.awaited() if before is not None else ())}
+        before = self._before(now)
+        gone, asked = before.gone, {*session.at_work(now), *before.awaited}
         silent = [peer for peer in sorted(asked) if session.actions.suspected(peer)]
         self._missing = {peer: self._missing.get(peer, now) for peer in [*gone, *silent]}
         return [*gone, *(peer for peer in silent if now - self._missing[peer] >= QUIET_S)]
+
+    def _before(self, now: float) -> PreRoundView:
+        before = self.session.pre_round
+        return before.look(now) if before is not None else PreRoundView()
 
     def _at_work(
         self, now: float, machine: RoundMachine, late: list[PeerId], away: list[PeerId]
     ) -> tuple[WaitState, str, tuple[PeerId, ...], str]:
         """A round of a run of sites: sites that are done wait for the work of the others, or for
         some without whom there is no sum."""
-        session, sampled = self.session, {member.peer for member in machine.draw.members}
+        sampled = {member.peer for member in machine.draw.members}
         sites = len(sampled | {*away})
         what = f"the work of {len(late)} of {sites} sites"
         if not late or not sampled >= {*away}:
@@ -212,7 +216,7 @@ class Waits:
         for peer in away:
             lost = "is not heard" if peer in sampled else "has been left out"
             what += f"; {peer} {lost} for {now - self._missing[peer]:.0f} s"
-        needed = session.pre_round.needed if session.pre_round is not None else 1
+        needed = self._before(now).needed
         ends_at = machine.turns.ends_at
         if away and sites - len(away) < needed:
             ends = f"they are back: a sum needs {needed} of {sites} sites"

@@ -521,8 +521,7 @@ class LocalMember:
     @property
     def spent(self) -> Spent | None:
         """What this member has spent of its privacy; None in a run without noise."""
-        before = self._node().session.pre_round
-        return before.spent() if before is not None else None
+        return self._node().session.spending.spent()
 
     def tallies(self, first: int) -> Sequence[Tally]:
         return self._session(0).tallies(first)

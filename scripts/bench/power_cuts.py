@@ -62,7 +62,7 @@ ENDS_S = 15.0  # for the last contribution of a script
 PAUSE_S = 0.05  # between two contributions
 LEAST = 4  # members of a run with privacy
 GIVEN = (
-    "given/"  # how a node notes a vector that was handed over: see atoll.node.modes.secure.rounds
+    "given/"  # how a node notes a vector that was handed over: see atoll.node.modes.secure.spending
 )
 PRIVATE = """
 schema = 1

@@ -35,7 +35,7 @@ from atoll.collectives.errors import (
 from atoll.collectives.exchange import ResultComplete
 from atoll.collectives.identifiers import PeerId
 from atoll.node.client import NodeClient
-from atoll.node.control.service import JoinRequest
+from atoll.node.control.protocol import JoinRequest
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import save_run
 from atoll.node.net.network import PeerNetwork

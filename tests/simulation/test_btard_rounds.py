@@ -78,11 +78,7 @@ class Seeds:
                 vector = self.vector(event.round, event.seed)
                 if peer.name in self.liars and event.round == peer.session.completed:
                     vector *= self.scale
-                peer.do(
-                    lambda session, now: (
-                        session.pre_round and session.pre_round.computed(now, event.number, vector)
-                    )
-                )
+                peer.do(lambda session, now: session.work.computed(now, event.number, vector))
             case ev.RoundCommitted() if event.contributors:
                 replica: Any = peer.session.replica
                 if event.round == peer.session.completed:
@@ -108,9 +104,9 @@ class Seeds:
         """
         if event.interval >= 0:
             self.again[event.interval] = self.again.get(event.interval, 0) + 1
-            start = rounds.starts(event.number)
+            start = rounds.work.starts(event.number)
             assert torch.isfinite(start).all()
-            return rounds.computed(
+            return rounds.work.computed(
                 now, event.number, self.state_after(start, event.seed, event.interval)
             )
         state = self.anchors[event.round]
@@ -124,7 +120,7 @@ class Seeds:
             ):
                 said = state + self.jump
             state = said if self.jump == 2.0 else state
-            rounds.computed(now, event.number, said, interval)
+            rounds.work.computed(now, event.number, said, interval)
         return None
 
     def state_after(self, state: Tensor, seed: bytes, interval: int) -> Tensor:

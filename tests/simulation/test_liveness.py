@@ -18,7 +18,7 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import Entry, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Said
-from atoll.collectives.round.machine import CATCH_ENTRIES
+from atoll.collectives.round.catching_up import CATCH_ENTRIES
 from atoll.node.session import events as ev
 
 KEPT = 8  # rounds whose results are kept for laggards

@@ -34,8 +34,8 @@ from atoll.collectives.modes.byzantine.acceptor import FAULTS, ByzantineAcceptor
 from atoll.collectives.modes.byzantine.judge import Judge
 from atoll.collectives.modes.byzantine.signed import Kind, reduced_payload, slot_payload
 from atoll.collectives.round import check_log, vote_payload
-from atoll.node.run.evidence import RELABELLED, accused, check
-from atoll.node.run.proof import Relabelled, Twice, twice
+from atoll.node.run.evidence import RELABELLED, Relabelled, accused, check
+from atoll.node.run.proof import Twice, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.events import Equivocated
 from atoll.node.session.serving import chunking_of

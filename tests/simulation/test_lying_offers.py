@@ -76,7 +76,7 @@ def test_one_peer_asks_to_be_let_in_as_one_member(scene: Scene) -> None:
     machine, peer = scene.machine, PeerId("new")
     for incarnation in (3, *range(50), 2):
         scene.hear(Member(peer, incarnation), m.Join())
-    assert [who for who in machine.joiners if who.peer == peer] == [Member(peer, 49)]
+    assert [who for who in machine.entrance.joiners if who.peer == peer] == [Member(peer, 49)]
     for incarnation in range(50, 2000):  # more than a peer's budget of messages
         scene.hear(Member(peer, incarnation), m.Join())
-    assert len([who for who in machine.joiners if who.peer == peer]) == 1
+    assert len([who for who in machine.entrance.joiners if who.peer == peer]) == 1

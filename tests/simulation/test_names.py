@@ -78,7 +78,7 @@ class Clinics:
             [site.name_of(member.peer) for member in peer.machine.config]
             for peer in self.peers
             if peer.node is not None and peer.session.machine is not None
-            for site in [peer.machine.sites]
+            for site in [peer.machine.entrance.sites]
         ]
         assert all(len(roster) == len({*roster}) for roster in rosters)
 

@@ -89,7 +89,7 @@ def contribute(peer: Peer, number: int, name: str) -> bytes:
     cid = name.encode().ljust(16, b".")
     vector = torch.full((LAYOUT.numel,), (number + 1) / 8)
     if isinstance(rounds := peer.session.pre_round, SecureRounds):
-        rounds.metrics.update(metrics_of(number))
+        rounds.work.metrics.update(metrics_of(number))
     peer.do(lambda session, now: session.contribute(now, cid, samples_of(number), vector))
     return cid
 

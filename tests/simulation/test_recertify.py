@@ -239,7 +239,7 @@ def test_a_lost_peer_that_is_about_to_be_admitted_is_removed_too() -> None:
         stage.swarm.checker.retired.update(lost)
         machine = stage.session().machine
         assert machine is not None
-        machine.joiners[lost[-1]] = (machine.round, stage.swarm.world.now)
+        machine.entrance.joiners[lost[-1]] = (machine.round, stage.swarm.world.now)
         ask(stage, P1, P2, P3)
         for peer in (P1, P2):
             stage.swarm.wipe(stage.swarm.members[peer])

@@ -25,7 +25,9 @@ from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SampleSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.modes.secure.evidence import MISDEALT
-from atoll.node.modes.secure.rounds import GIVEN, SecureRounds
+from atoll.node.modes.secure.results import MaskedResults
+from atoll.node.modes.secure.rounds import SecureRounds
+from atoll.node.modes.secure.spending import GIVEN
 from atoll.node.modes.secure.vectors import RingLayout, threshold_of
 from atoll.node.modes.secure.wire import AttemptMessage, AuthoredMessage, encode
 from atoll.node.session import events as ev
@@ -323,7 +325,7 @@ def test_the_medium_says_that_a_vector_was_handed_over_before_any_byte_of_it_lea
         assert not early
         peer, cid = struck[0]
         rounds: Any = peer.session.pre_round
-        assert rounds.gave(cid)
+        assert rounds.spending.gave(cid)
         sites.until(sites.committed(max(p.session.completed for p in sites.peers) + 2))
     sites.table.end()
 
@@ -564,8 +566,8 @@ def test_a_mean_that_nobody_compares_is_replaced(monkeypatch: pytest.MonkeyPatch
     sites = Sites(5)
     sites.until(sites.committed(1))
     monkeypatch.setattr(Copies, "contradict", lambda *_: False)
-    monkeypatch.setattr(SecureRounds, "may_vote", lambda *_: True)
-    monkeypatch.setattr(SecureRounds, "may_fetch", lambda *_: True)
+    monkeypatch.setattr(MaskedResults, "may_vote", lambda *_: True)
+    monkeypatch.setattr(MaskedResults, "may_fetch", lambda *_: True)
     liar = sites.peers[-1]
     sites.liars.add(liar.name)
     replaces_the_copy(liar)

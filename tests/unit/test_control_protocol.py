@@ -4,10 +4,14 @@ bytes give anything else.
 
 from __future__ import annotations
 
+import ast
+import functools
 import struct
 
 import msgspec
 import pytest
+import trio
+from house import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +29,7 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Spent, Tally
 from atoll.node.control import protocol as p
+from atoll.node.control.calls import CallTable, answers, does, hears
 from atoll.node.home.failures import error_of, failure
 
 CID = bytes(range(16))
@@ -115,13 +120,13 @@ def test_every_message_is_tried() -> None:
 
 def test_a_request_that_the_first_version_lacks_says_since_when_there_is_one() -> None:
     """A new request raises VERSION, else nodes that are not restarted refuse it as garbage."""
-    first = {type(request) for request in REQUESTS if type(request) not in p.SINCE}
+    first = {type(request) for request in REQUESTS if request.since == 1}
     assert " ".join(sorted(str(kind.__struct_config__.tag) for kind in first)) == (
         "begin buffer_close buffer_open check computed contribute depart down find_run found hello "
         "join lease leave members open peers ping read_bans recertify reduce_cancel reduce_close "
         "reduce_open reduce_start release report resume runs status subscribe tallies"
     )
-    assert max(p.SINCE.values()) == p.VERSION
+    assert max(kind.since for kind in p.REQUESTS) == p.VERSION
 
 
 @given(st.lists(st.sampled_from(REQUESTS), max_size=8), st.data())
@@ -240,3 +245,48 @@ def test_the_fields_of_errors_cross() -> None:
         len(p.frame(failure(0, AtollError("x" * 2_000_000, why="y" * 2_000_000))))
         < p.MAX_FRAME_BYTES
     )
+
+
+def test_every_request_is_answered_by_somebody_and_once() -> None:
+    """A row each, but for what the connection itself takes (`node.control.connection`)."""
+    rows = [
+        ast.unparse(call.args[0]).removeprefix("p.")
+        for path in ("control/requests.py", "service/node.py", "service/scripts.py")
+        for call in ast.walk(ast.parse((ROOT / "node" / path).read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("answers", "does", "hears")
+    ]
+    assert sorted([*rows, "Hello", "Subscribe", "Farewell"]) == sorted(
+        kind.__name__ for kind in p.REQUESTS
+    )
+
+
+def test_a_table_gives_functions_the_fields_by_name_and_their_values_to_the_reply() -> None:
+    heard = list[object]()
+
+    async def ping(peer: str) -> dict[str, str]:
+        return {"peer": peer}
+
+    def leave(run: str, now: bool = False) -> None:
+        heard.append((run, now))
+
+    def number(name: str, least: int) -> int:
+        return least + len(name)
+
+    def farewell(error: str = "") -> None:
+        heard.append(error)
+
+    table = CallTable(
+        answers(p.Ping, ping, p.Document),
+        does(p.Leave, leave),
+        answers(p.NextNumber, number, p.Numbered),
+        hears(p.Farewell, farewell),
+    )
+    answer = functools.partial(trio.run, table.answer)
+    assert answer(p.Ping(3, "a")) == p.Document(3, {"peer": "a"})
+    assert answer(p.Leave(4, "tide", True)) == p.Done(4)
+    assert answer(p.NextNumber(5, "abc", 4)) == p.Numbered(5, 7)
+    assert answer(p.Farewell("gone")) is None
+    assert heard == [("tide", True), "gone"]
+    assert p.Ping(1, "a") in table
+    with pytest.raises(LocalProtocolError, match="Runs is out of place"):
+        answer(p.Runs(6))

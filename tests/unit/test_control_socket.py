@@ -155,8 +155,8 @@ def test_open_waits_for_the_members_that_a_run_is_to_begin_with(node: Node, tmp_
         assert waits.wait(60)
         assert opened.is_alive()
         with NodeClient.connect(find_paths(tmp_path)) as client:
-            assert client.begin() == {"run_id": RUN, "begun": True, "missing": 1}
-            assert client.begin()["begun"] is False
+            assert client.ask(p.BeginRun, "").value == {"run_id": RUN, "begun": True, "missing": 1}
+            assert client.ask(p.BeginRun, "").value["begun"] is False
         opened.join(60)
         assert not opened.is_alive()
     wait, begins = said
@@ -821,19 +821,18 @@ def test_out_of_place_requests_are_refused_one_by_one(node: Node) -> None:
         lambda id_: p.Hello(id_, (1,), 1),
     ):
         with pytest.raises(LocalProtocolError):
-            link.ask(make, p.Done, timeout_s=60)
+            link.ask(make, timeout_s=60)
     link.post(p.Release(2), may_drop=False)
     link.post(p.Report({"x": 1.0}), may_drop=False)
-    assert link.ask(p.Runs, p.Document, timeout_s=60).value == {"runs": [{"run": RUN}]}
+    assert link.ask(p.Runs, timeout_s=60).value == {"runs": [{"run": RUN}]}
     opened = link.submit(lambda id_: p.Open(id_, RUN, LAYOUT))
-    link.finish(opened, p.Opened, timeout_s=60)
+    link.finish(opened, timeout_s=60)
     with pytest.raises(LocalProtocolError, match="already"):
-        link.ask(lambda id_: p.Open(id_, RUN, LAYOUT), p.Opened, timeout_s=60)
+        link.ask(lambda id_: p.Open(id_, RUN, LAYOUT), timeout_s=60)
     with pytest.raises(ConfigError, match="another script"):
         Link.ask(
             other := Link.connect(node.paths.control_socket),
             lambda id_: p.Open(id_, RUN, LAYOUT),
-            p.Opened,
             timeout_s=60,
         )
     other.close()
@@ -930,7 +929,7 @@ def test_a_node_of_the_first_version_is_asked_nothing_that_it_does_not_know(tmp_
         thread.start()
         with NodeClient(Link.connect(path)) as client:
             with pytest.raises(VersionMismatchError, match="earlier version of atoll") as refused:
-                client.pause(RUN, True)
+                client.ask(p.Pause, RUN)
             client.down()  # what its hint says can be done
         thread.join()
     assert refused.value.hint == "Restart the node: atoll down, then atoll up"

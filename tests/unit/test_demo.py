@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from atoll.node.demo.board import Board, ddp_bytes
+from atoll.node.demo.board import Board
 from atoll.node.demo.figure import THEMES, Theme, draw, seen_share, story, title
 from atoll.node.demo.plot import Mark, braille_plot, sparkline
 from atoll.node.demo.processes import DemoProcess, Inbox, end, kill
@@ -33,6 +33,7 @@ from atoll.node.demo.view import (
     strip,
     traffic,
 )
+from atoll.node.run.gain import ddp_bytes
 
 NAMES = ["peer 1", "peer 2", "peer 3", "peer 4"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node.run.gain import NEWEST, Gain, cost_of, gain_of, gain_words
+from atoll.node.run.gain import NEWEST, Gain, cost_of, gain_of, gain_words, training_share
 from atoll.optim.planning import Choice, price
 
 ALL = {"me": 10, "p1": 20, "p2": 10}
@@ -37,3 +37,10 @@ def test_it_costs_what_the_planner_says() -> None:
     assert cost_of(settings, 1_000_000, 1) == 1.0
     assert cost_of(settings, None, 4) == 1.0
     assert cost_of(RunSettings(method="gradient_averaging"), 1_000_000, 4) == 1.0
+
+
+def test_a_training_share_is_what_waits_leave_of_the_newest_rounds() -> None:
+    assert training_share([], "none") is None
+    assert training_share([(1.0, 10.0), (3.0, 30.0)], "none") == 0.9
+    assert training_share([(-1.0, 10.0), (99.0, 30.0)], "none") == 0.25  # no longer than its round
+    assert training_share([(1.0, 10.0)], "late") is None  # nobody waits

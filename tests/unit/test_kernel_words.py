@@ -18,6 +18,8 @@ DOORS = {
         "collectives/round/arrival_policy.py",
         "collectives/round/dissemination.py",
         "collectives/round/faults.py",
+        "collectives/round/log_modes.py",
+        "collectives/round/own_results.py",
         "collectives/round/seals.py",
         "collectives/round/site_names.py",
         "node/session/measures.py",

@@ -14,6 +14,7 @@ from reference_node import Node
 
 from atoll.collectives.errors import ConfigError
 from atoll.node.client import NodeClient, join
+from atoll.node.control.protocol import Pause
 from atoll.node.home.config import load_config, set_value
 from atoll.node.home.hours import DAY, Hours, hours_of
 from atoll.node.home.paths import find_paths
@@ -198,7 +199,7 @@ def test_a_script_rests_between_two_rounds_and_goes_on(
             join("reference", home=tmp_path, private=False) as swarm,
         ):
             attached = attach(model, optimizer, swarm, batch_size=2)
-            assert client.pause("", True) == {
+            assert client.ask(Pause, "").value == {
                 "run_id": swarm.run_id,
                 "paused": "paused by its owner",
                 "changed": True,
@@ -219,7 +220,7 @@ def test_a_script_rests_between_two_rounds_and_goes_on(
             at = steps
             assert not rested.wait(0.2)
             assert (steps, attached.round) == (at, 1)
-            client.pause("", False)
+            client.ask(Pause, "", False)
             assert rested.wait(30)
             thread.join()
     finally:

@@ -152,11 +152,11 @@ class Answers:
 
     def __init__(self) -> None:
         self.asked = list[p.Request]()
-        self.calls = list[PendingAnswer]()
+        self.calls = list[PendingAnswer[p.Unread]]()
 
-    def submit(self, make: Callable[[int], p.Request]) -> PendingAnswer:
+    def submit(self, make: Callable[[int], p.Ask[p.Unread]]) -> PendingAnswer[p.Unread]:
         self.asked.append(make(len(self.asked)))
-        self.calls.append(PendingAnswer())
+        self.calls.append(PendingAnswer(p.Unread))
         return self.calls[-1]
 
     def answer(self, unread: bool) -> None:

@@ -26,9 +26,9 @@ from atoll.collectives.modes.byzantine.missums import (
 )
 from atoll.collectives.modes.byzantine.signed import account_payload, given_payload, receipts_digest
 from atoll.collectives.witnesses import stated_by
-from atoll.node.modes.byzantine import MISSUMMED, UNFOUNDED
+from atoll.node.modes.byzantine import MISSUMMED, UNFOUNDED, missummed, unfounded
 from atoll.node.run.evidence import WHAT, accused, check
-from atoll.node.run.proof import missummed, twice, unfounded
+from atoll.node.run.proof import twice
 from atoll.node.service.ports import DOMAIN
 from atoll.security.identity import Identity, verify
 

@@ -317,7 +317,7 @@ class ByzantineAcceptor(Acceptor):
                 self._faults[member] = FAULTS
                 if self.view.convict(member):
                     preimage = meaning_preimage(plan)
-                    self.view.actions.unfounded(
+                    self.view.actions.proofs.unfounded(
                         wrong.peer, wrong.parts, wrong.account, preimage, index
                     )
 
@@ -364,7 +364,7 @@ class ByzantineAcceptor(Acceptor):
         if found is not None and found.wrong.peer in members:
             self._doubtful = [each for each in self._doubtful if each.peer != found.wrong.peer]
             if self.view.convict(members[found.wrong.peer]):
-                self.view.actions.refuted(*found.proof)
+                self.view.actions.proofs.refuted(*found.proof)
 
     def stated(self, plan: Plan, digests: Sequence[bytes]) -> dict[PeerId, bytes]:
         """Of those who state a plan's parts, who has signed these digests of them, and how."""
@@ -389,7 +389,7 @@ class ByzantineAcceptor(Acceptor):
             offer.weight if offer else 0,
             offer.reading if offer else m.NO_READING,
             view.leaving,
-            tuple(view.joiners_to_admit(now)),
+            tuple(view.entrance.to_admit(now)),
             tuple(who for who in view.config if who != view.me and view.lost(who)),
         )
         last = self._mine
@@ -537,7 +537,7 @@ class ByzantineAcceptor(Acceptor):
         if self.judge.taken_back(body, self.claims):
             return None  # an honest convener may not know it yet, so nobody is accused
         adopted = any(pledge.ballot >= 0 for pledge in body.pledges)
-        if not adopted and view.objection(body.entry):
+        if not adopted and view.entrance.objection(body.entry):
             # one that a quorum has echoed may be decided already: then this comes too late
             return None
         self.proposed[ballot] = signed
@@ -594,7 +594,7 @@ class ByzantineAcceptor(Acceptor):
             one, other = (
                 slot_payload(kind, *view.slot, ballot, hash_) for hash_ in (before[0], digest)
             )
-            view.actions.caught(who.peer, (one, before[1]), (other, signature))
+            view.actions.proofs.caught(who.peer, (one, before[1]), (other, signature))
         return False
 
     def _prove(self) -> None:
@@ -612,7 +612,7 @@ class ByzantineAcceptor(Acceptor):
             if index is not None and view.convict(who):
                 payload = slot_payload("propose", *view.slot, ballot, entry.hash())
                 signature = self._first_signed["propose", who, ballot][1]
-                view.actions.relabelled(who.peer, (payload, signature), entry, plan, index)
+                view.actions.proofs.relabelled(who.peer, (payload, signature), entry, plan, index)
         self._refused = []
 
     # ---- echoes and votes

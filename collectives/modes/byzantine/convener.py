@@ -208,7 +208,7 @@ class ByzantineConvener(Convener):
         """
         view = self.view
         makers = {c.member.peer for c in plan.contributors if c.cid in found.cids}
-        view.actions.disputed(sorted(found.members | makers))
+        view.actions.proofs.disputed(sorted(found.members | makers))
         self.voter.doubt(found.members)
         mine = {view.contribution[0]} if view.contribution else set[Cid]()
         self.lost |= found.cids - mine
@@ -388,7 +388,9 @@ class ByzantineConvener(Convener):
 
     # ---- the next configuration
     def _joiners(self, now: float) -> list[Member]:
-        return self.view.welcome(sorted(self.judge.wishes(tuple(self.voter.claims.items()))[2]))
+        return self.view.entrance.welcome(
+            sorted(self.judge.wishes(tuple(self.voter.claims.items()))[2])
+        )
 
     def wants_entry(self, now: float) -> bool:
         """Whether an entry without contributors is wanted, and late enough: it changes the
@@ -398,7 +400,7 @@ class ByzantineConvener(Convener):
             ready.settle for ready in view.open.ready.values()
         )
         config = self._next_config(now, set(view.config))
-        wanted = settle or config != view.config or bool(view.guests(now))
+        wanted = settle or config != view.config or bool(view.entrance.guests(now))
         return wanted and now - view.open.born > self.judge.empty_after_s(config)
 
     def _next_config(self, now: float, contributing: set[Member]) -> Config:
@@ -417,7 +419,7 @@ class ByzantineConvener(Convener):
             if member in staying and len(staying) > judge.floor and not founder:
                 staying.remove(member)
         room = max(1, len(staying) - 1)
-        for joiner in self.view.welcome(sorted(joining)):
+        for joiner in self.view.entrance.welcome(sorted(joining)):
             older = [member for member in staying if member.peer == joiner.peer]
             if older and older[0].incarnation > joiner.incarnation:
                 continue

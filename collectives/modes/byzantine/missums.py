@@ -20,7 +20,7 @@ from ...digest import meaning
 from ...group import Cid, Part, Plan
 from ...identifiers import PeerId
 from ...partition import is_fair
-from ...round.state import Voice
+from ...round.faults import Voice
 from .signed import receipts_digest
 
 

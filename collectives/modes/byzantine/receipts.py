@@ -83,4 +83,4 @@ class Receipts:
         """A member has signed two roots of one contribution: it lies."""
         if self._view.convict(who):
             first, second = ((self.payload(cid, part, root), by) for root, by in (one, two))
-            self._view.actions.caught(who.peer, first, second)
+            self._view.actions.proofs.caught(who.peer, first, second)

@@ -9,5 +9,7 @@ banned with it.
 
 wire      frames of BTARD as control messages, and offers of vectors
 vectors   vectors on their way over lanes
-rounds    a session's part: inputs for the peer, what it asks, what the log is given
+tasks     vectors that are asked of the script
+results   the aggregate of a step, as plans and entries of the log say
+rounds    a session's part: inputs for the peer, what it asks of others, what the log is given
 """

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from ....collectives.exchange import BlobProgress
-from ....collectives.group import Config, Entry, Plan
+from ....collectives.group import Config, Entry
 from ....collectives.identifiers import PeerId
 from ....collectives.round import KIN_BYTES
 from ....collectives.seeded import BtardSettings
@@ -31,9 +31,10 @@ from ....security.btard.trail import Trail
 from ....security.identity import verify
 from ...session import events as ev
 from ...session.contribution_queue import Given
-from ...session.copies import Copies
-from ...session.pre_round import PreRound
+from ...session.pre_round import NO_SPENDING, PreRoundView
 from .evidence import removal
+from .results import StepResults
+from .tasks import SeededTasks
 from .vectors import VectorTransfers
 from .wire import PREFIX, Offered, Taken, decode, encode
 
@@ -66,9 +67,9 @@ class StepOutcome(NamedTuple):
         return data.update(self.vector.numpy().tobytes()).digest(KIN_BYTES)
 
 
-class BtardRounds(PreRound):
+class BtardRounds:
     """What a session of a run with ``[btard]`` has in place of giving its script's vectors to the
-    log. Is the Host of its peer.
+    log: a `PreRound`. Is the Host of its peer.
     """
 
     prefix = PREFIX
@@ -86,7 +87,9 @@ class BtardRounds(PreRound):
         self.given: Given | None = None  # the script waits for the round
         self.step = -1  # that the peer has begun
         self.found: StepOutcome | None = None  # what the newest step that is over came to
-        self._copies = Copies(session)
+        self.results = StepResults(session)
+        self.spending = NO_SPENDING
+        self.work = SeededTasks(session, terms.intervals, self._computed)
         self._peer: BtardPeer | None = None
         self._vectors: VectorTransfers | None = None
         self._barred = ""  # why this member takes no part
@@ -96,11 +99,6 @@ class BtardRounds(PreRound):
         # After those: who is removed is told on what evidence before it is banned.
         self._removals: list[Output] = []
         self._busy = False
-        self._tasks: dict[int, GradientTask] = {}
-        # Of the own work, from the anchor on, where it is in intervals.
-        self._states: list[Vector] = []
-        # No answer to an earlier life is one to this.
-        self._number = 1 + random.SystemRandom().getrandbits(40)
         self._ticked_at = -1e9
         self._to_repeat: list[tuple[list[PeerId], bytes]] = []  # in the step, and to whom
         self._quiet = True  # nothing was said since the last tick
@@ -109,8 +107,8 @@ class BtardRounds(PreRound):
     def active(self) -> bool:
         return self.given is not None
 
-    def view(self) -> dict[str, Any]:
-        """For `atoll status`: JSON-able. ``missing``: peers that are no members yet, without which
+    def look(self, now: float) -> PreRoundView:
+        """Its document has ``missing``: peers that are no members yet, without which
         no step begins; ``step``: -1 before the first.
         """
         members = set(self.session.config_peers())
@@ -118,13 +116,14 @@ class BtardRounds(PreRound):
         missing = (
             [] if self.step >= 0 else [peer for peer in self.terms.peers if peer not in members]
         )
-        return {
+        document = {
             "peers": list(self.terms.peers),
             "missing": missing,
             "step": self.step,
             "removed": removed,
             "out": self._barred,
         }
+        return PreRoundView(document=document)
 
     # ---- the script
     def offer(self, now: float) -> None:
@@ -141,9 +140,8 @@ class BtardRounds(PreRound):
             return session.ports.emit(ev.ContributionRefused(first[0], self._barred, unfit=True))
         again = self.given is not None and self.given[0] != first[0]
         self.given = first
-        if again:  # another script than the one that was asked
-            for number, task in self._tasks.items():
-                session.ports.emit(ev.WorkAsked(number, task.step, task.seed, task.interval))
+        if again:
+            self.work.ask_again()
         self._begin(now)
         self._give(now)
 
@@ -192,15 +190,10 @@ class BtardRounds(PreRound):
             session.ports.storage.spend(BEGUN)
         self.step, self._to_repeat = step, []
         state, start = self._state(), self._start()
-        self._forget_steps(step)
-        self._input(lambda peer: peer.begin(now, step, state, start))
-
-    def _forget_steps(self, step: int) -> None:
-        self._tasks = {
-            number: task for number, task in self._tasks.items() if task.step >= step - 1
-        }
+        self.work.begin(step, start)
         if self._vectors is not None:
             self._vectors.forget(step)
+        self._input(lambda peer: peer.begin(now, step, state, start))
 
     def _state(self) -> bytes:
         """What names the anchor alike everywhere: the hash of the newest entry that moved it."""
@@ -216,10 +209,9 @@ class BtardRounds(PreRound):
         replica, machine = self.session.replica, self.session.machine
         assert replica is not None
         assert machine is not None
-        self._states = (
-            [replica.anchor[: machine.shape.numel].clone().numpy()] if self.terms.intervals else []
-        )
-        return self._states[0] if self._states else None
+        if not self.terms.intervals:
+            return None
+        return replica.anchor[: machine.shape.numel].clone().numpy()
 
     def _made(self) -> BtardPeer | None:
         session, terms = self.session, self.terms
@@ -241,29 +233,12 @@ class BtardRounds(PreRound):
             )  # type: ignore[arg-type]
         return self._peer
 
-    def computed(self, now: float, number: int, vector: Tensor, part: int = 0) -> None:
-        task = self._tasks.get(number)
-        if task is None:
-            return
-        values, trail = vector.clone().numpy(), None
-        if self.terms.intervals and task.interval < 0:
-            if task.step != self.step or not self._states or part > len(self._states) - 1:
-                # of a step that is over; or another script's, that was asked again, and is not
-                # there yet
-                return
-            self._states[part + 1 :] = [values]
-            if len(self._states) <= self.terms.intervals:
-                return
-            values, trail = np.subtract(self._states[0], self._states[-1]), Trail(self._states)
-            self._states = []
-        del self._tasks[number]
+    # ---- the peer's inputs, and what comes of them
+    def _computed(
+        self, now: float, task: GradientTask, values: Vector, trail: Trail | None
+    ) -> None:
         self._input(lambda peer: peer.computed(now, task, values, trail))
 
-    def starts(self, number: int) -> Tensor | None:
-        task = self._tasks.get(number)
-        return None if task is None or task.start is None else torch.from_numpy(task.start)
-
-    # ---- the peer's inputs, and what comes of them
     def _input(
         self, act: Callable[[BtardPeer], None], sender: PeerId | None = None, nbytes: int = 0
     ) -> None:
@@ -347,14 +322,12 @@ class BtardRounds(PreRound):
             # No script is given what another peer says is a state and cannot be one.
             nothing = np.full_like(task.start, np.nan)
             return self._input(lambda peer: peer.computed(self.session.clock(), task, nothing))
-        self._number += 1
-        self._tasks[self._number] = task
-        self.session.ports.emit(ev.WorkAsked(self._number, task.step, task.seed, task.interval))
+        return self.work.ask(task)
 
     def _end(self, now: float, found: StepOutcome, kin: bytes) -> None:
         self.found = found
         if found.step == self.session.completed:
-            self._copies.have(kin, found.vector)
+            self.results.copies.have(kin, found.vector)
         self.offer(now)
 
     def _remove(self, gone: PeerId, evidence: bytes) -> None:
@@ -377,37 +350,17 @@ class BtardRounds(PreRound):
             or machine.open.applying
         ):
             return
-        machine.contribute(now, self._copies.cid(), 1)
+        machine.contribute(now, self.results.copies.cid(), 1)
 
     def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
         """Where the step is not over here yet, this member's vector is taken for counted."""
         if entry.contributors:
-            self._copies.forget()
+            self.results.copies.forget()
         if not entry.contributors or self.given is None:
             return None, False
         given, self.given, found = self.given, None, self.found
         self.session.queue.take()
         return given[0], found is None or found.step < self.step or found.counted
-
-    def execute(self, plan: Plan) -> bool:
-        """What the plan is about is here already."""
-        self._copies.look(plan)
-        return True
-
-    def may_fetch(self, entry: Entry) -> bool:
-        """Nobody votes for a result that its own step has not come to."""
-        machine = self.session.machine
-        if (
-            machine is not None
-            and machine.open.decided is not None
-            and machine.open.decided.entry == entry
-        ):
-            return True
-        self._copies.look(entry)  # its plan was not heard of, perhaps
-        return False
-
-    def contradicts(self, entry: Entry) -> bool | None:
-        return self._copies.contradict(entry)
 
     # ---- messages
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
@@ -422,7 +375,11 @@ class BtardRounds(PreRound):
             case _:
                 self._input(lambda machine: machine.receive(now, peer, message), peer, len(data))
 
-    def on_blob(self, now: float, event: BlobProgress) -> bool:
+    def takes(
+        self, now: float, event: ev.OperationDone | ev.OperationRefused | BlobProgress
+    ) -> bool:
+        if not isinstance(event, BlobProgress):
+            return False
         if self._vectors is None or not self._vectors.takes(event.name):
             return False
         arrived = self._vectors.on_blob(now, event)

@@ -6,10 +6,11 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from ....collectives import messages as m
-from ....collectives.group import Entry, Member, Plan
+from ....collectives.group import Entry, Member
 from ....collectives.identifiers import PeerId
 from ....collectives.pace import Pace
-from ....collectives.round.state import Voice
+from ....collectives.round.faults import Proofs
+from ....collectives.round.own_results import NO_RESULTS
 
 if TYPE_CHECKING:
     from ...session.session import Session
@@ -19,6 +20,7 @@ class BesideRun:
     """What the log of an operation asks of the session."""
 
     session: Session
+    own_results, proofs = NO_RESULTS, Proofs()
 
     def report(self, plan_id: bytes) -> None:
         self.session.ports.exchange.report(plan_id)
@@ -59,44 +61,9 @@ class BesideRun:
         """Whoever asks; nobody does."""
         return list(joiners)
 
-    def contradicts(self, entry: Entry) -> bool | None:
-        """Nothing is made beside what owners state."""
-        return False
-
-    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """For whatever is here."""
-        return True
-
-    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
-        """Never called: no entry is contradicted."""
-
     def helps(self, peer: PeerId) -> bool:
         """Nobody: an operation is of those who call it."""
         return False
-
-    def caught(self, peer: PeerId, one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> None:
-        """Nothing of what is said beside the run's log could tell: it is decided by majorities."""
-
-    def relabelled(
-        self, peer: PeerId, proposal: tuple[bytes, bytes], entry: Entry, plan: Plan, index: int
-    ) -> None:
-        """As `caught`."""
-
-    def disputed(self, peers: Sequence[PeerId]) -> None:
-        """Nothing is stated twice beside the run's log."""
-
-    def refuted(self, meaning: bytes, part: int, voices: Sequence[Voice]) -> None:
-        """As `disputed`."""
-
-    def unfounded(
-        self,
-        peer: PeerId,
-        parts: m.PartDigests,
-        account: m.Account,
-        preimage: bytes,
-        index: int,
-    ) -> None:
-        """As `disputed`."""
 
     def pace(self) -> Pace:
         return self.session.ports.pace()

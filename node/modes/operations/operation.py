@@ -18,6 +18,7 @@ from ....collectives.errors import StorageError
 from ....collectives.group import Certified, Config, Entry, Plan
 from ....collectives.identifiers import HASH_BYTES, PeerId, RunId
 from ....collectives.round import RoundMachine, Shape
+from ....collectives.round.log_modes import LogModes
 from ....security.rule_names import parse_reducer
 from ...session import events as ev
 from ...session.tallies import shares_of
@@ -96,6 +97,7 @@ class Operation(BesideRun):
             actions=self,
             rng=session.rng,
             now=now,
+            modes=LogModes(),
             site=session.site,
             root=NO_STATE,
         )

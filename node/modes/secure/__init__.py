@@ -12,9 +12,10 @@ wire      what members tell each other of a masking, bounded
 vectors   a vector on its way into a sum: bounded, with noise, as whole numbers
 bound     what a vector's norm is bounded by, where that follows a quantile
 budget    what has been spent of a member's privacy
+spending  what a site has given over all its lives, and may give yet
 evidence  what proves that a dealer's shares do not fit
 masking   one attempt at it: who has said what, what is missing
-rounds    a session's part: attempts, the operation, what must be remembered, what the script is
-          told
+results   the mean that was unmasked, as plans and entries of the log say
+rounds    a session's part: attempts, the operation, what the script is told
 simulated what comes out of them, for simulations without sessions
 """

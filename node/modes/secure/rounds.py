@@ -9,7 +9,7 @@ it: their members are told, go back to the anchor and train anew.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -25,32 +25,30 @@ from ....collectives.errors import (
     SecurityError,
     StorageError,
 )
-from ....collectives.group import CID_BYTES, Admitted, Entry, Plan, Reading, SpentWord
+from ....collectives.exchange import BlobProgress
+from ....collectives.group import CID_BYTES, Entry, Reading
 from ....collectives.identifiers import PeerId
-from ....collectives.modes.site_ledger import SiteLedger
 from ....collectives.round import KIN_BYTES
-from ....collectives.round.log import RECENT, Log
-from ....collectives.round.site_names import SiteNames, spent_payload
+from ....collectives.round.log import RECENT
 from ....collectives.round.turns import AWAY_S
-from ....collectives.swarm import MAX_OP_ID, Call, SecureSettings, Spent
-from ....security.masking import Binding, DealerError, Memory, Unmasking
+from ....collectives.swarm import MAX_OP_ID, Call, SecureSettings
+from ....security.masking import Binding, DealerError, Unmasking
 from ....security.masking.binding import LEAST_MEMBERS
 from ....security.masking.keys import Words
 from ....security.masking.messages import Keys
 from ...session import events as ev
 from ...session.contribution_queue import Given
-from ...session.copies import Copies
-from ...session.pre_round import PreRound
+from ...session.pre_round import PreRoundView
 from ..operations.naming import MASKED_SUMS, config_key
 from ..operations.operations import operations_of
 from .bound import bound_at
-from .budget import Budget
 from .masking import Masking, MaskingStep
+from .results import MaskedResults
+from .spending import BEGUN, GIVEN, ReportedMetrics, SiteSpending
 from .vectors import (
     RingLayout,
     Summed,
     bits_of,
-    fewest_sites,
     in_bucket,
     least_buckets,
     length_of,
@@ -64,17 +62,11 @@ if TYPE_CHECKING:
 
 # how the operations of secure rounds are called, at greater length than any script's
 OPERATION = "masking/"
-# In what storage remembers: attempts, and vectors that were handed over masked.
-BEGUN, GIVEN = (
-    "begun/",
-    "given/",
-)
 # Attempts at a round that are followed at once: to the last that can be said, one member could lead
 # all.
 MOST_AHEAD = 1 << 16
 REPEAT_S = 0.4
 SUM_S = 30.0  # how long a sum, or its unmasking, may stand still
-ENOUGH_VOTERS = 2  # whom a member follows that has no mean of its own: one of them does not lie
 
 
 class Refused(NamedTuple):
@@ -84,8 +76,10 @@ class Refused(NamedTuple):
     why: str
 
 
-class SecureRounds(PreRound):
-    """What a session of a run with ``[secure]`` has in place of giving its vectors to the log."""
+class SecureRounds:
+    """What a session of a run with ``[secure]`` has in place of giving its vectors to the log: a
+    `PreRound`.
+    """
 
     prefix = PREFIX
 
@@ -98,19 +92,16 @@ class SecureRounds(PreRound):
     ) -> None:
         """``rng`` makes secrets and rounds; None (no simulation): `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
-        self._ledger: SiteLedger | None = None  # of a run with noise, once there is a log
         self._operations = operations_of(session)
         self.rng = rng or random.SystemRandom()
         self.masking: Masking | None = None
         self.given: Given | None = None  # the script's vector, in the attempt
         self.vectors: RingLayout | None = None  # how they lie on the ring, in the attempt
         self.mean: tuple[bytes, Tensor, Reading] | None = None  # what came out, for the log
-        self._copies = Copies(session)  # of it
-        self._following: tuple[bytes, float] | None = None  # an entry that others made, since when
-        self.metrics: dict[str, float] = {}  # what the script has reported last
+        self.results = MaskedResults(session)
         self.bad: set[PeerId] = set()  # whose words did not hold: left out of later attempts
-        self._memory: Memory | None = None
-        self._budget: Budget | None = None
+        self.spending = SiteSpending(session, terms)
+        self.work = ReportedMetrics()
         self._left_out = False  # its bucket is decided to stay masked
         # the vector was handed over, masked: unless it is decided otherwise, it may be in a sum
         self._handed = False
@@ -120,9 +111,6 @@ class SecureRounds(PreRound):
         self._tried = 0  # so many members' shares are needed for another try
         self._since = self._announced_at = -1e9
         self._away: dict[PeerId, float] = {}  # who is not heard, since when
-        self._over = ""  # why no vector of this member is given any more
-        # how many steps were spent, and whether one more was allowed then
-        self._judged: tuple[int, bool] | None = None
 
     # ---- views
     @property
@@ -138,130 +126,15 @@ class SecureRounds(PreRound):
             len({member.peer for member in machine.draw.members}) if machine is not None else 0,
         )
 
-    @property
-    def memory(self) -> Memory:
-        """What this member must not do again, from all its lives."""
-        if self._memory is None:
-            spent = self.session.ports.storage.spent()
-            begun = {bytes.fromhex(key[len(BEGUN) :]) for key in spent if key.startswith(BEGUN)}
-            self._memory = Memory(
-                begun, {bytes.fromhex(key[len(GIVEN) :]) for key in spent if key.startswith(GIVEN)}
-            )
-        return self._memory
-
-    @property
-    def budget(self) -> Budget | None:
-        """Of a run with ``[privacy]``. Raises StorageError."""
-        if self._budget is None and self.session.settings.privacy is not None:
-            self._budget = Budget(self.session.settings.privacy, self.session.ports.storage)
-        return self._budget
-
-    def report(self, metrics: Mapping[str, float]) -> None:
-        self.metrics.update(metrics)
-
-    def spent(self) -> Spent | None:
-        """What this member has spent of its privacy; None in a run without noise. Raises
-        StorageError."""
-        budget, session = self.budget, self.session
-        if budget is None:
-            return None
-        terms, machine = budget.terms, session.machine
-        return Spent(
-            bound_at(session, terms, machine.round) if machine is not None else terms.clip,
-            terms.quantile,
-            budget.epsilon,
-            terms.delta,
-            terms.stop_at_epsilon,
-            budget.steps,
-            budget.room,
-        )
-
-    @property
-    def over(self) -> str:
-        """Why this member gives no vector any more: its privacy is spent, an entry says that too
-        few sites are left for a sum, or another key has its name."""
-        return self._over
-
-    def spent_words(self) -> list[SpentWord]:
-        """What members have said of themselves, this one too: in their records, which are signed
-        besides."""
-        records, machine = self.session.membership, self.session.machine
-        peers = {member.peer for member in machine.config} if machine is not None else set[PeerId]()
-        found = [(peer, records.record(peer)) for peer in sorted(peers)]
-        return [SpentWord(peer, of.spent) for peer, of in found if of is not None and of.spent]
-
-    def names(self, entries: Log, name: Callable[[Admitted], str]) -> SiteNames:
-        """What a site spends is bound to its name."""
-        settings = self.session.settings
-        if settings.privacy is None:
-            return SiteNames()
-        self._ledger = SiteLedger(
-            entries,
-            run=self.session.run,
-            fewest=fewest_sites(self.terms),
-            sample=settings.sample,
-            name=name,
-        )
-        return self._ledger
-
-    def _judge_budgets(self, now: float) -> None:
-        """Note whether the run is over here, and tell others where this member's budget is. A
-        vector that was handed over is waited for.
-
-        A site that may spend no more is done, and signs that. Once too few are left, an entry with
-        what they have signed ends the run for all.
-        """
-        budget, session, machine = self.budget, self.session, self.session.machine
-        sites, me = self._ledger, session.me
-        if budget is None or machine is None or sites is None or self._over:
-            return
-        if sites.retired(me):
-            self._over = (
-                f"another key has the name of this site, {sites.name_of(me)}, now: the organiser's "
-                "invite let it in under that"
-            )
-            return
-        if self._handed or self.mean is not None:
-            return
-        before = sites.before(machine.me, session.membership.certificate)
-        budget.raise_to(before)
-        if self._judged is None or self._judged[0] != budget.steps:
-            self._judged = (budget.steps, budget.allows)
-        if not self._judged[1]:
-            signature = session.actions.sign(spent_payload(session.run, me))
-            session.membership.announce(now, spent=signature)
-            self._over = (
-                f"this site has spent epsilon {budget.epsilon:.3g}, and one more round would pass "
-                f"{budget.terms.stop_at_epsilon:g}"
-            )
-            if before:  # of what it was asked for, nobody knows what that life had handed over
-                self._over += (
-                    f"; {before} of its {budget.steps} contributions are all that it may have made "
-                    "before the run let it in again"
-                )
-        elif sites.over:
-            self._over = sites.over
-
-    @property
-    def _may_give(self) -> bool:
-        """Whether a vector may be handed over for the open entry. With noise that is one an entry,
-        over all attempts: so the log bounds what a site has given, also where its disk is lost
-        (`site_ledger`). An entry without contributors opens the next."""
-        budget, machine = self.budget, self.session.machine
-        return budget is None or machine is None or budget.last != machine.round
-
-    def _wait_for_entry(self) -> None:
-        """What was given for the open entry came to nothing: ask for one that ends it."""
-        machine = self.session.machine
-        if machine is not None and not machine.unsettled:
-            machine.set_unsettled(self.session.clock(), True)
+    def look(self, now: float) -> PreRoundView:
+        return PreRoundView(self.needed, self._at_work(), self._awaited(), self._gone())
 
     @property
     def patient(self) -> bool:
         """Whether an attempt waits for the work of all who take part (`round.turns`)."""
         return self.session.settings.work is not None
 
-    def at_work(self, now: float) -> list[PeerId]:
+    def _at_work(self) -> list[PeerId]:
         """Those of the round whose keys are not here: they have nothing to be masked yet."""
         machine, masking = self.session.machine, self.masking
         if machine is None or self.mean is not None:
@@ -274,14 +147,14 @@ class SecureRounds(PreRound):
         here = masking.messages[0].keys() | masking.passed | self.bad
         return [peer for peer in roster if peer not in here]
 
-    def awaited(self) -> list[PeerId]:
+    def _awaited(self) -> list[PeerId]:
         """All who are drawn, until the sum is here: also one that dies in the middle of it."""
         machine = self.session.machine
         if machine is None or machine.stateless or self.mean is not None:
             return []
         return sorted({member.peer for member in machine.draw.members})
 
-    def gone(self) -> list[PeerId]:
+    def _gone(self) -> list[PeerId]:
         """Without whom the configuration is too small for a sum: by the newest entry that left
         enough of them, of those in memory."""
         machine = self.session.machine
@@ -297,6 +170,10 @@ class SecureRounds(PreRound):
                 return sorted(before - inside)
         return []
 
+    def _judge_budget(self, now: float) -> None:
+        """A vector that was handed over is waited for."""
+        self.spending.judge(now, pending=self._handed or self.mean is not None)
+
     def _silent(self, now: float, roster: Collection[PeerId]) -> list[PeerId]:
         """Who is not heard, and not waited for: at once where a round does not wait for work, and
         until it may be gone where it does."""
@@ -304,12 +181,6 @@ class SecureRounds(PreRound):
         self._away = {peer: self._away.get(peer, now) for peer in suspected}
         least = AWAY_S if self.patient else 0.0
         return [peer for peer, since in self._away.items() if now - since >= least]
-
-    def gave(self, cid: bytes) -> bool:
-        """Whether an earlier life handed over this vector: it may be in a sum, and is not to be in
-        another.
-        """
-        return cid in self.memory.consented
 
     # ---- the script's vector
     def offer(self, now: float) -> None:
@@ -330,15 +201,14 @@ class SecureRounds(PreRound):
             first = self.session.queue.first()
             if first is None:
                 return None
-            self._judge_budgets(now)
-            if self._over:
+            self._judge_budget(now)
+            if self.spending.over:
                 self.session.queue.take()
-                return self.session.ports.emit(
-                    ev.ContributionRefused(first[0], self._over, over=self._over)
-                )
+                over = self.spending.over
+                return self.session.ports.emit(ev.ContributionRefused(first[0], over, over=over))
             self.given = first
-        if self.masking is None and not self._may_give:
-            return self._wait_for_entry()
+        if self.masking is None and not self.spending.may_give:
+            return self.spending.wait_for_entry()
         if self.masking is None:
             self._open(now, self._number)
         return self._join(now)
@@ -371,14 +241,14 @@ class SecureRounds(PreRound):
         burnt = self._handed and not counted
         if self.mean is not None:
             self.session.ports.exchange.release(self.mean[0])
-        self._copies.forget()
-        self.mean, self._number, self._following = None, 0, None
+        self.results.forget()
+        self.mean, self._number = None, 0
         self._drop()
         self.given = None
         if given is None:
             return None, False
         self.session.queue.take()
-        self._judge_budgets(self.session.clock())  # before the script hears of it, and looks
+        self._judge_budget(self.session.clock())  # before the script hears of it, and looks
         if burnt:
             self._tell_burnt(given)
             return None, False
@@ -390,55 +260,6 @@ class SecureRounds(PreRound):
             "vector is never used twice"
         )
         self.session.ports.emit(ev.ContributionRefused(given[0], why, unfit=True))
-
-    # ---- the log
-    def execute(self, plan: Plan) -> bool:
-        """Who has the mean makes the result itself; it travels only where a member has none."""
-        self._copies.look(plan)
-        members = set(self.session.config_peers())
-        return self._copies.are(plan) and members <= {c.member.peer for c in plan.contributors}
-
-    def may_fetch(self, entry: Entry) -> bool:
-        """Of the mean that is here, nothing but what is made here."""
-        machine = self.session.machine
-        if machine is not None and machine.open.decided is not None:
-            return True
-        if self._copies.are(entry):
-            self._copies.look(entry)
-            return False
-        return True
-
-    def contradicts(self, entry: Entry) -> bool | None:
-        return self._copies.contradict(entry)
-
-    def may_vote(self, entry: Entry, voters: Collection[PeerId]) -> bool:
-        """For the mean that is here; who has none (it sat out, or began again) goes by members who
-        have, and one may lie. Where nobody else is left who could vote, too, it follows a single
-        one after a while: else the round would never end.
-        """
-        if self._copies.are(entry):
-            return self._copies.digests(entry) == entry.part_digests
-        digest, now = entry.hash(), self.session.clock()
-        if self._following is None or self._following[0] != digest:
-            self._following = (digest, now)
-        patient = bool(voters) and now - self._following[1] > SUM_S
-        return len(voters) >= ENOUGH_VOTERS or patient
-
-    def on_false(self, entry: Entry, convener: PeerId, ballot: int) -> None:
-        """In a later ballot it may have been made to adopt what another has voted for."""
-        if ballot == 0 and any(convener == c.member.peer for c in entry.contributors):
-            self._name(convener, "it proposes another mean than was unmasked")
-
-    def on_result(self, plan: Plan, digests: tuple[bytes, ...]) -> bool:
-        for owner in self._copies.otherwise(plan, digests):
-            self._name(owner, "its part of the result is not of the mean that was unmasked")
-        return self._copies.are(plan)
-
-    def _name(self, peer: PeerId, what: str) -> None:
-        """It signed nothing of that, so this is no proof; and left out of sums it would cost the
-        others more time than its ballots do.
-        """
-        self.session.ports.emit(ev.PeerMisbehaved(peer, what))
 
     # ---- attempts
     def _open(self, now: float, number: int) -> bool:
@@ -485,9 +306,9 @@ class SecureRounds(PreRound):
         ):
             digest = masking.binding.digest
             try:
-                if digest not in self.memory.begun:
+                if digest not in self.spending.memory.begun:
                     self.session.ports.storage.spend(BEGUN + digest.hex())
-                masking.join(self.identity, self.memory, self.rng)
+                masking.join(self.identity, self.spending.memory, self.rng)
                 if self.session.machine is not None:
                     self.session.machine.turns.done(now)
             except SecurityError:  # in an earlier life
@@ -516,13 +337,16 @@ class SecureRounds(PreRound):
         if burnt and given is not None:
             self.given = None
             self.session.queue.take()
-            self._judge_budgets(now)  # before the script hears of it, and looks
+            self._judge_budget(now)  # before the script hears of it, and looks
             self._tell_burnt(given)
         self.offer(now)
 
     def _op_id(self, masking: Masking) -> str:
         assert masking.digest is not None
         return OPERATION + masking.digest.hex()
+
+    def drop_all(self) -> None:
+        """A masking lives in memory alone, and its sum is an operation, which the session drops."""
 
     # ---- messages
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
@@ -579,7 +403,7 @@ class SecureRounds(PreRound):
         """Others have begun: the script contributes now, or nobody need wait for it."""
         session, masking = self.session, self.masking
         assert masking is not None
-        if session.script is None or self._over or not self._may_give:
+        if session.script is None or self.spending.over or not self.spending.may_give:
             masking.out.append((masking.leader, Pass()))
         elif self.given is None and session.queue.first() is None:
             session.ports.emit(ev.RoundClosing(session.completed + 1))
@@ -600,12 +424,13 @@ class SecureRounds(PreRound):
         machine, masking = self.session.machine, self.masking
         if machine is None or machine.stateless:
             return
-        self._judge_budgets(now)
-        if self._over and self.given is not None and not self._handed and not self._busy:
+        self._judge_budget(now)
+        if self.spending.over and self.given is not None and not self._handed and not self._busy:
             given, self.given = self.given, None
             self._drop()
             self.session.queue.take()
-            self.session.ports.emit(ev.ContributionRefused(given[0], self._over, over=self._over))
+            over = self.spending.over
+            self.session.ports.emit(ev.ContributionRefused(given[0], over, over=over))
             masking = None
         if masking is None or masking.client is None or self.mean is not None:
             self.offer(now)
@@ -717,7 +542,7 @@ class SecureRounds(PreRound):
             self.session.ports.storage.layout(),
         )
         buckets = masking.buckets(self.terms)
-        self._busy, metrics = True, dict(self.metrics)
+        self._busy, metrics = True, dict(self.work.metrics)
 
         def work() -> Words | str | RemoteProtocolError:
             words = vectors.words(vector, samples, self.rng, metrics)
@@ -758,15 +583,15 @@ class SecureRounds(PreRound):
         """Into the sum, once what is spent of the privacy by it is on the medium. That is waited
         for beside the loop.
         """
-        budget = self.budget
+        budget = self.spending.budget
         if budget is None:
             return self._start(now, masking, given, words)
 
         entry = masking.binding.round
-        if budget.last == entry:  # `_judge_budgets` has not seen the round yet
+        if budget.last == entry:  # `judge` has not seen the round yet
             if self.masking is masking:
                 self._drop()
-            return self._wait_for_entry()
+            return self.spending.wait_for_entry()
 
         def count() -> StorageError | None:
             try:
@@ -813,11 +638,17 @@ class SecureRounds(PreRound):
         except (GroupError, LocalProtocolError) as error:
             self._fail(now, str(error))
 
-    def takes(self, event: ev.OperationDone | ev.OperationRefused) -> bool:
+    def takes(
+        self, now: float, event: ev.OperationDone | ev.OperationRefused | BlobProgress
+    ) -> bool:
         """Whether an operation that is over was a sum of a secure round."""
-        if not event.op_id.startswith(OPERATION) or len(event.op_id) <= MAX_OP_ID:
+        if (
+            isinstance(event, BlobProgress)
+            or not event.op_id.startswith(OPERATION)
+            or len(event.op_id) <= MAX_OP_ID
+        ):
             return False
-        masking, now = self.masking, self.session.clock()
+        masking = self.masking
         if (
             masking is None
             or masking.digest is None
@@ -925,9 +756,9 @@ class SecureRounds(PreRound):
                     if moving and found.within is not None
                     else None
                 )
-                self._copies.have(masking.digest[:KIN_BYTES], found.mean)
+                self.results.copies.have(masking.digest[:KIN_BYTES], found.mean)
                 self.mean, self._total = (
-                    (self._copies.cid(), found.mean, Reading(norm=bound)),
+                    (self.results.copies.cid(), found.mean, Reading(norm=bound)),
                     None,
                 )
                 buckets = masking.buckets(self.terms)

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from typing import Any
 
 from atoll.collectives.errors import StorageError
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import LastSaid
 from atoll.collectives.round import machine as machine_module
+from atoll.collectives.round.catching_up import CatchingUp
 from atoll.collectives.round.recovery import Recovery
 from atoll.node.run.membership import Membership
 from atoll.node.session.prior_contributions import PriorContributions
@@ -40,12 +42,18 @@ class OldLifeVotes(Plant):
     moments, recovery = 1.0, _OneLife
 
 
-class _Silent(machine_module.RoundMachine):
-    def _answer(self, now: float, peer: PeerId, round_: int, anew: int = 0) -> None:
-        recovery = self.recovery
+class _Forgetful(CatchingUp):
+    def answer(self, now: float, peer: PeerId, round_: int, anew: int = 0) -> None:
+        recovery = self.view.recovery
         known, recovery.heard_of = recovery.heard_of, LastSaid((), at_once=True)
-        super()._answer(now, peer, round_, anew)
+        super().answer(now, peer, round_, anew)
         recovery.heard_of = known
+
+
+class _Silent(machine_module.RoundMachine):
+    def __init__(self, *, now: float, **given: Any) -> None:
+        super().__init__(now=now, **given)
+        self.catching_up = _Forgetful(self, now)
 
 
 class NobodyTells(Plant):
