@@ -157,7 +157,7 @@ def described(error: AtollError) -> dict[str, Any]:
 
 
 def coded(error: BaseException, where: str) -> AtollError:
-    """An AtollError as it is; what the system refused as E501 or E502, without a traceback; anything
+    """An AtollError as it is; what the system refused as E501 or E502, without a traceback; all
     else is a defect of ours: logged with its traceback, and E142 for everybody else.
 
     Of an exception group the first AtollError counts, else the first refusal, else the first of

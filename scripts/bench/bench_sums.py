@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
     from kits.rounds.swarm import SimSwarm
 
+    from atoll.collectives.identifiers import PeerId
+
 EVERYTHING = "all"
 LIES = (
     "own+add",
@@ -88,23 +90,19 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def play(task: Task) -> dict[str, Any]:
-    """One seed, in a worker process: with this lie, or none."""
-    from kits.rounds.liars import LIES as ALL
-    from kits.rounds.liars import Lie
-    from kits.rounds.swarm import Options, SimSwarm
+def banning(banned: set[PeerId], sent: list[int]) -> type[SimSwarm]:
+    """A swarm that bans who is proven to lie, into ``banned``, and adds up in ``sent`` the bytes of
+    the data plane.
+    """
+    from kits.rounds.swarm import SimSwarm
 
-    from atoll.collectives.identifiers import PeerId
     from atoll.node.run.evidence import accused
 
-    seed, lie, lying, rounds = task
-    sent, banned, knowing = [0], set[PeerId](), set[PeerId]()
-    settled = Counter[str]()  # what honest conveners have made of differences
+    knowing = set[str]()
 
     class Banning(SimSwarm):
-        """Bans who is proven to lie, and counts what the data plane sends. Members hear of the proof
-        from one another. Who is none yet knows of no ban: it may have no other address than a
-        banned organiser's, by its invite.
+        """Members hear of the proof from one another. Who is none yet knows of no ban: it may have
+        no other address than a banned organiser's, by its invite.
         """
 
         def _knows(self, peer: PeerId) -> bool:
@@ -132,8 +130,22 @@ def play(task: Task) -> dict[str, Any]:
                 if peer != other
             )
 
+    return Banning
+
+
+def play(task: Task) -> dict[str, Any]:
+    """One seed, in a worker process: with this lie, or none."""
+    from kits.rounds.liars import LIES as ALL
+    from kits.rounds.liars import Lie
+    from kits.rounds.swarm import Options
+
+    from atoll.collectives.identifiers import PeerId
+
+    seed, lie, lying, rounds = task
+    sent, banned = [0], set[PeerId]()
+    settled = Counter[str]()  # what honest conveners have made of differences
     lies = ALL if lie == EVERYTHING else tuple(lie.split("+")) if lie else ()
-    swarm = Banning(
+    swarm = banning(banned, sent)(
         seed,
         Options(
             peers=(5, 6) if lie else (5, 5),
