@@ -324,15 +324,11 @@ class Convener:
         """Whether those that have said nothing yet were waited for: in ballot 0, or where its
         convener was given up before it could. ``lossy_s``: for so long they may be silent for lost
         packets."""
-        timing, opened, first = (
-            self.view.timing,
-            self.view.open,
-            self.view.open.closing_at or self.view.open.first_ready_at,
-        )
+        timing, opened = self.view.timing, self.view.open
+        first = opened.closing_at or opened.first_ready_at
         again = max(timing.grace(self.view.round_s, self.ballot), lossy_s)
-        if (
-            self.view.dissemination.is_large
-        ):  # what was offered in ballot 0, only its convener knows
+        # what was offered in ballot 0, only its convener knows
+        if self.view.dissemination.is_large:
             again = max(again, self.view.silent_s(2))
         if self.ballot > 0 and now - self.began_at <= again:
             return False
@@ -430,16 +426,13 @@ class Convener:
         own = {view.contribution[0]} if view.contribution else set[bytes]()
         # It held NaN, say: it will never come.
         refused = {c.cid for c in plan.contributors if c.member == view.me} - own
-        gone = {
-            cid for cids in held_up_by(plan, self.trees, self._waiting()).values() for cid in cids
-        } & silent
+        gone = silent & set[bytes]().union(*held_up_by(plan, self.trees, self._waiting()).values())
         cut = broken_by(plan, view.open, view.actions.suspected)
         late = now > self.due_at or now - self.planned_at > (1 + self.stalls) * view.stuck_s()
         if not (gone or refused or cut or late):
             return
-        if (
-            (gone or cut) and not self.trees
-        ):  # of others that are silent all has come so far: they may be but slow to be heard
+        # of others that are silent all has come so far: they may be but slow to be heard
+        if (gone or cut) and not self.trees:
             silent = gone | {c.cid for c in plan.contributors if c.member.peer in cut}
         self._revise(now, plan, silent | refused, late)
 
@@ -449,7 +442,10 @@ class Convener:
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
             mine = view.contribution[0] if view.contribution else b""
             return view.next_ballot(now, aside=mine in self.lost)
-        keep = self._reading([c for c in view.offers() if c.cid not in self.lost])
+        # who keeps back what it announced may announce another thing each time
+        barred = {c.member for c in plan.contributors if c.cid in self.lost} - {view.me}
+        offers = [c for c in view.offers() if c.cid not in self.lost and c.member not in barred]
+        keep = self._reading(offers)
         self.slow |= {part.owner for part in plan.parts if view.actions.suspected(part.owner)}
         if (
             not view.enough(keep)
@@ -478,10 +474,8 @@ class Convener:
         may be dying, is held against nobody.
         """
         view, me = self.view, self.view.me.peer
-        owners, since = (
-            {part.owner for part in plan.parts if not view.actions.suspected(part.owner)},
-            now - view.timing.detect_s / 2,
-        )
+        owners = {part.owner for part in plan.parts if not view.actions.suspected(part.owner)}
+        since = now - view.timing.detect_s / 2
         waiting = {
             peer: cids
             for peer, cids in self._waiting().items()
@@ -500,11 +494,7 @@ class Convener:
             and self._part_lacks(part)
         }
         if self.trees:
-            late = {
-                cid
-                for cids in held_up_by(plan, self.trees, self._waiting()).values()
-                for cid in cids
-            }
+            late = set[bytes]().union(*held_up_by(plan, self.trees, self._waiting()).values())
             late |= {c.cid for c in plan.contributors if c.member.peer in silent}
             self.lost |= late if 2 * len(late) <= len(plan.contributors) else set()
             return False

@@ -88,6 +88,7 @@ from .turns import AWAY_S, TurnClock
 MOST_RUSH_AMONG = 3  # members from which on a majority can tell that one is too fast
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
 FAR_BALLOTS = 1 << 20  # beyond the own one; no clock brings a round so far
+MOST_RAISES = 32  # of the ballot, by one member, at once; beyond, one in a `Timing.takeover_s`
 MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
 # a source that sent nothing for so many pulls is asked again; what is under way would only come
 # twice
@@ -1026,7 +1027,7 @@ class RoundMachine:
             self.stateless
             or not owned
             or plan.ballot < self.journal.promised
-            or self.is_far(plan.ballot)
+            or self._outruns(now, who, plan.ballot)
             or not self._plan_fits(plan)
         ):
             return
@@ -1043,11 +1044,8 @@ class RoundMachine:
         self.actions.execute(plan, [member.peer for member in self.config])
 
     def _plan_fits(self, plan: Plan) -> bool:
-        same = (plan.log, plan.round, plan.base) == (
-            self.log,
-            self.round,
-            self.base,
-        ) and self.shape.fits(plan)
+        same = (plan.log, plan.round, plan.base) == (self.log, self.round, self.base)
+        same = same and self.shape.fits(plan)
         owners = {part.owner for part in plan.parts} <= {member.peer for member in self.config}
         contributors = {c.member for c in plan.contributors} <= set(self.draw.members)
         return same and owners and contributors and check_plan(plan) is None
@@ -1265,9 +1263,9 @@ class RoundMachine:
                 pass
 
     def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
-        if ballot < 1 or self.convener_of(ballot) != who or self.is_far(ballot):
+        if ballot < max(1, self.journal.promised) or self.convener_of(ballot) != who:
             return
-        if ballot < self.journal.promised:
+        if self._outruns(now, who, ballot):
             return
         if ballot > self.journal.promised:
             self.progress(now)
@@ -1282,7 +1280,9 @@ class RoundMachine:
         self.tell(who.peer, promise)
 
     def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
-        if ballot < self.journal.promised or self.convener_of(ballot) != who or self.is_far(ballot):
+        if ballot < self.journal.promised or self.convener_of(ballot) != who:
+            return
+        if self._outruns(now, who, ballot):
             return
         if fault := entry_fault(entry, self.config, self.shape.topology):
             raise RemoteProtocolError(fault, peer=who.peer)
@@ -1658,11 +1658,19 @@ class RoundMachine:
         if ballot <= LAST_BALLOT:
             self.enter(now, ballot, aside=aside)
 
-    def is_far(self, ballot: int) -> bool:
-        """Whether no honest member can have come to this ballot. Who followed whoever owns
-        `LAST_BALLOT` there would have none left, and the log would stand still for ever.
+    def _outruns(self, now: float, who: Member, ballot: int) -> bool:
+        """Whether no honest member can have come to this ballot of its own. Who followed whoever
+        owns `LAST_BALLOT` there would have none left, and the log would stand still for ever; who
+        followed one that raises it without end would carry out no other's plan. Raises
+        RemoteProtocolError for raises that are faster than any clock.
         """
-        return ballot > max(self.ballot, self.journal.promised) + FAR_BALLOTS
+        newest, takes_s = max(self.ballot, self.journal.promised), self.timing.takeover_s
+        if newest < ballot <= newest + FAR_BALLOTS:
+            since = max(self.open.raised.get(who, 0.0), now - MOST_RAISES * takes_s)
+            if since > now:
+                raise RemoteProtocolError("ballots faster than any clock", peer=who.peer)
+            self.open.raised[who] = since + takes_s
+        return ballot > newest + FAR_BALLOTS
 
     def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:
         """Be in this ballot from now on."""

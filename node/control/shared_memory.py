@@ -89,12 +89,12 @@ class SharedBuffer:
         self._memfd = memfd = memfd_works() if use_memfd is None else use_memfd
         try:
             self.fd, self._reader_fd = _memfd(nbytes) if memfd else _unlinked_file(nbytes, folder)
+            # never closed by hand: torch.frombuffer keeps the mapping alive but does not lock it,
+            # so that close() would pull the memory from under a tensor (SIGSEGV); it ends with the
+            # last reference
+            self._memory: mmap.mmap | None = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED)
         except OSError as error:
             raise _storage_error(nbytes, "memory" if memfd else _where(folder), error) from error
-        # never closed by hand: torch.frombuffer keeps the mapping alive but does not lock it, so
-        # that close() would pull the memory from under a tensor (SIGSEGV); it ends with the last
-        # reference
-        self._memory: mmap.mmap | None = mmap.mmap(self.fd, nbytes, mmap.MAP_SHARED)
 
     @property
     def reader_fd(self) -> int:
@@ -379,7 +379,7 @@ def map_bytes(
 ) -> mmap.mmap:
     """Map and close ``fd``. ``copy``: what is written to the mapping stays in this process (torch
     wants writable memory even where it only reads). Raises StorageError when the file is shorter
-    than said (touching the rest would be a SIGBUS)."""
+    than said (touching the rest would be a SIGBUS), and when the system refuses the mapping."""
     try:
         size = os.fstat(number := number_of(fd)).st_size
         if size < nbytes:
@@ -387,6 +387,8 @@ def map_bytes(
         shared = mmap.MAP_PRIVATE if copy else mmap.MAP_SHARED
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         return mmap.mmap(number, nbytes, shared, protection)
+    except OSError as error:
+        raise _storage_error(nbytes, "this process", error) from error
     finally:
         let_go(fd)
 

@@ -157,8 +157,8 @@ def described(error: AtollError) -> dict[str, Any]:
 
 
 def coded(error: BaseException, where: str) -> AtollError:
-    """An AtollError as it is; what the system refused as E501 or E502; anything else is a defect of
-    ours: logged with its traceback, and E142 for everybody else.
+    """An AtollError as it is; what the system refused as E501 or E502, without a traceback; all
+    else is a defect of ours: logged with its traceback, and E142 for everybody else.
 
     Of an exception group the first AtollError counts, else the first refusal, else the first of
     all.
@@ -167,13 +167,12 @@ def coded(error: BaseException, where: str) -> AtollError:
     known = next((e for e in errors if isinstance(e, AtollError)), None)
     if known is not None and not isinstance(known, LocalProtocolError):
         return known
-    log.error("%s failed", where, exc_info=error)
-    if known is not None:
-        return known
-    refusals = (refused(each, where) for each in errors)
-    if (refusal := next((each for each in refusals if each is not None), None)) is not None:
+    refusals = [] if known is not None else [refused(each, where) for each in errors]
+    if (refusal := next(filter(None, refusals), None)) is not None:
+        log.error("%s %s", refusal.code, refusal.message)
         return refusal
-    return LocalProtocolError(
+    log.error("%s failed", where, exc_info=error)
+    return known or LocalProtocolError(
         f"{where} failed: {type(errors[0]).__name__}: {errors[0]}",
         why="This is a defect of atoll.",
         hint=(

@@ -12,7 +12,15 @@ of a lie bans the liar at all others, which hear no more of it, as a node does.
 contributed, which is what the rule allows: 0 is wanted. The checker recomputes each result besides.
 "out" are liars that are proven, and that the newest entry does not count; "no member" are those of them
 that its configuration is without: where four are left (3 f + 1) a liar keeps its name in it, and nothing
-else, until somebody else is let in.
+else, until somebody else is let in. Liars that stay are told by why, with the lies of theirs that came
+about, and how far beyond they moved a result:
+
+told nothing    it never came to lie: it owned no part, say, or stated none, in the entries of its seed
+no proof of it  of its lies there is no proof that others can check (docs/internals/protocol/blame.md)
+not seen        no honest convener had two statements of one part before it
+ranges anew     one had, and planned other ranges, so that what was stated proved nothing
+restated        one had, the same ranges were stated again, and there was no proof yet
+late            it was proven, and the newest entry counts it still
 
 Then five honest members, --lying 1 beside a plain run: bytes of the data plane and virtual seconds an
 entry. The aim is 1.6 times the bytes.
@@ -43,6 +51,8 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from kits.rounds.swarm import SimSwarm
+
+    from atoll.collectives.identifiers import PeerId
 
 EVERYTHING = "all"
 LIES = (
@@ -80,21 +90,27 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def play(task: Task) -> dict[str, Any]:
-    """One seed, in a worker process: with this lie, or none."""
-    from kits.rounds.liars import LIES as ALL
-    from kits.rounds.liars import Lie
-    from kits.rounds.swarm import Options, SimSwarm
+def banning(banned: set[PeerId], sent: list[int]) -> type[SimSwarm]:
+    """A swarm that bans who is proven to lie, into ``banned``, and adds up in ``sent`` the bytes of
+    the data plane.
+    """
+    from kits.rounds.swarm import SimSwarm
 
-    from atoll.collectives.identifiers import PeerId
     from atoll.node.run.evidence import accused
 
-    seed, lie, lying, rounds = task
-    sent, banned = [0], set[PeerId]()
-    settled = Counter[str]()  # what honest conveners have made of differences
+    knowing = set[str]()
 
     class Banning(SimSwarm):
-        """Bans who is proven to lie, and counts what the data plane sends."""
+        """Members hear of the proof from one another. Who is none yet knows of no ban: it may have
+        no other address than a banned organiser's, by its invite.
+        """
+
+        def _knows(self, peer: PeerId) -> bool:
+            process = self.members[peer].process
+            machine = process.session.machine if process is not None else None
+            if machine is not None and machine.is_member:
+                knowing.add(peer)
+            return peer in knowing
 
         def _accused(self, by: PeerId, event: Any) -> None:
             super()._accused(by, event)
@@ -105,13 +121,31 @@ def play(task: Task) -> dict[str, Any]:
             if channel == "record":
                 sent[0] += len(payload[0]) + len(payload[1])
             for member in self.members.values() if banned else ():
-                if member.process is not None and member.peer not in banned:
+                if self._knows(member.peer) and member.process and member.peer not in banned:
                     member.process.session.membership.banned |= banned
             lost = super()._tap(sender, receiver, channel, payload)
-            return lost or (sender != receiver and not banned.isdisjoint((sender, receiver)))
+            return lost or any(
+                peer in banned and self._knows(other)
+                for peer, other in ((sender, receiver), (receiver, sender))
+                if peer != other
+            )
 
+    return Banning
+
+
+def play(task: Task) -> dict[str, Any]:
+    """One seed, in a worker process: with this lie, or none."""
+    from kits.rounds.liars import LIES as ALL
+    from kits.rounds.liars import Lie
+    from kits.rounds.swarm import Options
+
+    from atoll.collectives.identifiers import PeerId
+
+    seed, lie, lying, rounds = task
+    sent, banned = [0], set[PeerId]()
+    settled = Counter[str]()  # what honest conveners have made of differences
     lies = ALL if lie == EVERYTHING else tuple(lie.split("+")) if lie else ()
-    swarm = Banning(
+    swarm = banning(banned, sent)(
         seed,
         Options(
             peers=(5, 6) if lie else (5, 5),
@@ -145,7 +179,8 @@ def play(task: Task) -> dict[str, Any]:
         "out": out,
         "why": "" if out or not lie else reason(told, bool(banned), settled),
         "left": bool(swarm.liars) and swarm.liars.isdisjoint(members),
-        "told": sum(n for what, n in swarm.stats.items() if what.startswith("lie: ")),
+        "told": sum(swarm.stats[what] for what in told),
+        "lies": {what.removeprefix("lie: "): swarm.stats[what] for what in sorted(told)},
         "bytes": sent[0],
         "virtual_s": swarm.world.now,
     }
@@ -225,7 +260,18 @@ def measure(swarm: SimSwarm) -> tuple[int, float]:
     return entries, beyond
 
 
-def tell(rows: dict[str, dict[str, Any]], why: dict[str, list[int]]) -> None:
+def staying(played: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Liars that are not out, by why: their seeds, their lies, and how far they moved a result."""
+    found = dict[str, dict[str, Any]]()
+    for each in played:
+        row = found.setdefault(each["why"], {"seeds": [], "lies": Counter[str](), "beyond": 0.0})
+        row["seeds"].append(each["seed"])
+        row["lies"].update(each["lies"])
+        row["beyond"] = max(row["beyond"], each["beyond"])
+    return dict(sorted(found.items()))
+
+
+def tell(rows: dict[str, dict[str, Any]], why: dict[str, dict[str, Any]]) -> None:
     """The table, and who is not out."""
     for lie, row in rows.items():
         row["entry_s"] = round(row.pop("s") / max(1, row["entries"]), 3)
@@ -235,8 +281,10 @@ def tell(rows: dict[str, dict[str, Any]], why: dict[str, list[int]]) -> None:
             f"{row['entry_s']:.3f} s an entry"
         )
 
-    for word, of in sorted(why.items()):
-        progress(f"not out, {word}: {len(of)} seeds, {sorted(of)}")
+    for word, of in why.items():
+        lies = ", ".join(f"{what} {n}" for what, n in of["lies"].most_common())
+        progress(f"not out, {word}: {len(of['seeds'])} seeds, {sorted(of['seeds'])}")
+        progress(f"    beyond {of['beyond']:g}; told: {lies or 'nothing'}")
 
 
 def main(argv: list[str]) -> int:
@@ -248,8 +296,7 @@ def main(argv: list[str]) -> int:
     tasks += [(seed, "", lying, arguments.rounds) for seed in price for lying in (0, 1)]
     rows: dict[str, dict[str, Any]] = {}
     prices: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
-    problems = list[dict[str, Any]]()
-    why: dict[str, list[int]] = {}
+    problems, stay = list[dict[str, Any]](), list[dict[str, Any]]()
     for done, each in enumerate(play_resumed(tasks, arguments.out, arguments.jobs), 1):
         if each["problem"]:
             problems.append(each)
@@ -271,7 +318,7 @@ def main(argv: list[str]) -> int:
             },
         )
         if each["why"]:
-            why.setdefault(each["why"], []).append(each["seed"])
+            stay.append(each)
         row["seeds"] += 1
         row["told"] += each["told"] > 0
         row["entries"] += each["entries"]
@@ -282,6 +329,7 @@ def main(argv: list[str]) -> int:
         row["s"] += each["virtual_s"]
         if done % 20 == 0:
             progress(f"{done} of {len(tasks)}")
+    why = staying(stay)
     tell(rows, why)
 
     def mean(lying: int, what: str) -> float:
@@ -299,7 +347,7 @@ def main(argv: list[str]) -> int:
         {**vars(arguments), "out": None},
         [],
         rows=rows,
-        why={word: sorted(of) for word, of in why.items()},
+        why=why,
         beyond=moved,
         problems=[(each["seed"], each["lie"], each["problem"]) for each in problems],
         times_bytes=round(times, 3),

@@ -23,6 +23,7 @@ from atoll.collectives.layout import Layout
 HOSTILE = Path(__file__).with_name("hostile_node.py")
 TRAINING_S = 1.0
 """How long a round's training takes here; what follows is the round's exchange and decision."""
+STEP_S = 0.05
 SAMPLE_S = 0.1
 BACK_S = 30.0
 EARLY_S = 30.0
@@ -55,8 +56,9 @@ class Cost:
 
 
 class Rounds(threading.Thread):
-    """Rounds of these members, one after another, until `stop`; each after TRAINING_S of training.
-    What is lost is lost to all of them.
+    """Rounds of these members, one after another, until `stop`; each after TRAINING_S of training,
+    or sooner where the round closes before, as any script's turn ends then. What is lost is lost to
+    all of them.
     """
 
     def __init__(self, members: list[Member]) -> None:
@@ -71,7 +73,7 @@ class Rounds(threading.Thread):
         try:
             while not self.over.is_set():
                 began = time.monotonic()
-                if self.over.wait(TRAINING_S):
+                if not self._train(began + TRAINING_S):
                     return
                 tickets = [
                     m.swarm.contribute(samples=1, write=lambda out: out.fill_(1.0))
@@ -83,6 +85,20 @@ class Rounds(threading.Thread):
                 self.lost += not all(outcome.counted for outcome in outcomes)
         except BaseException as error:
             self.failed = error
+
+    def _train(self, until: float) -> bool:
+        """False where it is over."""
+        swarms = [member.swarm for member in self.members]
+        bases = list[int]()
+        for swarm in swarms:
+            view = swarm.anchor()
+            bases.append(view.round)
+            view.release()
+        while not self.over.wait(min(STEP_S, max(0.0, until - time.monotonic()))):
+            closes = any(swarm.closing > at for swarm, at in zip(swarms, bases, strict=True))
+            if closes or time.monotonic() >= until:
+                return True
+        return False
 
     def stop(self) -> None:
         """After the round that is under way."""

@@ -4,13 +4,17 @@ round.
 
 from __future__ import annotations
 
+from itertools import count, islice
+
 import pytest
 import session_table
+from blake3 import blake3
 from session_table import Peer, Table
 
 from atoll.collectives import messages as m
 from atoll.collectives.exchange.header import PART, RESULT
 from atoll.collectives.exchange.slot import unfold
+from atoll.collectives.group import LAST_BALLOT
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.node.net.transport.faults import LIMIT, WINDOW_S
@@ -128,6 +132,62 @@ def test_no_type_of_message_is_listened_to_beyond_its_rate(kind: str, table: Tab
     passed = sum(budgets.request(100.0, STRANGER, kind) for _ in range(FLOOD))
     assert passed == rate.burst
     assert rate.per_s <= 1024
+    table.end()
+
+
+def test_ballots_without_end_hold_up_no_round_that_needs_who_hears_them(table: Table) -> None:
+    """A member convenes ever later ballots at another, in which nothing comes of it. Who followed
+    them all would carry out nobody's plan, and of three the other one is no majority.
+    """
+    victim, liar = table.peers[0], table.peers[1].name
+    quiet, _ = trained(table, 6, 0.0, but=1)
+    ballots, over = iter(range(1, LAST_BALLOT)), list[bool]()
+
+    def convene() -> None:
+        if over:
+            return
+        machine = victim.machine
+        owned = (at for at in ballots if machine.convener_of(at).peer == liar)
+        for ballot in islice(owned, 20):
+            data = wire(m.Prepare(ballot), round_=machine.round, log=machine.log)
+            victim.do(lambda session, now, data=data: session.on_message(now, liar, data))
+        table.world.after(0.02, convene)
+
+    convene()
+    took, lost = trained(table, 15, 0.0, but=1)
+    over.append(True)
+    assert not lost
+    assert max(took) <= max(quiet) + 0.25, (quiet, took)
+    reasons = {each.reason for each in victim.heard if isinstance(each, ev.PeerMisbehaved)}
+    assert reasons == {"ballots faster than any clock"}
+    assert victim.session.budgets.deaf_to(table.world.now, liar)
+    table.end()
+
+
+def test_what_a_member_announces_anew_without_end_is_waited_for_once(table: Table) -> None:
+    """Each plan names another contribution of it, none of which comes; the next one none."""
+    victim, liar = table.peers[0], table.peers[1].name
+    quiet, _ = trained(table, 6, 0.0)
+    over = list[bool]()
+
+    def announce() -> None:
+        if over:
+            return
+        machine = victim.machine
+        for _ in range(20):
+            cid = blake3(f"{table.world.now}/{next(numbers)}".encode()).digest()[:16]
+            ready = wire(
+                m.Ready(machine.base, cid, 1, False), round_=machine.round, log=machine.log
+            )
+            victim.do(lambda session, now, ready=ready: session.on_message(now, liar, ready))
+        table.world.after(0.02, announce)
+
+    numbers = count()
+    announce()
+    took, lost = trained(table, 12, 0.0)
+    over.append(True)
+    assert not lost
+    assert max(took) <= max(quiet) + 2.5, (quiet, took)  # 6.5 s where each was waited for
     table.end()
 
 

@@ -135,6 +135,19 @@ for make, size in ((SharedBuffer, (1 << 20) + 1), (AnchorSlots, 1 << 20)):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="memory by size alone: memfd")
+def test_a_mapping_that_the_system_refuses_is_a_storage_error() -> None:
+    nbytes = 1 << 60  # more than a process can address; the memory itself takes nothing
+    with pytest.raises(StorageError, match="Cannot allocate memory"):
+        SharedBuffer(nbytes, use_memfd=True)
+    fd = os.memfd_create("atoll-test")
+    os.ftruncate(fd, nbytes)
+    with pytest.raises(StorageError, match="Cannot allocate memory"):
+        WritableFloats(fd, nbytes // 4)
+    with pytest.raises(OSError):
+        os.fstat(fd)
+
+
 def test_a_missing_folder_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         SharedBuffer(4, folder=tmp_path / "none", use_memfd=False)

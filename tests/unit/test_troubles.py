@@ -4,17 +4,20 @@ ever.
 
 from __future__ import annotations
 
+import errno
+import logging
 from typing import Any
 
+import pytest
 import trio
 
-from atoll.collectives.errors import StorageError
+from atoll.collectives.errors import AtollError, LocalProtocolError, StorageError
 from atoll.collectives.identifiers import PeerId
 from atoll.node.run.events import document, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import Verdicts
 from atoll.node.service.idle import STEPLESS_S, Idle
-from atoll.node.service.troubles import Troubles
+from atoll.node.service.troubles import Troubles, coded
 from atoll.node.service.waiting import explained
 from atoll.node.session.events import Waiting
 from atoll.node.views.documents import run_state
@@ -84,6 +87,33 @@ def test_who_cannot_write_what_came_waits_for_its_disk_and_for_nobody_else() -> 
     assert explained(lacks, None) == explained(lacks, StorageError("old", code="E303")) == lacks
     trains = Waiting("training", "contributions", (), "one of them contributes", 0.0)
     assert explained(trains, full) == trains
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "traced"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), "E502", False),
+        (OSError(errno.EROFS, "Read-only file system", "/home/x"), "E501", False),
+        (MemoryError(), "E502", False),
+        (ExceptionGroup("", [OSError(errno.EIO, "Input/output error")]), "E501", False),
+        (ValueError("a defect"), "E142", True),
+        (LocalProtocolError("a defect"), "E142", True),
+    ],
+)
+def test_a_refusal_of_the_system_is_logged_without_a_traceback_and_a_defect_with_one(
+    error: Exception, code: str, traced: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = coded(error, "run r")
+    (record,) = caplog.records
+    assert found.code == code
+    assert (record.levelno, record.exc_info is not None) == (logging.ERROR, traced)
+    assert traced or (found.code in record.getMessage() and found.message in record.getMessage())
+
+
+def test_a_coded_error_is_passed_on_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    error: AtollError = StorageError("no space")
+    assert coded(ExceptionGroup("", [KeyError(), error]), "run r") is error
+    assert caplog.records == []
 
 
 def test_a_script_that_never_contributes_is_named_once() -> None:

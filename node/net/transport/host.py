@@ -258,6 +258,8 @@ class Host:
                 await handler(wrapped)
             except AtollError as error:
                 log.debug("%s from %s: %s", protocol, wrapped.peer, error)
+            except OSError as error:  # the system refuses: no defect, and no traceback
+                log.warning("%s from %s: %s", protocol, wrapped.peer, error)
             except (
                 Exception
             ):  # a defect of ours, set off by a peer: it costs this stream and nothing else
