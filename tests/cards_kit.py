@@ -103,7 +103,7 @@ def case_one_row_a_micro_batch(cards: Cards, folder: Path) -> Found:
 
 
 def case_one_micro_batch_is_cut_for_two_and_the_head_is_tied(cards: Cards, folder: Path) -> Found:
-    exact = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    exact: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = tiny_model("gpt2", **exact)
     return steps_of(cards, folder, model, inner(micro_batch=64), checkpointing=False)
 
@@ -174,6 +174,23 @@ def case_a_member_of_a_run(cards: Cards, folder: Path) -> Found:
     return {"final": final, "said": said, "told": told}
 
 
+def case_its_model_is_described_for_export(cards: Cards, folder: Path) -> Found:
+    """By its own class, and a tied head as what it is."""
+    settings = FineTuneSettings(TABLE, inner())
+    swarm = None if cards.rank else SoloSwarm(RUN)
+    model, data = tiny_model("gpt2"), read(cards, folder)
+    member = FineTuning(model, tiny_tokenizer(), data, settings, swarm, cards=cards)
+    assert member.attachment is not None
+    found = member.attachment._keeper._saver.describe()
+    member.attachment.detach()
+    return {
+        "class": [found.kind, found.library_class],
+        "config": found.files["config.json"].decode(),
+        "saved": {each.name: [each.of, each.frozen] for each in found.saved},
+        "lost": list(found.lost),
+    }
+
+
 def case_one_data_set_is_dealt_out_by_the_run(cards: Cards, folder: Path) -> Found:
     """Each card reads its part of what is leased to the member, and all have the whole."""
     table = DataTable(source="shared", sha256="0" * 64, length=64, held_out=0.1)
@@ -207,9 +224,7 @@ def case_it_goes_on_where_it_stopped(cards: Cards, folder: Path) -> Found:
         settings = FineTuneSettings(TABLE, inner())
         swarm = None if cards.rank else table.member("job")
         model = tiny_model("gpt2", seed, **drops)
-        return FineTuning(
-            model, tiny_tokenizer(), data, settings, swarm, cards=cards, folder=path
-        )
+        return FineTuning(model, tiny_tokenizer(), data, settings, swarm, cards=cards, folder=path)
 
     torch.manual_seed(5 + cards.rank)
     through = member(RoundTable(["job"], RUN), None)
@@ -274,12 +289,11 @@ def case_what_one_meets_all_meet(cards: Cards, folder: Path) -> Found:
 
     with pytest.raises(ConfigError, match="no memory here"):
         cards.load(load)
+    strands = {"0": {"own": torch.zeros(3)}}  # values of the shards of one card
+    if not cards.rank:
+        write_state(folder / "eager", {"attachment": {"strands": strands}, "random": None})
+    cards.decide(True)
     with pytest.raises(StateError, match="was kept by 1 cards, and 2 go on") as found:
-        strands = {"0": {"own": torch.zeros(3)}}
-        state = {"attachment": {"strands": strands}, "random": None, "steps": 1}
-        if not cards.rank:
-            write_state(folder / "eager", state)
-        cards.decide(True)
         cards.kept(folder / "eager")
     assert "--devices 1" in found.value.hint
     return {}

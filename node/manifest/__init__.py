@@ -45,4 +45,5 @@ __all__ = [
     "run_id_of",
     "save_run",
     "sign_manifest",
+    "why_not_sharded",
 ]

@@ -77,7 +77,11 @@ def found_by(played: Path, name: str, rank: int = 0) -> dict[str, Any]:
 @pytest.mark.parametrize("name", STEPS)
 def test_two_cards_make_the_steps_of_one(played: Path, name: str, tmp_path: Path) -> None:
     """Losses, held-out sums and weights after three steps, of unequal shares of tokens."""
-    two, other, one = found_by(played, name), found_by(played, name, 1), play(name, ONE_CARD, tmp_path)
+    two, other, one = (
+        found_by(played, name),
+        found_by(played, name, 1),
+        play(name, ONE_CARD, tmp_path),
+    )
     coarse = 5e-3 if "16" in name else 1e-5
     assert two["losses"] == pytest.approx(one["losses"], rel=coarse)
     assert (two["position"], two["chunked"]) == (one["position"], one["chunked"])
@@ -115,7 +119,9 @@ def test_a_member_of_two_cards_says_what_one_says(played: Path, tmp_path: Path) 
             if mine["event"] != "data":  # there it is a number of tokens
                 assert mine[key] == pytest.approx(alone[key], rel=1e-4)
         if mine["event"] == "round":
-            shares = [[dict(each)["samples"] for each in said["contributors"]] for said in (mine, alone)]
+            shares = [
+                [dict(each)["samples"] for each in said["contributors"]] for said in (mine, alone)
+            ]
             assert shares[0] == shares[1]
     assert two["final"]["samples_counted"] == one["final"]["samples_counted"]
     assert (two["final"]["steps"], two["final"]["round"]) == (6, 2)
@@ -125,9 +131,21 @@ def test_a_member_of_two_cards_says_what_one_says(played: Path, tmp_path: Path) 
     assert len(two["told"]) == len(one["told"]) + 1
 
 
+def test_a_model_in_shards_is_exported_as_what_it_is(played: Path, tmp_path: Path) -> None:
+    name = "case_its_model_is_described_for_export"
+    one = play(name, ONE_CARD, tmp_path)
+    assert [found_by(played, name, rank) for rank in range(2)] == [one, one]
+    assert one["class"] == ["transformers", "GPT2LMHeadModel"]
+    assert one["saved"]["lm_head.weight"] == ["transformer.wte.weight", False]
+
+
 def test_cards_share_what_is_leased_to_their_member(played: Path, tmp_path: Path) -> None:
     name = "case_one_data_set_is_dealt_out_by_the_run"
-    two, other, one = found_by(played, name), found_by(played, name, 1), play(name, ONE_CARD, tmp_path)
+    two, other, one = (
+        found_by(played, name),
+        found_by(played, name, 1),
+        play(name, ONE_CARD, tmp_path),
+    )
     assert two["taken"] == other["taken"]
     both = min(len(two["taken"]), len(one["taken"]))
     assert both > 20

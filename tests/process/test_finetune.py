@@ -265,7 +265,10 @@ def test_two_devices_are_one_member(tmp_path: Path) -> None:
     counted = [event for event in told(one, "round.committed") if len(event["contributors"]) == 2]
     assert counted
     assert all(event["contributors"] for event in told(one, "round.committed"))
-    found = [atoll(home, "export", "tiny", str(tmp_path / f"out{at}")) for at, home in enumerate((one, two))]
+    found = [
+        atoll(home, "export", "tiny", str(tmp_path / f"out{at}"))
+        for at, home in enumerate((one, two))
+    ]
     assert [(each["round"], each["missing"]) for each in found] == [(3, [])] * 2
     out, same = tmp_path / "out0", tmp_path / "out1"
     assert elsewhere(out, out) == elsewhere(same, same) != elsewhere(base, base)
@@ -276,7 +279,18 @@ def test_a_card_that_dies_ends_the_script_and_the_node_goes_on(tmp_path: Path) -
     one = tmp_path / "one"
     mine = records(tmp_path / "mine.jsonl", "swarm")
     node = int(atoll(one, "up", "--background", *LISTEN)["pid"])
-    member = ("join", str(file), "--data", str(mine), "--devices", "2", "--yes", "--no-input", "--threads", "1")
+    member = (
+        "join",
+        str(file),
+        "--data",
+        str(mine),
+        "--devices",
+        "2",
+        "--yes",
+        "--no-input",
+        "--threads",
+        "1",
+    )
     first = start(one, *member)
     until_given(one, 1, 1)
     (card,) = cards_of(one)
@@ -306,7 +320,17 @@ def test_devices_that_the_run_cannot_use_are_refused(tmp_path: Path) -> None:
     file, _ = run_of_many_rounds(tmp_path)
     file.write_text(file.read_text().replace("lr = 1e-3", 'lr = 1e-3\noptimizer = "adamw8bit"'))
     mine = records(tmp_path / "mine.jsonl", "swarm")
-    member = start(tmp_path / "one", "join", str(file), "--data", str(mine), "--devices", "2", "--yes", "--no-input")
+    member = start(
+        tmp_path / "one",
+        "join",
+        str(file),
+        "--data",
+        str(mine),
+        "--devices",
+        "2",
+        "--yes",
+        "--no-input",
+    )
     out, err = member.communicate(timeout=120)
     said = " ".join((out + err).split())
     assert member.returncode == 78, said

@@ -173,7 +173,9 @@ def test_cards_of_one_machine_hold_a_model_together() -> None:
     four = needs_of(changed(run, {"model.method": "qlora", "adapters.base": "shapes"}))
     assert four is not None
     assert (four.shared, four.on_each(8)) == (0, four.gpu)  # one card trains it
-    named = [replace(each, flops=1e14, gpu=True, free=machine(24, 24)) for each in machines_of(["4090"])]
+    named = [
+        replace(each, flops=1e14, gpu=True, free=machine(24, 24)) for each in machines_of(["4090"])
+    ]
     alone = [replace(each, free=machine(24)) for each in named]
     assert tokens_s(named[0], shape, run) == 2 * (tokens_s(alone[0], shape, run) or 0)
 

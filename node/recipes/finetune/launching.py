@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO
 
@@ -85,7 +85,7 @@ def devices_for(
 
 
 @contextlib.contextmanager
-def cards_of(devices: int, job: MemberJob, say: Say = lambda record: None) -> Iterator[Cards]:
+def cards_of(devices: int, job: MemberJob, say: Say = lambda record: None) -> Generator[Cards]:
     """This process as the first of so many cards, with the others' beside it for as long.
 
     Raises StateError where one of them ends before; where this process hears nothing of it, since

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 
 from ....collectives.errors import AtollError, ConfigError, StateError
 from ....optim.ranks.talk import WAIT, Ranks
@@ -133,7 +134,7 @@ class ShardedCards(Cards):
             backend, init_method=where, rank=rank, world_size=size, timeout=WAIT
         )
         self._ranks = Ranks()
-        self._mesh = dist.init_device_mesh(self.device.type, (size,))
+        self._mesh = init_device_mesh(self.device.type, (size,))
         torch.manual_seed(torch.initial_seed() + rank)  # or all would drop out the same
 
     def close(self) -> None:
