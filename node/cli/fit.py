@@ -322,6 +322,8 @@ def _training_share(
 def _head(name: str, machines: Sequence[NamedMachine]) -> str:
     first, free = machines[0], machines[0].free
     parts = [f"{bytes_text(free.gpu)} of GPU memory" if free.gpu is not None else "no GPU"]
+    if free.cards:
+        parts = [f"{len(free.cards)} GPUs, {bytes_text(min(free.cards))} of memory on each"]
     parts.append("its memory not said" if free.host is None else f"{bytes_text(free.host)} free")
     if free.disk is not None:
         parts.append(f"{bytes_text(free.disk)} of disk")
@@ -404,6 +406,7 @@ def _document(
                 "count": len(of),
                 "host_bytes": of[0].free.host,
                 "gpu_bytes": of[0].free.gpu,
+                "cards": max(1, len(of[0].free.cards)) if of[0].free.gpu is not None else 0,
                 "disk_bytes": of[0].free.disk,
                 "up": of[0].up,
                 "down": of[0].down,

@@ -12,7 +12,7 @@ import msgspec
 
 from ...collectives.codec_names import PLANNED
 from ...collectives.errors import ConfigError
-from ..manifest import Manifest
+from ..manifest import Manifest, why_not_sharded
 from ..manifest.tables import ShapeTable
 from ..recipes.models.shapes import active_parameters
 from ..recipes.models.sizing import StepSettings
@@ -192,7 +192,8 @@ def refuse_too_large(manifest: Manifest, whole: FreeHere) -> None:
     needs = needs_of(manifest)
     if needs is None or needs.step is None:
         return
-    roomy = FreeHere(_more(whole.host), _more(whole.gpu), None)
+    cards = tuple(_more(each) or 0 for each in whole.cards)
+    roomy = FreeHere(_more(whole.host), _more(whole.gpu), None, cards)
     if not shortages(needs, roomy):
         return
     verdicts = [judge(manifest, None, {"this machine": whole}, each) for each in METHODS]
@@ -381,4 +382,5 @@ def tokens_s(machine: NamedMachine, shape: ShapeTable, manifest: Manifest) -> fl
     if machine.flops is None:
         return None
     settings = step_settings(manifest, gpu=machine.gpu)
-    return USED * machine.flops / step_flops(shape, settings)
+    cards = 1 if why_not_sharded(manifest)[0] else max(1, len(machine.free.cards))
+    return USED * cards * machine.flops / step_flops(shape, settings)

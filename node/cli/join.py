@@ -88,6 +88,14 @@ class _JoinCommand(click.Command):
     "--threads", type=click.IntRange(1), help="Threads of torch, for the built-in script."
 )
 @click.option(
+    "--devices",
+    type=click.IntRange(1),
+    help=(
+        "GPUs of this machine that train a pretrained model together, as one member; default: all. "
+        "Without a GPU: processes."
+    ),
+)
+@click.option(
     "--max-up",
     metavar="RATE",
     type=GIVEN,
@@ -124,6 +132,7 @@ def join_command(
     model: Path | None,
     steps: int | None,
     threads: int | None,
+    devices: int | None,
     max_up: str | None,
     max_down: str | None,
     hours: str | None,
@@ -189,11 +198,23 @@ def join_command(
         if founding is not None:
             say_invite(terminal, entered)
         own: dict[str, object] = {"--data": data, "--steps": steps, "--threads": threads}
+        if devices is not None:
+            own |= _devices_of(entered, script, devices)
         command = _command(entered, script, arguments, own)
         environment = _environment(terminal, info, data, mine=mine)
         if begin:
             environment[BEGIN_VARIABLE] = "1"
         return _train(terminal, client, info, command, environment, script, drain)
+
+
+def _devices_of(signed: SignedManifest, script: Path | None, devices: int) -> dict[str, object]:
+    """The option of the script. Raises UsageError where it has none."""
+    if script is not None or not recipe_of(signed).endswith("finetune"):
+        raise click.UsageError(
+            "--devices is for a pretrained model ([model] hub, folder or gguf): a script of yours "
+            "is started by torchrun, and the built-in model needs one device"
+        )
+    return {"--devices": devices}
 
 
 def recipe_of(signed: SignedManifest) -> str:

@@ -19,7 +19,7 @@ from ...collectives.codecs.accuracy import bytes_per_value, ladder
 from ...collectives.outer_rules import OUTER_RULES
 from ...collectives.swarm import MOST_REPLAYED, RunSettings
 from ..home.output import bytes_text, span_text
-from ..manifest import Manifest, adapters_of
+from ..manifest import Manifest, adapters_of, why_not_sharded
 from ..manifest.tables import ShapeTable
 from ..recipes.models.shapes import whole_parameters
 from ..recipes.models.sizing import (
@@ -27,6 +27,7 @@ from ..recipes.models.sizing import (
     StepBytes,
     StepSettings,
     on_gpu,
+    sharded_bytes,
     step_bytes,
     trained_of,
 )
@@ -106,7 +107,9 @@ class Needs:
     whose shape is known. atoll itself keeps nothing of the model's size there. ``disk``: at most,
     with a pretrained model's files, the ``base``. ``fetched``: by who joins, of other members.
     ``step``: what training takes on a machine without a GPU, where that is known; ``loaded``: a
-    pretrained model's weights, which go through host memory on their way to a GPU.
+    pretrained model's weights, which go through host memory on their way to a GPU. ``shared``: of
+    ``gpu``, what several cards of one machine hold in shards, 0 where they do not train together;
+    ``gathered``: what each of them needs besides.
     """
 
     host: int | None
@@ -117,6 +120,8 @@ class Needs:
     step: StepBytes | None = None
     base: int = 0
     loaded: int = 0
+    shared: int = 0
+    gathered: int = 0
 
     def join_s(self, down: float) -> float:
         """Seconds in which a link of ``down`` bytes/s brings what a newcomer fetches, of members
@@ -124,13 +129,20 @@ class Needs:
         """
         return (self.fetched + self.base) / down
 
-    def host_all(self, *, gpu: bool) -> int | None:
+    def on_each(self, cards: int) -> int | None:
+        """What each of so many cards of one machine needs that train together."""
+        if self.gpu is None or cards < 2 or not self.shared:
+            return self.gpu
+        return self.gpu - self.shared + -(-self.shared // cards) + self.gathered
+
+    def host_all(self, *, gpu: bool, cards: int = 1) -> int | None:
         """The most of a machine's memory that node and script take together, programs and training
-        included where it trains there; None where that is not known.
+        included where it trains there; None where that is not known. ``cards``: processes, which
+        load the model one after another.
         """
         if self.step is None or self.host is None or self.host_peak is None:
             return self.host_peak
-        programs = PROGRAMS + NODE_PROGRAM
+        programs = PROGRAMS * (cards if self.shared else 1) + NODE_PROGRAM
         if gpu:
             return programs + max(self.loaded + self.host, self.host_peak)
         held = self.step.weights + self.step.optimizer  # gradients are gone when a round begins
@@ -186,13 +198,15 @@ def needs_of(
     results = 2 * min(manifest.checkpoint.every, MOST_REPLAYED) + 1
     own = manifest.audit.keep_contributions * _sent(settings)
     files = base.size if base is not None else 0
-    step, gpu, loaded = None, None, 0
+    step, gpu, loaded, shared = None, None, 0, (0, 0)
     if manifest.model.entry == "builtin:gpt":
         gpu = size * FLOAT_BYTES * _TRAINED[manifest.train.inner.optimizer]
     elif shape is not None:
         files = files or _FILE_BYTES * whole_parameters(shape)
         step = count(shape, step_settings(manifest))
         gpu = on_gpu(step_bytes(shape, step_settings(manifest, gpu=True)))
+        if not why_not_sharded(manifest)[0]:
+            shared = sharded_bytes(shape, step_settings(manifest, gpu=True))
         loaded = 0 if manifest.model.method == "qlora" else step.weights
     return Needs(
         round(size * host_bytes(settings)) if plain else None,
@@ -203,23 +217,28 @@ def needs_of(
         step,
         files,
         loaded,
+        *shared,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class FreeHere:
-    """What a machine has free, in bytes; None: not known, or no GPU."""
+    """What a machine has free, in bytes; None: not known, or no GPU. ``cards``: of each GPU, where
+    there are several; ``gpu`` is then that which has most.
+    """
 
     host: int | None
     gpu: int | None
     disk: int | None
+    cards: tuple[int, ...] = ()
 
 
 def this_machine(folder: Path) -> FreeHere:
     """``folder``: where the run would lie, which need not exist yet. Asks the kernel, and
     nvidia-smi where there is one, for SMI_S seconds at most.
     """
-    return FreeHere(host_memory(), _gpu(), _disk(folder))
+    cards = _gpus()
+    return FreeHere(host_memory(), max(cards, default=None), _disk(folder), _several(cards))
 
 
 def host_memory() -> int | None:
@@ -246,15 +265,20 @@ def whole_machine(card: Path = Path("/dev/kfd")) -> FreeHere:
     if card.exists():
         return FreeHere(None, None, None)
     host = _host(Path("/proc/meminfo"), "MemTotal", "SwapTotal")
-    return FreeHere(host, _gpu("memory.total"), None)
+    cards = _gpus("memory.total")
+    return FreeHere(host, max(cards, default=None), None, _several(cards))
 
 
-def _gpu(what: str = "memory.free") -> int | None:
-    """Free memory of the GPU that has most."""
+def _gpus(what: str = "memory.free") -> tuple[int, ...]:
+    """Free memory of each GPU; empty where nvidia-smi does not say it of all."""
     try:
-        return max(int(line) for line in _smi(what).split()) << 20
+        return tuple(int(line) << 20 for line in _smi(what).split())
     except ValueError:
-        return None
+        return ()
+
+
+def _several(cards: tuple[int, ...]) -> tuple[int, ...]:
+    return cards if len(cards) > 1 else ()
 
 
 def gpu_name() -> str:
@@ -291,9 +315,13 @@ def shortages(needs: Needs, machine: FreeHere, whose: str = "this machine") -> l
     gpu = machine.gpu is not None
     # the system keeps results' pages only as long as it has room: they need not be there
     peak = "at the peak of a round" if not trains else "at the peak" if gpu else "while it trains"
+    cards = len(machine.cards) if needs.shared else 1
+    each, memory = "at the peak" if trains else "without activations", machine.gpu
+    if cards > 1:
+        each, memory = f"at the peak on each of {cards} cards", min(machine.cards)
     pairs = (
-        ("host memory", peak, needs.host_all(gpu=gpu), machine.host),
-        ("GPU memory", "at the peak" if trains else "without activations", needs.gpu, machine.gpu),
+        ("host memory", peak, needs.host_all(gpu=gpu, cards=max(1, cards)), machine.host),
+        ("GPU memory", each, needs.on_each(cards), memory),
         ("disk", "at most", needs.disk, machine.disk),
     )
     return [

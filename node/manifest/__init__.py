@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from .gpt import gpt_config
 from .manifest import Manifest, run_id_of
-from .pretrained import adapters_of
+from .pretrained import adapters_of, why_not_sharded
 from .reading import decode_manifest, load_manifest, parse_manifest
 from .signed import SignedManifest, decode_signed, list_runs, load_run, save_run, sign_manifest
 
@@ -45,4 +45,5 @@ __all__ = [
     "run_id_of",
     "save_run",
     "sign_manifest",
+    "why_not_sharded",
 ]

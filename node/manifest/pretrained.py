@@ -33,6 +33,37 @@ def adapters_of(manifest: Manifest) -> LoraTable | None:
     return manifest.lora or LoraTable()
 
 
+def why_not_sharded(manifest: Manifest) -> tuple[str, str]:
+    """What of a run several cards of one machine cannot train as one member, each holding a part of
+    the model, and what its founder would write instead; ("", "") where they can.
+    """
+    model, inner, settings = manifest.model, manifest.train.inner, manifest.settings()
+    table = (
+        (
+            model.method == "qlora",
+            'method = "qlora", and FSDP2 does not cut weights of four bits',
+            '[model] method = "lora"',
+        ),
+        (
+            inner.optimizer == "adamw8bit",
+            'optimizer = "adamw8bit", and bitsandbytes does not step shards of parameters',
+            '[train.inner] optimizer = "adamw"',
+        ),
+        (settings.fragments > 1, "fragments", "[exchange] fragments = 1"),
+        (
+            settings.method == "gradient_averaging",
+            'method = "gradient_averaging"',
+            '[train] method = "diloco"',
+        ),
+        (
+            settings.has_feedback,
+            f'error feedback, which codec = "{settings.codec}" has or [exchange] asks for',
+            '[exchange] codec = "int8_dither", feedback = false',
+        ),
+    )
+    return next(((why, cure) for found, why, cure in table if found), ("", ""))
+
+
 def pretrained_rows(manifest: Manifest) -> list[Row]:
     """Settings of a pretrained model that mean something only together."""
     model = manifest.model

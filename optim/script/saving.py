@@ -75,16 +75,29 @@ class ModelSaver:
             return dataclasses.replace(
                 found, kind="peft", files={**self._tokenizer, **adapter.files(inner)}
             )
-        library = type(inner).__module__.startswith("transformers.models.")
+        made_of = _class_of(inner)
+        library = made_of.__module__.startswith("transformers.models.")
         return dataclasses.replace(
             found,
             kind="transformers" if library else "module",
-            library_class=type(inner).__name__ if library else "",
+            library_class=made_of.__name__ if library else "",
             floats=_floats(chain(inner.parameters(), inner.buffers())),
             computed=_computed(inner),
             wrapped=inner is not self._model,
             files={**self._tokenizer, **_configurations(inner, _main_dtype(state))},
         )
+
+
+def _class_of(module: nn.Module) -> type[nn.Module]:
+    """The class that a module was made of: fully_shard puts one of its own before it."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # whoever has called it has loaded it
+    if fsdp is None or not isinstance(module, fsdp.FSDPModule):
+        return type(module)
+    return next(
+        each
+        for each in cast("tuple[type[nn.Module], ...]", type(module).__mro__)
+        if not issubclass(each, fsdp.FSDPModule)
+    )
 
 
 def _floats(tensors: Iterable[Tensor]) -> tuple[str, ...]:
@@ -114,8 +127,10 @@ def _sort(inner: nn.Module, flat: FlatVector, state: Mapping[str, Any], adapter:
     ]
     trained = {key: name for name, tensor in specs if (key := memory_of(tensor)) is not None}
     by_name = dict(specs)
-    still = {clean_name(n): p for n, p in inner.named_parameters(remove_duplicate=False)}
-    still = {name: p for name, p in still.items() if name not in by_name}
+    named = {clean_name(n): p for n, p in inner.named_parameters(remove_duplicate=False)}
+    # shards say nothing of their memory: a tied one is the same object
+    owners = {id(p): name for name, p in named.items() if name in by_name}
+    still = {name: p for name, p in named.items() if id(p) not in owners and name not in by_name}
     frozen_keys = {memory_of(p) for p in still.values()} - {None}
     buffers = {clean_name(n): b for n, b in inner.named_buffers(remove_duplicate=False)}
     buffer_keys = {memory_of(b) for b in buffers.values()} - {None}
@@ -130,8 +145,8 @@ def _sort(inner: nn.Module, flat: FlatVector, state: Mapping[str, Any], adapter:
             continue
         memory, kind = memory_of(value), str(value.dtype).removeprefix("torch.")
         of = trained.get(memory, "") if memory is not None else ""
-        if not of and memory is None and name in by_name:
-            of = name
+        if not of and memory is None:
+            of = name if name in by_name else owners.get(id(named.get(name)), "")
         if of:
             saved.append(Saved(name, kind, of=of))
             continue
@@ -233,8 +248,8 @@ class _PeftAdapter:
             document["base_model_name_or_path"] = getattr(base, "name_or_path", None) or None
         if document.get("task_type") is None:
             document["auto_mapping"] = {
-                "base_model_class": type(base).__name__,
-                "parent_library": type(base).__module__,
+                "base_model_class": _class_of(base).__name__,
+                "parent_library": _class_of(base).__module__,
             }
         return {"adapter_config.json": as_json(document), **_generation(base)}
 
@@ -267,7 +282,7 @@ def _configurations(inner: nn.Module, dtype: str) -> dict[str, bytes]:
     config = getattr(inner, "config", None)
     if callable(getattr(config, "to_json_string", None)):  # transformers, diffusers
         document = cast("dict[str, Any]", json.loads(cast("Any", config).to_json_string()))
-        document["architectures"] = [type(inner).__name__]
+        document["architectures"] = [_class_of(inner).__name__]
         document.pop("torch_dtype", None)
         document["dtype"] = dtype
         for key in ("_name_or_path", "_model_name_or_path"):

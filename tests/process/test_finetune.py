@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import pytest
 import random_models
-from cli_kit import atoll, nothing_stays, start
+from cli_kit import LISTEN, alive, atoll, nothing_stays, start
 
 pytest.importorskip("peft", reason="peft is not installed")
 pytestmark = pytest.mark.slow
@@ -208,3 +208,132 @@ def test_a_member_is_killed_and_returns_and_a_third_joins_late(tmp_path: Path) -
     shared = roots[0].keys() & roots[1].keys() & roots[2].keys()
     assert shared
     assert all(roots[0][entry] == root[entry] for root in roots[1:] for entry in shared)
+
+
+def cards_of(home: Path) -> list[int]:
+    """The processes of the cards but the first."""
+    found = list[int]()
+    for pid in processes_of(home):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            if any(word.endswith(b"finetune.launching") for word in words):
+                found.append(pid)
+    return found
+
+
+def run_of_many_rounds(tmp_path: Path) -> tuple[Path, Path]:
+    base = random_models.write_model(tmp_path / "tiny", "llama_tied")
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "lora"\n'
+        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
+        "[train]\nsync_every = 3\nrounds = 100_000\n"
+        '[train.inner]\nlr = 1e-3\nschedule = "constant"\ntokens_per_step = 128\n'
+        "[checkpoint]\nevery = 1\n"
+    )
+    return file, base
+
+
+def test_two_devices_are_one_member(tmp_path: Path) -> None:
+    """Beside a member of one: both have the model that comes of it, in full."""
+    base = random_models.write_model(tmp_path / "tiny", "llama_tied")
+    one, two = tmp_path / "one", tmp_path / "two"
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "full"\n'
+        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
+        "[train]\nsync_every = 2\nrounds = 3\nstart_with = 2\n"
+        "[train.inner]\nlr = 1e-2\nsteps = 6\ntokens_per_step = 128\n"
+        "[evaluate]\n[checkpoint]\nevery = 1\n"
+        '[prompts]\ntexts = ["swarm 1"]\nevery = 1\ntokens = 4\n'
+    )
+    given = ("--yes", "--no-input", "--threads", "1")
+    mine = records(tmp_path / "mine.jsonl", "swarm")
+    other = records(tmp_path / "other.jsonl", "model")
+    first = start(one, "join", str(file), "--data", str(mine), "--devices", "2", *given)
+    assert first.stderr is not None
+    invite = line_of(first.stderr, "invite ")
+    second = start(two, "join", invite, "--data", str(other), "--model", str(base), *given)
+    said = list[str]()
+    for process in (first, second):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, out + err
+        assert "is finished: all its 3 rounds are committed" in err
+        said.append(out + err)
+    assert "2 devices of this machine train as one member" in said[0]
+    assert said[0].count("120 records (120 of messages)") == 1  # one process speaks
+    counted = [event for event in told(one, "round.committed") if len(event["contributors"]) == 2]
+    assert counted
+    assert all(event["contributors"] for event in told(one, "round.committed"))
+    found = [
+        atoll(home, "export", "tiny", str(tmp_path / f"out{at}"))
+        for at, home in enumerate((one, two))
+    ]
+    assert [(each["round"], each["missing"]) for each in found] == [(3, [])] * 2
+    out, same = tmp_path / "out0", tmp_path / "out1"
+    assert elsewhere(out, out) == elsewhere(same, same) != elsewhere(base, base)
+
+
+def test_a_card_that_dies_ends_the_script_and_the_node_goes_on(tmp_path: Path) -> None:
+    file, _ = run_of_many_rounds(tmp_path)
+    one = tmp_path / "one"
+    mine = records(tmp_path / "mine.jsonl", "swarm")
+    node = int(atoll(one, "up", "--background", *LISTEN)["pid"])
+    member = (
+        "join",
+        str(file),
+        "--data",
+        str(mine),
+        "--devices",
+        "2",
+        "--yes",
+        "--no-input",
+        "--threads",
+        "1",
+    )
+    first = start(one, *member)
+    until_given(one, 1, 1)
+    (card,) = cards_of(one)
+    os.kill(card, signal.SIGKILL)
+    out, err = first.communicate(timeout=120)
+    assert first.returncode == 74, out + err
+    said = " ".join((out + err).split())
+    assert "E300 the process of card 1 (of 0 to 1) was killed by SIGKILL" in said
+    assert "none of them can go on. The node does." in said
+    assert "Traceback" not in said
+    assert alive(node)
+    assert cards_of(one) == []
+    reached = atoll(one, "status")["runs"][0]["round"]
+    again = start(one, *member)
+    until_given(one, 1, reached + 1)
+    again.send_signal(signal.SIGINT)
+    out, err = again.communicate(timeout=120)
+    assert again.returncode == 130, out + err
+    assert "going on after step" in out + err
+    assert "Traceback" not in out + err
+    assert cards_of(one) == []
+    assert alive(node)
+    atoll(one, "down")
+
+
+def test_devices_that_the_run_cannot_use_are_refused(tmp_path: Path) -> None:
+    file, _ = run_of_many_rounds(tmp_path)
+    file.write_text(file.read_text().replace("lr = 1e-3", 'lr = 1e-3\noptimizer = "adamw8bit"'))
+    mine = records(tmp_path / "mine.jsonl", "swarm")
+    member = start(
+        tmp_path / "one",
+        "join",
+        str(file),
+        "--data",
+        str(mine),
+        "--devices",
+        "2",
+        "--yes",
+        "--no-input",
+    )
+    out, err = member.communicate(timeout=120)
+    said = " ".join((out + err).split())
+    assert member.returncode == 78, said
+    assert "this run cannot be trained by 2 devices of one machine" in said
+    assert "bitsandbytes does not step shards of parameters" in said
+    assert "--devices 1" in said

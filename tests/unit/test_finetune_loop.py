@@ -14,9 +14,11 @@ from finetune_kit import many_chats, tiny_model, tiny_tokenizer, write_jsonl
 
 from atoll.collectives.errors import ConfigError, StateError
 from atoll.collectives.swarm import EvaluateSettings, RunSettings
+from atoll.node.manifest import Manifest, parse_manifest
 from atoll.node.manifest.tables import DataTable, InnerTable, PromptsTable
 from atoll.node.recipes.finetune import losses, packing
 from atoll.node.recipes.finetune.keeping import read_state, write_state
+from atoll.node.recipes.finetune.launching import devices_for
 from atoll.node.recipes.finetune.loop import STATE_FILE, FineTuneSettings, FineTuning
 from atoll.node.recipes.finetune.losses import SummedLoss
 from atoll.node.recipes.finetune.packing import Document, lay_out, packs
@@ -435,3 +437,64 @@ def test_eight_bit_adamw_trains_and_goes_on_or_is_named(data: PreparedData, tmp_
     second = FineTuning(tiny_model(), tiny_tokenizer(), data, settings, swarm, folder=tmp_path)
     assert found + [second.step() for _ in range(3)] == losses_
     assert losses_[-1] < losses_[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "cards", "micro_batches"),
+    [(8, 1, [8, 4]), (8, 2, [6, 6]), (5, 2, [3, 3, 3, 3]), (64, 5, [3, 3, 3, 3]), (1, 2, [1] * 12)],
+)
+def test_rows_are_laid_out_for_as_many_cards(
+    rows: int, cards: int, micro_batches: list[int]
+) -> None:
+    given = documents(*range(20, 32))
+    laid = lay_out(given, length=32, rows=rows, packing=True, cards=cards)
+    assert [len(each.ids) for each in laid] == micro_batches
+    assert lay_out([], length=32, rows=rows, packing=True, cards=cards) == []
+
+
+def of_text(text: str) -> Manifest:
+    """A run of a pretrained model; ``text`` begins in [model]."""
+    head = 'schema = 1\nname = "x"\n[data]\nsource = "local"\n[model]\nfolder = "x"\n'
+    return parse_manifest(head + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "why", "cure"),
+    [
+        ('method = "qlora"\n[adapters]\nbase = "shapes"\n', "four bits", 'method = "lora"'),
+        (
+            '[train.inner]\noptimizer = "adamw8bit"\n',
+            "bitsandbytes does not step shards",
+            'optimizer = "adamw"',
+        ),
+        ("[exchange]\nfragments = 2\n", "fragments", "fragments = 1"),
+        ("[exchange]\nfeedback = true\n", "error feedback", "feedback = false"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused_with_the_cure(text: str, why: str, cure: str) -> None:
+    """Where somebody asks for several devices; else one trains."""
+    manifest = of_text(text)
+    with pytest.raises(ConfigError) as caught:
+        devices_for(2, manifest)
+    assert caught.value.key == "devices"
+    assert why in caught.value.message
+    assert caught.value.hint.startswith("--devices 1; or")
+    assert cure in caught.value.hint
+    assert devices_for(1, manifest) == 1
+
+
+def test_devices_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, four = of_text(""), of_text('method = "qlora"\n[adapters]\nbase = "shapes"\n')
+    told = list[str]()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert [devices_for(asked, plain) for asked in (None, 1, 3)] == [1, 1, 3]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert [devices_for(asked, plain) for asked in (None, 1, 3)] == [4, 1, 3]
+    with pytest.raises(ConfigError, match="--devices 5, and torch sees 4 here"):
+        devices_for(5, plain)
+    assert devices_for(None, four, told.append) == 1
+    assert told == [
+        'one of this machine\'s 4 GPUs trains, since this run has method = "qlora", and FSDP2 does '
+        "not cut weights of four bits"
+    ]

@@ -14,9 +14,9 @@ from msgspec import structs
 
 from atoll.collectives.errors import ConfigError
 from atoll.node.cli import run
-from atoll.node.cli.fitting import judge, refuse_too_large, toml_of
+from atoll.node.cli.fitting import changed, judge, refuse_too_large, tokens_s, toml_of
 from atoll.node.cli.machines import machines_of
-from atoll.node.cli.needs import FreeHere, step_settings
+from atoll.node.cli.needs import FreeHere, needs_of, shortages, step_settings
 from atoll.node.cli.templates import FINETUNE, with_model
 from atoll.node.manifest import Manifest, parse_manifest
 from atoll.node.manifest.tables import BaseTable, ShapeTable
@@ -145,6 +145,39 @@ def test_the_mildest_setting_that_makes_it_fit_is_named() -> None:
     assert told("full", 80) == "no"  # atoll's own share is 20 bytes a parameter of host memory
     assert "in_backward = true" in told("full", 45, 256)
     assert told("qlora", 4) == "no"
+
+
+def test_cards_of_one_machine_hold_a_model_together() -> None:
+    """Each its part of weights, gradients and optimizer; activations are each one's own."""
+    shape, run = KNOWN["Llama-3.1-8B"], bound(of_model("ORG/Llama-3.1-8B"), KNOWN["Llama-3.1-8B"])
+    full = bound(of_model("ORG/Llama-3.1-8B", "full", checkpointing="true"), shape)
+
+    def machine(*cards: int, host: int = 64) -> FreeHere:
+        sizes = tuple(each * GIB for each in cards)
+        return FreeHere(host * GIB, max(sizes), None, sizes if len(sizes) > 1 else ())
+
+    needs = needs_of(full)
+    assert needs is not None
+    assert needs.gpu is not None
+    each = [needs.on_each(cards) or 0 for cards in (1, 2, 4, 8)]
+    assert each[0] == needs.gpu
+    assert each == sorted(each, reverse=True)
+    assert each[1] - each[3] == -(-needs.shared // 2) - -(-needs.shared // 8)
+    lacks = shortages(needs, machine(*[24] * 8, host=512))
+    assert [line for line in lacks if "on each of 8 cards" in line] == lacks
+    assert shortages(needs, machine(*[48] * 8, host=512)) == []
+    assert len(shortages(needs, machine(*[48] * 7, 16, host=512))) == 1  # the smallest decides
+    refuse_too_large(run, machine(24, 24))
+    with pytest.raises(ConfigError, match="GPU memory"):
+        refuse_too_large(run, machine(24))
+    four = needs_of(changed(run, {"model.method": "qlora", "adapters.base": "shapes"}))
+    assert four is not None
+    assert (four.shared, four.on_each(8)) == (0, four.gpu)  # one card trains it
+    named = [
+        replace(each, flops=1e14, gpu=True, free=machine(24, 24)) for each in machines_of(["4090"])
+    ]
+    alone = [replace(each, free=machine(24)) for each in named]
+    assert tokens_s(named[0], shape, run) == 2 * (tokens_s(alone[0], shape, run) or 0)
 
 
 def test_what_fits_by_the_formula_has_to_fit_as_it_is_counted() -> None:

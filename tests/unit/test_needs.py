@@ -99,11 +99,16 @@ def test_what_a_machine_has_is_asked_of_the_kernel_and_of_nvidia_smi(
     assert needs._host(tmp_path / "none") is None
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert needs._gpu() is None
-    for told, expected in (("81000\\n40000\\n", 81000 << 20), ("no devices\\n", None)):
+    assert needs._gpus() == ()
+    for told, expected in (
+        ("81000\\n40000\\n", (81000 << 20, 40000 << 20)),
+        ("no devices\\n", ()),
+    ):
         tool.write_text(f"#!{sys.executable}\nprint('{told}', end='')\n")
         tool.chmod(0o700)
-        assert needs._gpu() == expected
+        assert needs._gpus() == expected
+        here = needs.this_machine(tmp_path)
+        assert (here.gpu, here.cards) == (max(expected, default=None), expected)
     assert needs.this_machine(tmp_path / "not" / "yet").disk == pytest.approx(
         shutil.disk_usage(tmp_path).free, rel=0.2
     )

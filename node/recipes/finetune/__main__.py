@@ -17,12 +17,13 @@ from ....collectives.errors import ConfigError
 from ....collectives.foreign import shown
 from ...home.own_data import data_of
 from ...home.paths import find_paths, user_path
-from ...manifest import adapters_of, load_run
+from ...manifest import load_run
 from ..models.bringing import bring_model
 from ..train import end_with_status
+from .launching import cards_of, devices_for
 from .loop import Say
 from .reporting import keep_evaluations
-from .train import finetune, settings_of_run
+from .train import MemberJob, train_member
 
 
 def _options(argv: Sequence[str]) -> argparse.Namespace:
@@ -36,6 +37,9 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--data", default=None, help="file or folder of records, or FILE.py:NAME")
     parser.add_argument("--steps", type=int, default=None, help="own inner steps at most")
     parser.add_argument("--threads", type=int, default=None, help="threads of torch")
+    parser.add_argument(
+        "--devices", type=int, default=None, help="GPUs, or processes without one (default: all)"
+    )
     parser.add_argument("--evaluate-every", type=int, default=None, metavar="ROUNDS")
     parser.add_argument("--progress", action="store_true", help="print JSON lines")
     parser.add_argument("--until-stdin-ends", action="store_true", help="leave when stdin ends")
@@ -44,10 +48,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[str, Any]:
     """Join, train, leave. Returns the ``final`` record."""
-    import torch
-
     from ...client import join
-    from ..models.loading import load_model
 
     def progress(stage: str, done: int, total: int) -> None:
         say({"event": "progress", "stage": stage, "done": done, "total": total})
@@ -68,27 +69,29 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
                 why=f'Its manifest says data.source = "{manifest.data.source}".',
                 hint="--data FILE, or atoll config set data.path /path/chats.jsonl",
             )
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
+        devices = devices_for(options.devices, manifest, tell)
         given = user_path(options.model) if options.model else None
         folder = bring_model(paths, swarm.run_id, manifest.model, given, tell)
-        gpu = torch.cuda.is_available()
-        found = load_model(folder, manifest.model, adapters_of(manifest), "cuda" if gpu else "cpu")
-        for note in found.notes:
-            tell(note)
-        final = finetune(
-            found.model,
-            found.tokenizer,
-            settings_of_run(manifest, bf16=gpu),
-            data,
-            swarm,
-            folder=paths.run_dir(swarm.run_id),
-            steps=options.steps,
-            evaluate_every=options.evaluate_every,
-            stop=stop.is_set,
-            say=keep_evaluations(say, paths.run_dir(swarm.run_id)),
-            tell=tell,
+        job = MemberJob(
+            swarm.run_id,
+            options.home,
+            str(folder),
+            options.steps,
+            options.threads,
+            options.evaluate_every,
         )
+        if devices > 1:
+            tell(f"{devices} devices of this machine train as one member, a process each")
+        with cards_of(devices, job, say) as cards:
+            final = train_member(
+                job,
+                cards,
+                data,
+                swarm,
+                stop=stop.is_set,
+                say=keep_evaluations(say, paths.run_dir(swarm.run_id)),
+                tell=tell,
+            )
         swarm.leave()
         return final
 

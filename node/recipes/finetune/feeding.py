@@ -14,6 +14,7 @@ from ....collectives.swarm import Swarm
 from ....optim.data.order import Order
 from .packing import Document
 from .preparing import TokenStore
+from .sharding import ONE_CARD, Cards
 
 
 class DocumentFeed(Protocol):
@@ -60,10 +61,11 @@ class LeasedFeed:
     shared = True
     position = 0
 
-    def __init__(self, store: TokenStore, swarm: Swarm) -> None:
+    def __init__(self, store: TokenStore, swarm: Swarm, cards: Cards = ONE_CARD) -> None:
         documents: Any = store  # which has what a map-style data set needs
         loader = DataLoader[Any](documents, batch_size=None, collate_fn=_as_it_is)
         self._shard: Any = swarm.shard(loader)
+        self._cards = cards
         self._documents: Iterator[Document] | None = None
 
     def take(self, tokens: int) -> list[Document]:
@@ -73,8 +75,9 @@ class LeasedFeed:
         assert self._documents is not None
         found = list[Document]()
         while tokens > 0:
-            found.append(next(self._documents))
-            tokens -= len(found[-1][0])
+            given = self._cards.join(next(self._documents))
+            found += given
+            tokens -= sum(len(ids) for ids, _ in given)
         return found
 
 

@@ -32,11 +32,12 @@ from ....optim.script.evaluation import AHEAD, drawn_of, undisturbed
 from ...manifest.tables import DataTable, InnerTable, PromptsTable
 from ..loop import lr_at, schedule_position
 from .feeding import DocumentFeed, LeasedFeed, OwnFeed
-from .keeping import random_state, read_state, restore_random, write_state
+from .keeping import random_state, restore_random
 from .losses import SummedLoss
 from .optimizing import BackwardOptimizer, make_optimizer, trained_parameters
 from .packing import IGNORED, PackedBatch, check_packing, lay_out
 from .preparing import PreparedData, TokenStore
+from .sharding import ONE_CARD, Cards
 
 logger = logging.getLogger("atoll")
 
@@ -79,24 +80,29 @@ class FineTuning:
         settings: FineTuneSettings,
         swarm: Swarm | None = None,
         *,
+        cards: Cards = ONE_CARD,
         folder: Path | None = None,
         say: Say = lambda record: None,
         tell: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """``folder``: where the state is kept, None: nowhere. ``say`` hears records as of
-        `recipes.train`, ``tell`` lines for a person.
+        """``cards``: that train together as this member, a process each. ``folder``: where the
+        state is kept, None: nowhere. ``say`` hears records as of `recipes.train`, ``tell`` lines
+        for a person.
 
         Raises ConfigError where the model cannot be trained so, StateError for a damaged state.
         """
         self.model, self.tokenizer, self.data, self.settings = model, tokenizer, data, settings
         self.inner, self.swarm, self.say, self.tell = settings.inner, swarm, say, tell
+        self.cards = cards
+        cards.shard(model)
         self.device = next(model.parameters()).device
         if settings.data.packing:
             check_packing(model, len(model.get_input_embeddings().weight), tell)
-        self.loss = SummedLoss(model)
+        self.loss = SummedLoss(model, cards)
         if settings.checkpointing:
             _checkpoint_activations(model)
         model.train()
+        cards.let_go(model)
         self.trained = trained_parameters(model)
         backward = self.inner.in_backward
         self.optimizer = (BackwardOptimizer if backward else make_optimizer)(
@@ -107,7 +113,7 @@ class FineTuning:
         self._kept_at, self._keeping_s = time.monotonic(), 0.0
         self.attachment: Attachment | None = None
         self._watched = self._affordable(swarm) if swarm is not None else 0
-        if swarm is not None:
+        if cards.decide(swarm is not None):
             self.attachment = attach(
                 model,
                 None if backward else self.optimizer,
@@ -116,6 +122,7 @@ class FineTuning:
                 tokenizer=tokenizer,
                 evaluate=self._watch if self._watched else None,
             )
+            self.swarm = self.attachment.swarm  # that of all cards
         self.feed = self._feed()
         self._resume()
         self._round_seen = self._entered_at = self.round
@@ -123,7 +130,7 @@ class FineTuning:
     def _feed(self) -> DocumentFeed:
         table, swarm = self.settings.data, self.swarm
         if table.source == "shared" and swarm is not None:
-            return LeasedFeed(self.data.training, swarm)
+            return LeasedFeed(self.data.training, swarm, self.cards)
         name = f"{swarm.run_id}/{swarm.peer}" if swarm is not None else self.settings.name
         return OwnFeed(self.data.training, f"{name}/{table.seed}")
 
@@ -167,7 +174,7 @@ class FineTuning:
         targets = sum(_targets(batch) for batch in batches)
         for group in self.optimizer.param_groups:
             group["lr"] = lr_at(self.position, inner, self.steps)
-        loss = float(self._backward(batches, targets)) / targets
+        loss = self.cards.add(float(self._backward(batches, targets))) / targets
         if not math.isfinite(loss):
             raise StateError(
                 f"the loss of step {self.steps + 1} is {loss}",
@@ -175,7 +182,7 @@ class FineTuning:
                 hint="A smaller [train.inner] lr, or a longer warmup.",
             )
         if self.attachment is not None and not self.feed.shared:
-            self.attachment.samples(targets)
+            self.attachment.samples(self.cards.share(targets))
         # without what the optimizer takes, in whose step a member may wait for others
         tokens_s = sum(len(ids) for ids, _ in documents) / (time.perf_counter() - began_s)
         before = self.round
@@ -186,12 +193,15 @@ class FineTuning:
         return loss
 
     def _backward(self, batches: list[PackedBatch], targets: int) -> Tensor:
-        """The gradient of the mean over ``targets``; returns the sum, float64."""
+        """The gradient of the mean over ``targets``; returns this card's part of the sum,
+        float64.
+        """
         total = torch.zeros((), dtype=torch.float64, device=self.device)
-        for batch in batches:
+        for batch, counts in self.cards.deal(batches):
             with self._precision():
-                summed = self.loss(batch.to(self.device))
-            (summed / targets).backward()
+                summed = self.loss(batch.to(self.device)) * counts
+            # of several cards' gradients the mean is taken, and the sum is meant
+            (summed / targets * self.cards.size).backward()
             total += summed.detach()
         return total
 
@@ -208,12 +218,18 @@ class FineTuning:
 
     def _batches(self, documents: list[Any], rows: int) -> list[PackedBatch]:
         table = self.settings.data
-        laid = lay_out(documents, length=table.length, rows=rows, packing=table.packing)
+        laid = lay_out(
+            documents,
+            length=table.length,
+            rows=rows,
+            packing=table.packing,
+            cards=self.cards.size,
+        )
         return [batch for batch in laid if _targets(batch)]
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         floats = any(each.dtype == torch.float32 for each in self.trained)
-        if self.settings.bf16 and floats:
+        if self.settings.bf16 and floats and not self.cards.casts:
             return torch.autocast(self.device.type, torch.bfloat16)
         return nullcontext()
 
@@ -228,23 +244,24 @@ class FineTuning:
         """About how many tokens a second are trained on, by one micro-batch of which nothing is
         left. Random numbers are as before.
         """
-        length = self.settings.data.length * self.inner.micro_batch
-        batch = self._batches(
-            OwnFeed(self.data.training, "rate").take(length), self.inner.micro_batch
-        )[0]
+        cards, rows = self.cards.size, self.inner.micro_batch
+        documents = OwnFeed(self.data.training, "rate").take(
+            self.settings.data.length * rows * cards
+        )
+        batches = self._batches(documents, rows)[:cards]
         devices = [self.device] if self.device.type == "cuda" else []
         stepping = self.optimizer if isinstance(self.optimizer, BackwardOptimizer) else None
         with torch.random.fork_rng(devices=devices):
             began_s = time.perf_counter()
             if stepping is not None:
                 stepping.live = False
-            float(self._backward([batch], 1))  # waits for the device
+            float(self._backward(batches, 1))  # waits for the device
             took_s = time.perf_counter() - began_s
         if stepping is not None:
             stepping.live = True
         for each in self.trained:
             each.grad = None
-        return batch.ids.numel() / took_s
+        return sum(batch.ids.numel() for batch in batches) / took_s
 
     # ---- what it has learned
 
@@ -260,13 +277,14 @@ class FineTuning:
                 break
             documents.append(store[index])
             left -= len(documents[-1][0])
-        tokens, nll = 0, 0.0
+        nll = 0.0
         with undisturbed(self.model):
-            for batch in self._batches(documents, self.inner.micro_batch):
+            batches = self._batches(documents, self.inner.micro_batch)
+            tokens = sum(_targets(batch) for batch in batches)
+            for batch, counts in self.cards.deal(batches):
                 with self._precision():
-                    nll += float(self.loss(batch.to(self.device)))
-                tokens += _targets(batch)
-        return tokens, nll
+                    nll += float(self.loss(batch.to(self.device))) * counts
+        return tokens, self.cards.add(nll)
 
     def evaluate_anchor(self) -> dict[str, Any]:
         """Of the newest anchor, alone of the model; also said as ``evaluation``."""
@@ -291,6 +309,9 @@ class FineTuning:
         """
         found, held_out = swarm.settings, self.data.held_out.tokens
         if found.evaluate is None or not held_out:
+            return 0
+        if self.cards.size > 1:
+            self.tell("whether averaging helps is not evaluated by a member of several cards")
             return 0
         if found.sync_every is None:
             return WATCHED
@@ -329,6 +350,7 @@ class FineTuning:
                 do_sample=False,
                 use_cache=True,
                 pad_token_id=tokenizer.eos_token_id or 0,
+                synced_gpus=self.cards.size > 1,  # each gathers what it needs from all
             )
         fresh = out[0, given["input_ids"].shape[1] :]
         return tokenizer.decode(fresh, skip_special_tokens=True)
@@ -361,7 +383,8 @@ class FineTuning:
         if due:
             with contextlib.suppress(AtollError):  # a lost node is noticed by the next step
                 self.show_answers()
-        if self._keeping_s < KEEPING_SHARE * (time.monotonic() - self._kept_at):
+        kept_s = time.monotonic() - self._kept_at
+        if self.cards.decide(self._keeping_s < KEEPING_SHARE * kept_s):
             self.keep()
 
     def keep(self) -> None:
@@ -371,6 +394,7 @@ class FineTuning:
         if self._path is None:
             return
         began_s = time.monotonic()
+        self.cards.let_go(self.model)
         state: dict[str, Any] = {
             "steps": self.steps,
             "since_round": self._since_round,
@@ -378,11 +402,13 @@ class FineTuning:
             "data": self.data.training.digest,
             "model": dict(self._named()),
             "optimizer": self.optimizer.state_dict(),
+        }
+        own = {
             "random": random_state(),
             "attachment": self.attachment.state_dict() if self.attachment is not None else None,
         }
         try:
-            write_state(self._path, state)
+            self.cards.keep(self._path, state, own)
         except AtollError as error:
             logger.warning("%s", error)
         self._kept_at = time.monotonic()
@@ -394,9 +420,10 @@ class FineTuning:
 
     @torch.no_grad()
     def _resume(self) -> None:
-        state = read_state(self._path) if self._path is not None else None
+        state = self.cards.kept(self._path) if self._path is not None else None
         if state is None:
             return
+        self.cards.let_go(self.model)
         named = self._named()
         if {name: each.shape for name, each in state["model"].items()} != {
             name: each.shape for name, each in named.items()
@@ -407,8 +434,8 @@ class FineTuning:
                 hint=f"Begin without it: mv {self._path} {self._path}.old",
             )
         for name, value in state["model"].items():
-            named[name].copy_(value)
-        self.optimizer.load_state_dict(state["optimizer"])
+            self.cards.put(named[name], value)
+        self.cards.resume(self.optimizer, state["optimizer"])
         if self.attachment is not None and state["attachment"] is not None:
             self._resume_attachment(state["attachment"])
         self.steps, self._since_round = state["steps"], state["since_round"]
@@ -416,7 +443,8 @@ class FineTuning:
             self.feed.position = state["position"]
         else:
             self.tell("the data are others than when training stopped: it begins at their first")
-        restore_random(state["random"])
+        if state["random"] is not None:
+            restore_random(state["random"])
         self.tell(f"going on after step {self.steps:,}")
 
     def _resume_attachment(self, state: Mapping[str, Any]) -> None:
@@ -444,7 +472,7 @@ class FineTuning:
                 **{key: stats[key] for key in FINAL_STATS if key in stats},
                 "privacy": self.attachment.describe()["privacy"],
             }
-            if self.attachment.done and self._path is not None:
+            if self.attachment.done and self._path is not None and not self.cards.rank:
                 self._path.unlink(missing_ok=True)  # nothing is left to go on with
             self.attachment.detach()
         self.say(record)

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from .packing import IGNORED, PackedBatch
+from .sharding import ONE_CARD, Cards
 
 CHUNK = 1 << 25  # logits at a time: 128 MiB of float32
 TOLERANCE = 1e-3  # of the loss, between the head on its own and the whole model
@@ -30,13 +31,15 @@ class SummedLoss:
     another loss than the whole model: some scale or cap their logits, or have no head of their own.
     """
 
-    def __init__(self, model: Any, *, chunk: int = CHUNK) -> None:
+    def __init__(self, model: Any, cards: Cards = ONE_CARD, *, chunk: int = CHUNK) -> None:
         self.model = model
         self._chunk = chunk
         plain: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._plain = plain
         self._decoder: Any = plain.get_decoder() if hasattr(plain, "get_decoder") else None
         self._head: Any = plain.get_output_embeddings()
+        # decoder and head are called on their own, which FSDP2 is to notice
+        self._in_chunks = cards.forward(plain, self._by_head)
         self.chunked = self._decoder is not None and self._head is not None and self._agrees()
 
     def __call__(self, batch: PackedBatch) -> Tensor:
@@ -48,6 +51,11 @@ class SummedLoss:
         if not self.chunked:
             logits = self.model(**batch.inputs).logits[kept]
             return _summed(logits, targets)
+        return self._in_chunks(batch)
+
+    def _by_head(self, batch: PackedBatch) -> Tensor:
+        kept = batch.targets != IGNORED
+        targets = batch.targets[kept]
         hidden = self._decoder(**batch.inputs).last_hidden_state[kept]
         width = int(getattr(self._head, "out_features", 0) or self._head.weight.shape[0])
         size = max(1, self._chunk // width)
@@ -77,8 +85,7 @@ class SummedLoss:
         self.model.eval()
         try:
             batch = PackedBatch(ids, targets, None)
-            hidden = self._decoder(**batch.inputs).last_hidden_state[0]
-            apart = self._of_part(hidden, targets[0])
+            apart = self._in_chunks(batch)
             whole = _summed(self.model(**batch.inputs).logits[0], targets[0])
         except (AttributeError, TypeError, RuntimeError):
             return False

@@ -80,10 +80,11 @@ def pack_rows(sizes: Sequence[int], length: int) -> list[list[int]]:
 
 
 def lay_out(
-    documents: Sequence[Document], *, length: int, rows: int, packing: bool
+    documents: Sequence[Document], *, length: int, rows: int, packing: bool, cards: int = 1
 ) -> list[PackedBatch]:
     """Micro-batches of at most ``rows`` rows, each as wide as its longest row. What is left of a
-    row is a document of its own, of which nothing is learned.
+    row is a document of its own, of which nothing is learned. ``cards``: among which micro-batches
+    are dealt out, so that they have about as many rows.
     """
     sizes = [len(ids) for ids, _ in documents]
     packed = (
@@ -91,6 +92,9 @@ def lay_out(
         if packing
         else [[index] for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i))]
     )
+    if packed and cards > 1:
+        passes = -(-len(packed) // (cards * rows))
+        rows = -(-len(packed) // (cards * passes))
     return [
         _batch([[documents[index] for index in row] for row in packed[at : at + rows]], packing)
         for at in range(0, len(packed), rows)

@@ -6,6 +6,7 @@ any size need no memory, a document is found by its number, and how much there i
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 import weakref
 from array import array
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,6 +34,17 @@ SHOWN_FAULTS, MOST_FAULTS = 10, 1000  # of the latter on nothing more is read
 TELL_EVERY = 10_000  # records
 
 
+class StorePlace(msgspec.Struct, frozen=True):
+    """Where another process of this user finds a `TokenStore`: ``file``, as long as its process
+    lives; ``ends``: int64, of each document behind the first one's beginning.
+    """
+
+    file: str
+    ends: bytes
+    targets: int
+    digest: str
+
+
 class TokenStore:
     """Documents by number, in a file without a name: 4 bytes a token, of which the lowest bit says
     whether it is learned.
@@ -43,8 +56,25 @@ class TokenStore:
         weakref.finalize(self, self._file.close)
         self._ends = array("q", [0])
         self._values: NDArray[np.int32] | None = None
-        self._digest = hashlib.sha256()
+        self._digest, self._known = hashlib.sha256(), ""
         self.targets = 0  # tokens that are to be predicted
+
+    @classmethod
+    def at(cls, place: StorePlace) -> TokenStore:
+        """What another process has stored, to be read. Raises OSError."""
+        store = cls()
+        store._file.close()
+        store._file = open(place.file, "rb")  # noqa: SIM115 (as above)
+        weakref.finalize(store, store._file.close)
+        store._ends = array("q", place.ends)
+        store.targets, store._known = place.targets, place.digest
+        return store
+
+    def place(self) -> StorePlace:
+        """All is written by then."""
+        self._file.flush()
+        file = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        return StorePlace(file, self._ends.tobytes(), self.targets, self.digest)
 
     def add(self, text: RenderedText) -> None:
         """The next document. Raises StorageError where the disk is full."""
@@ -82,7 +112,7 @@ class TokenStore:
     @property
     def digest(self) -> str:
         """SHA-256 of what it holds, hexadecimal."""
-        return self._digest.hexdigest()
+        return self._known or self._digest.hexdigest()
 
 
 @dataclass(slots=True)

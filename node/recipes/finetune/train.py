@@ -6,12 +6,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
+
 from ....collectives.forced import make_folder
 from ....collectives.swarm import Swarm
 from ...home.output import span_text
-from ...manifest import Manifest
+from ...home.paths import find_paths
+from ...manifest import Manifest, adapters_of, load_run
+from ..models.loading import load_model
 from .loop import FineTuneSettings, FineTuning, Say
 from .preparing import PreparedData, prepare_data
+from .sharding import ONE_CARD, Cards
+
+
+class MemberJob(msgspec.Struct, frozen=True):
+    """What a process needs to know to train as a member, or as one card of it. ``run``: one that is
+    stored in ``home``; ``folder``: where this machine has the run's model.
+    """
+
+    run: str
+    home: str | None
+    folder: str
+    steps: int | None = None
+    threads: int | None = None
+    evaluate_every: int | None = None
 
 
 def settings_of_run(manifest: Manifest, *, bf16: bool = False) -> FineTuneSettings:
@@ -33,6 +52,7 @@ def finetune(
     data: str,
     swarm: Swarm | None = None,
     *,
+    cards: Cards = ONE_CARD,
     folder: Path | None = None,
     steps: int | None = None,
     evaluate_every: int | None = None,
@@ -44,7 +64,8 @@ def finetune(
     is done, ``steps`` own steps are made or ``stop()``; returns the ``final`` record.
 
     ``model``: a causal language model of transformers on its device, also inside PEFT; what
-    requires a gradient is trained. ``swarm`` None: this machine alone. ``folder``: where the state
+    requires a gradient is trained. ``swarm`` None: this machine alone. ``cards``: all of them call
+    this alike; the first one's data, swarm and ``stop`` are meant, and it alone speaks. ``folder``: where the state
     is kept, from which the next call goes on. ``evaluate_every``: rounds. ``tell`` hears lines for
     a person: what was read, what a sample looks like, how long a pass takes.
 
@@ -53,29 +74,70 @@ def finetune(
     if folder is not None:
         make_folder(folder)
     vocabulary = len(model.get_input_embeddings().weight)
-    prepared = prepare_data(
-        data,
-        tokenizer,
-        settings.data,
-        folder=folder,
-        vocabulary=vocabulary,
-        tell=lambda records: tell(f"{records:,} records read …"),
+    prepared = cards.read(
+        lambda: prepare_data(
+            data,
+            tokenizer,
+            settings.data,
+            folder=folder,
+            vocabulary=vocabulary,
+            tell=lambda records: tell(f"{records:,} records read …"),
+        )
     )
     _describe(prepared, settings, say, tell)
     member = FineTuning(
-        model, tokenizer, prepared, settings, swarm, folder=folder, say=say, tell=tell
+        model, tokenizer, prepared, settings, swarm, cards=cards, folder=folder, say=say, tell=tell
     )
     rate = member.tokens_s()
     pass_s = prepared.training.tokens / rate
     tell(f"about {rate:,.0f} tokens a second here: a pass takes {span_text(pass_s)}")
-    evaluated = member.round
-    while not member.finished(steps) and not stop():
+    evaluated, stopped = member.round, False
+    while not member.finished(steps) and not (stopped := cards.decide(stop())):
         member.step()
         member.after_step()
         if evaluate_every is not None and member.round >= evaluated + evaluate_every:
             evaluated = member.round
             member.evaluate_anchor()
-    return member.finish(evaluate=not stop())
+    return member.finish(evaluate=not stopped)
+
+
+def train_member(
+    job: MemberJob,
+    cards: Cards = ONE_CARD,
+    data: str = "",
+    swarm: Swarm | None = None,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    say: Say = lambda record: None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Load a run's model and `finetune` it. Where there are several cards, all call this."""
+    paths, gpu = find_paths(job.home), torch.cuda.is_available()
+    manifest = load_run(paths, job.run).open()
+    threads = job.threads or max(1, torch.get_num_threads() // cards.size)
+    if threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    # shards go to their card one by one, as the host has room for what no card may hold
+    device = "cuda" if gpu and cards.size == 1 else "cpu"
+    found = cards.load(
+        lambda: load_model(Path(job.folder), manifest.model, adapters_of(manifest), device)
+    )
+    for note in found.notes:
+        tell(note)
+    return finetune(
+        found.model,
+        found.tokenizer,
+        settings_of_run(manifest, bf16=gpu),
+        data,
+        swarm,
+        cards=cards,
+        folder=paths.run_dir(job.run),
+        steps=job.steps,
+        evaluate_every=job.evaluate_every,
+        stop=stop,
+        say=say,
+        tell=tell,
+    )
 
 
 def _describe(

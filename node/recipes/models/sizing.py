@@ -184,6 +184,18 @@ def on_gpu(found: StepBytes) -> int:
     return round((found.peak - WORKING) * (1 + GPU_LOSS)) + GPU_CONTEXT
 
 
+def sharded_bytes(shape: ShapeTable, settings: StepSettings) -> tuple[int, int]:
+    """Of the peak on a GPU: what several cards hold in shards, and what each gathers besides, for
+    as long as it needs it: embeddings, head and norms for a whole pass, layers two at a time, and
+    where they train their gradients.
+    """
+    shared = weight_bytes(shape, settings) + optimizer_bytes(shape, settings)
+    shared += _gradients(shape, settings)
+    values = other_parameters(shape) + 2 * linear_parameters(shape) // max(1, shape.layers)
+    size = _computed(settings) + (FLOAT if settings.method == "full" else 0)
+    return round(shared * (1 + GPU_LOSS)), round(values * size * (1 + GPU_LOSS))
+
+
 def with_settings(settings: StepSettings, **more: object) -> StepSettings:
     """The same but for these."""
     return replace(settings, **more)  # type: ignore[arg-type]
