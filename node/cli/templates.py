@@ -178,7 +178,7 @@ def with_model(text: str, model: str) -> str:
         named = f'name = "{name[:54] or "model"}-{ending}"'
         text = text.replace(f'name = "{purpose}"', named, 1)
     head, _, rest = text.partition(MODEL_LINE)
-    return f"{head}{key} = {json.dumps(where)}\n{rest.partition(chr(10))[2]}"
+    return f"{head}{key} = {json.dumps(where, ensure_ascii=False)}\n{rest.partition(chr(10))[2]}"
 
 
 TEMPLATES = {

@@ -31,11 +31,12 @@ from ....optim import Attachment, attach
 from ....optim.script.evaluation import AHEAD, drawn_of, undisturbed
 from ...manifest.tables import DataTable, InnerTable, PromptsTable
 from ..loop import lr_at, schedule_position
+from ..models.loading import check_length
 from .feeding import DocumentFeed, LeasedFeed, OwnFeed
 from .keeping import random_state, read_state, restore_random, write_state
 from .losses import SummedLoss
 from .optimizing import BackwardOptimizer, make_optimizer, trained_parameters
-from .packing import IGNORED, PackedBatch, check_packing, lay_out
+from .packing import IGNORED, PackedBatch, check_causal, check_packing, lay_out
 from .preparing import PreparedData, TokenStore
 
 logger = logging.getLogger("atoll")
@@ -91,8 +92,12 @@ class FineTuning:
         self.model, self.tokenizer, self.data, self.settings = model, tokenizer, data, settings
         self.inner, self.swarm, self.say, self.tell = settings.inner, swarm, say, tell
         self.device = next(model.parameters()).device
+        vocabulary = len(model.get_input_embeddings().weight)
+        if said := check_length(model, settings.data.length):
+            tell(said)
+        check_causal(model, vocabulary)
         if settings.data.packing:
-            check_packing(model, len(model.get_input_embeddings().weight), tell)
+            check_packing(model, vocabulary, tell)
         self.loss = SummedLoss(model)
         if settings.checkpointing:
             _checkpoint_activations(model)
