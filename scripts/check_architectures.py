@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Fine-tune random two-layer models of many architectures as a user types it, and load what is
 exported elsewhere. Each architecture is named as a folder and trained by LoRA and in full: two
-members, each with a file and a home of its own, three rounds that their sessions commit, `atoll
-export` by both. The sessions play in one process and in virtual time (`LocalSwarm`), all else is the
-product's: the run is founded from a text, the model found, bound, brought and loaded, the recipe
-trains. With --typed two nodes of the command line do all of it, in minutes a case.
+members, each with a file and a home of its own, three rounds that their sessions commit, and
+`atoll export` by both. The sessions play in one process and in virtual time (`LocalSwarm`); all else
+is the product's: the run is founded from a text, the model found, bound, brought and loaded, the
+recipe trains. With --typed two nodes of the command line do all of it, in minutes a case.
 
 An environment without atoll (links to all packages but it; `find_spec("atoll")` is None there) then
 loads the folders by transformers and peft. A case is well where
@@ -249,7 +249,7 @@ def load_elsewhere(top: Path, folder: Path, method: str, dtype: str) -> tuple[An
     if method == "lora":
         jobs.append(["adapter", base, outs[0], "float32"])
         jobs.append(["merged", str(folder / "merged"), None, "float32"])
-    given = {
+    given: dict[str, Any] = {
         "packages": str(packages_without_atoll(top)),
         "ids": IDS,
         "jobs": jobs,

@@ -119,7 +119,12 @@ def test_a_model_that_sees_what_comes_is_refused() -> None:
         model = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(ConfigError, match="a bert model lets tokens see those behind them"):
         packing.check_causal(model, 300)
-    packing.check_causal(tiny_model(), 300)
+    model = tiny_model()
+    packing.check_causal(model, 300)
+    with torch.no_grad():
+        model.model.norm.weight[3] = float("nan")
+    with pytest.raises(ConfigError, match="the model's logits are no finite numbers"):
+        packing.check_causal(model, 300)
 
 
 def test_samples_longer_than_the_models_positions(data: PreparedData) -> None:

@@ -76,6 +76,15 @@ def test_the_template_is_short_and_nothing_advises_against_it(
         assert parse_manifest(with_model(text, str(tmp_path / folder))).model.entry == "folder"
 
 
+def test_what_is_neither_on_this_machine_nor_a_name_on_the_hub(asked: Json) -> None:
+    text = TEMPLATES["finetune"]
+    given = parse_manifest(with_model(text, "https://huggingface.co/org/tiny/"))
+    assert (given.model.hub, given.name) == ("org/tiny", "tiny-tuned")
+    for wrong in ("./nothing", "org/tiny@main", "org/tiny/tree/main", "no such folder"):
+        found = asked("new", "--template", "finetune", "--model", wrong, status=2)["error"]
+        assert found["message"].startswith(f"there is no folder or file {wrong}, and no model")
+
+
 def test_one_text_is_one_run_wherever_its_model_has_moved(
     asked: Json, atoll_home: Path, tmp_path: Path, model: Path
 ) -> None:

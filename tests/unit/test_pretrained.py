@@ -211,6 +211,15 @@ def test_a_hub_that_nobody_answers_for(
         assert "refused" in caught.value.why
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    use_cache(monkeypatch, tmp_path / "file" / "cache")
+    with pytest.raises(StorageError, match=f"cannot keep {NAME} in its cache"):
+        found_at(find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"'))
+
+
 def test_a_gated_model_without_a_token(hub: FakeHub, tmp_path: Path) -> None:
     hub.gated.add(NAME)
     with pytest.raises(ConfigError, match=f"{NAME} is gated") as caught:

@@ -167,7 +167,7 @@ def check_packing(
 @torch.no_grad()
 def check_causal(model: Any, vocabulary: int) -> None:
     """Raise ConfigError where a token sees those behind it: predicting the next one would be
-    copying it.
+    copying it. Also where what the model says are no numbers.
     """
     device = next(model.parameters()).device
     ids = (torch.arange(1, PROBES[0] + 1) * 7919 % vocabulary)[None]
@@ -182,6 +182,13 @@ def check_causal(model: Any, vocabulary: int) -> None:
         )
     finally:
         model.train(mode)
+    if not bool(one.isfinite().all()):
+        raise ConfigError(
+            "the model's logits are no finite numbers",
+            key="$.model",
+            why="Its weights hold NaN or infinity, or are too large for their type.",
+            hint='Another copy of the model, or dtype = "float32".',
+        )
     off = float((one - two).abs().max())
     if off > ROUNDING * torch.finfo(one.dtype).eps * float(one.abs().max()):
         raise ConfigError(
