@@ -59,6 +59,10 @@ REFUSED: list[tuple[str, str, Content, str]] = [
     ("single quotes", "a.jsonl", "{'text': 'a'}\n", "a.jsonl:1: it is not JSON"),
     ("a trailing comma", "a.jsonl", '{"text": "a",}\n', "a.jsonl:1: it is not JSON"),
     ("an array", "a.json", f"[{GOOD}]\n", "a.json:1: it begins a JSON array"),
+    ("an array by the name of lines", "my chats.jsonl", f"[{GOOD}]\n",
+     "make lines of it: jq -c '.[]' 'my chats.jsonl' > 'my chats-lines.jsonl'"),  # never onto itself
+    ("lists of messages", "a.jsonl", line([said("user"), said("assistant")]),
+     "a.jsonl:1: it is a list of messages; make records of it: jq -c '{messages: .}' a.jsonl > a-lines.jsonl"),
     ("a string", "a.jsonl", f'{GOOD}\n"a"\n', "a.jsonl:2: it is a string"),
     ("null", "a.jsonl", f"{GOOD}\nnull\n", "a.jsonl:2: it is null"),
     ("a number", "a.jsonl", "3\n", "a.jsonl:1: it is a number"),

@@ -427,6 +427,20 @@ def test_a_loss_that_is_no_number_ends_training_by_name(data: PreparedData) -> N
         member.step()
 
 
+def test_the_rate_is_tried_with_no_more_than_a_step_has(data: PreparedData) -> None:
+    inner = InnerTable(tokens_per_step=256, micro_batch=65_536)
+    member = FineTuning(tiny_model(), tiny_tokenizer(), data, FineTuneSettings(TABLE, inner))
+    seen, loss = list[int](), member.loss
+
+    def noted(batch: packing.PackedBatch) -> torch.Tensor:
+        seen.append(batch.ids.numel())
+        return loss(batch)
+
+    member.loss = noted  # type: ignore[assignment]
+    assert member.tokens_s() > 0
+    assert seen[0] <= 256 + 2 * 64
+
+
 def test_what_cannot_be_trained_is_refused(data: PreparedData) -> None:
     frozen = tiny_model()
     frozen.requires_grad_(False)

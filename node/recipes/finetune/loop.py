@@ -233,7 +233,8 @@ class FineTuning:
         """About how many tokens a second are trained on, by one micro-batch of which nothing is
         left. Random numbers are as before.
         """
-        length = self.settings.data.length * self.inner.micro_batch
+        # no step has more rows than its tokens fill
+        length = min(self.settings.data.length * self.inner.micro_batch, self.inner.tokens_per_step)
         batch = self._batches(
             OwnFeed(self.data.training, "rate").take(length), self.inner.micro_batch
         )[0]
