@@ -16,6 +16,7 @@ import torch
 from exporting_kit import KeptSwarm
 from fake_hub import FakeHub
 from safetensors.torch import load_file, save_file
+from tokenizers import pre_tokenizers
 
 from atoll.collectives.errors import AtollError, ConfigError, NetworkError, StorageError
 from atoll.collectives.swarm import RunSettings
@@ -30,6 +31,7 @@ from atoll.node.manifest import (
 )
 from atoll.node.recipes.models.bringing import base_folder, bring_model
 from atoll.node.recipes.models.chatting import open_folder
+from atoll.node.recipes.models.files import sha256_of
 from atoll.node.recipes.models.finding import FoundModel, find_model
 from atoll.node.recipes.models.loading import LoadedModel, draw_factors, load_model
 from atoll.node.recipes.models.merging import merge_adapter
@@ -282,6 +284,38 @@ def test_libraries_that_read_equal_files_otherwise(what: str, folder: Path, tmp_
     error = refused(tmp_path / "member", found, folder)
     assert f"other {what.replace('-', ' ')}" in str(error)
     assert f"transformers {transformers.__version__}" in error.why
+
+
+def test_another_quantisation_of_the_model(folder: Path, tmp_path: Path) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    mine, other = tmp_path / "tiny.Q4_1.gguf", tmp_path / "tiny.Q8_0.gguf"
+    mine.write_bytes(b"GGUF in four bits")
+    other.write_bytes(b"GGUF in eight bits")
+    replace, model = msgspec.structs.replace, found.manifest.model
+    assert model.base is not None
+    base = replace(model.base, files={mine.name: sha256_of(mine)})
+    model = replace(model, entry="gguf", folder=None, gguf=mine.name, base=base)
+    found = FoundModel(replace(found.manifest, model=model), None)
+    assert "tiny.Q4_1.gguf differs" in str(refused(tmp_path / "member", found, other))
+    assert "not known on this machine" in str(refused(tmp_path / "member", found, None))
+    assert "transformers cannot read" in str(refused(tmp_path / "member", found, mine))
+
+
+def test_a_library_that_splits_the_same_text_otherwise(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another version of transformers does with equal files."""
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    load = transformers.AutoTokenizer.from_pretrained
+
+    def other(*given: Any, **more: Any) -> Any:
+        tokenizer = load(*given, **more)
+        spaced = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.backend_tokenizer.pre_tokenizer = spaced
+        return tokenizer
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", other)
+    assert "the run's: other ids of a text" in str(refused(tmp_path / "member", found, folder))
 
 
 def test_pickles_and_code_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
