@@ -20,6 +20,18 @@ from atoll.optim import SoloSwarm, attach
 from atoll.security.identity import Identity
 
 
+def write_checkpoint(folder: Path, run_id: str, layout: Any, view: AnchorView) -> None:
+    """That of an anchor, into a run's folder, as a node does it."""
+    anchor = torch.empty(view.numel)
+    view.copy_into(anchor)
+    momentum = torch.zeros(view.numel)
+    state = anchor.numpy().tobytes() + momentum.numpy().tobytes()
+    step = state_chunk_bytes(view.numel)
+    root = merkle_root([chunk_hash(state[at : at + step]) for at in range(0, len(state), step)])
+    saved = SavedCheckpoint(1, view.round, root, anchor, momentum)
+    save(folder / "checkpoint", layout, saved, run_id=run_id, entry_hash=bytes(32))
+
+
 class KeptSwarm(SoloSwarm):
     """A swarm of one whose run has a folder, as a node's has."""
 
@@ -47,20 +59,7 @@ class KeptSwarm(SoloSwarm):
     def checkpoint(self, layout: Any, of: AnchorView | None = None) -> None:
         """As the node writes one at the end of a run: of this anchor, by default its own."""
         view = self.anchor() if of is None else of
-        anchor = torch.empty(view.numel)
-        view.copy_into(anchor)
-        momentum = torch.zeros(view.numel)
-        state = anchor.numpy().tobytes() + momentum.numpy().tobytes()
-        step = state_chunk_bytes(view.numel)
-        root = merkle_root([chunk_hash(state[at : at + step]) for at in range(0, len(state), step)])
-        saved = SavedCheckpoint(1, view.round, root, anchor, momentum)
-        save(
-            self.folder / "checkpoint",
-            layout,
-            saved,
-            run_id=self.signed.run_id,
-            entry_hash=bytes(32),
-        )
+        write_checkpoint(self.folder, self.signed.run_id, layout, view)
         if of is None:
             view.release()
 

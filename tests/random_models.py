@@ -36,6 +36,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("Qwen2Config", {**_GROUPED, "tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", {**_GROUPED, "head_dim": 8}),
     "qwen3_moe": ("Qwen3MoeConfig", {**_GROUPED, "head_dim": 8, **_EXPERTS}),
+    "mixtral": ("MixtralConfig", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "gemma2": ("Gemma2Config", {**_GROUPED, "head_dim": 8}),
     "gemma3": ("Gemma3TextConfig", {**_GROUPED, "head_dim": 8}),
     "phi": ("PhiConfig", _SMALL),
@@ -76,11 +77,15 @@ def write_tokenizer(folder: Path, *, words: str = "", template: str | None = TEM
     return made
 
 
-def write_model(folder: Path, architecture: str = "llama", seed: int = 7, **save: Any) -> Path:
+def write_model(
+    folder: Path, architecture: str = "llama", seed: int = 7, hidden: int | None = None, **save: Any
+) -> Path:
     """Weights, configurations and tokenizer of a random model."""
     import transformers
 
     name, settings = ARCHITECTURES[architecture]
+    if hidden is not None:
+        settings = settings | {"n_embd" if "n_embd" in settings else "hidden_size": hidden}
     config = getattr(transformers, name)(**settings)
     torch.manual_seed(seed)
     with warnings.catch_warnings():

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ...collectives.errors import StateError
 from ...collectives.foreign import shown
 from ..home.output import current
 from .options import GIVEN, shared_options
@@ -66,7 +67,10 @@ def chat_command(source: str, prompt: str | None, tokens: int, threads: int | No
         if line == "/new":
             conversation.forget()
         elif line:
-            _say(conversation, line, tokens, out=True)
+            try:
+                _say(conversation, line, tokens, out=True)
+            except StateError as error:
+                terminal.say(f"{error.message}. {error.hint}")
 
 
 def _open(terminal: Terminal, source: str) -> Conversation:

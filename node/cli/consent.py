@@ -241,3 +241,7 @@ def check_fit(manifest: Manifest, script: Path | None, data: str) -> None:
             if manifest.model.pretrained
             else "--data FILE_OR_FOLDER, or FILE.py:NAME, a function that returns a Dataset",
         )
+    if script is None and manifest.model.pretrained and not is_factory(data):
+        from ..recipes.finetune.records import files_of
+
+        files_of(data)  # before anything is downloaded

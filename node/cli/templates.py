@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from ...collectives.errors import ConfigError
+
 FEDERATED_HOSPITAL = """\
 # Several hospitals train one model; patients' data stay where they are.   atoll new run.toml
 # Who can see what of whom, in plain words:   atoll validate run.toml --explain
@@ -163,14 +165,26 @@ tokens_per_step = 32768            # of each member
 [evaluate]                         # members are told when averaging does not help
 """
 
+_ADDRESS = re.compile(r"\A(https?://)?(huggingface\.co|hf\.co)/")
+_ON_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 MODEL_LINE = 'hub = "ORG/NAME"'
 
 
 def with_model(text: str, model: str) -> str:
-    """The template with this model: a folder or a GGUF file that exists, else a name on the hub;
-    the run is called after it.
+    """The template with this model: a folder or a GGUF file that exists, else a name on the hub, or
+    its address; the run is called after it. Raises ConfigError for what is none of these.
     """
     path = Path(model).expanduser()
+    if not path.exists():
+        model = _ADDRESS.sub("", model).rstrip("/")
+        if not _ON_HUB.fullmatch(model):
+            raise ConfigError(
+                f"there is no folder or file {model}, and no model on the hub is called so",
+                key="--model",
+                why="There it is ORG/NAME; a revision is written into run.toml.",
+                hint="--model ORG/NAME, --model DIR or --model FILE.gguf",
+                exit_code=2,
+            )
     key = "gguf" if path.is_file() else "folder" if path.is_dir() else "hub"
     where = model if key == "hub" else str(path.absolute())
     name = re.sub(r"[^a-z0-9.-]+", "-", Path(model).name.removesuffix(".gguf").lower()).strip("-.")
@@ -178,7 +192,7 @@ def with_model(text: str, model: str) -> str:
         named = f'name = "{name[:54] or "model"}-{ending}"'
         text = text.replace(f'name = "{purpose}"', named, 1)
     head, _, rest = text.partition(MODEL_LINE)
-    return f"{head}{key} = {json.dumps(where)}\n{rest.partition(chr(10))[2]}"
+    return f"{head}{key} = {json.dumps(where, ensure_ascii=False)}\n{rest.partition(chr(10))[2]}"
 
 
 TEMPLATES = {

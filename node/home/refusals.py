@@ -8,6 +8,8 @@ told to a user: a refusal of the system is never called a defect of atoll.
 from __future__ import annotations
 
 import errno
+import os
+import re
 
 from ...collectives.errors import AtollError, RefusedBySystemError, StorageError
 
@@ -101,6 +103,7 @@ _OF_A_MEDIUM = (
     *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS),
     *(errno.ESTALE, errno.ENOTCONN, errno.ENODEV),
 )
+_OF_RUST = re.compile(r"\(os error ([0-9]{1,3})\)")
 _MEMORY_WORDS = ("not enough memory", "allocate memory", "out of memory")
 
 
@@ -122,8 +125,11 @@ def refused(error: BaseException, where: str) -> AtollError | None:
     None. ``where``: what was being done.
 
     E501 for what a file or folder is at fault for, E502 for the machine: open files, memory,
-    threads, addresses. Memory that torch cannot have is a RuntimeError of its own.
+    threads, addresses. Memory that torch cannot have is a RuntimeError of its own; libraries in
+    Rust tell the system's refusal in words of their own.
     """
+    if not isinstance(error, OSError) and (found := _OF_RUST.search(str(error))):
+        error = OSError(int(found[1]), os.strerror(int(found[1])))
     if isinstance(error, OSError):
         why, hint = REFUSALS.get(error.errno or 0, ("", ""))
         if not why and error.filename is None:

@@ -103,6 +103,12 @@ def pretrained_rows(manifest: Manifest) -> list[Row]:
                 'method = "lora", or leave [lora] out.',
             ),
             (
+                model.method == "full" and model.dtype == "float16",
+                "$.model.dtype",
+                "AdamW's divisors and small gradients are zero in float16, and weights become NaN.",
+                'dtype = "auto" (float32), or "bfloat16"',
+            ),
+            (
                 model.method == "qlora" and manifest.adapters.base == "values",
                 "$.adapters.base",
                 "Packed weights differ from machine to machine: the files are compared.",

@@ -30,6 +30,7 @@ from ..home.ending import interrupt_when_stdin_ends
 from ..home.output import Terminal, show_error
 from ..home.own_data import data_of
 from ..home.paths import find_paths
+from ..home.refusals import refused
 from ..manifest import Manifest, gpt_config, load_run
 from .data import BUILTIN, Corpus, load_corpus, peer_generator
 from .gpt import GPT, build
@@ -333,12 +334,15 @@ def end_with_status(
     say, stop = print_records(options.progress), stop_event(options.until_stdin_ends)
     try:
         run(options, say, stop)
-    except AtollError as error:
-        say(error_record(error))
-        show_error(Terminal(), error)
-        return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except Exception as error:
+        told = error if isinstance(error, AtollError) else refused(error, "training has ended")
+        if told is None:
+            raise
+        say(error_record(told))
+        show_error(Terminal(), told)
+        return told.exit_code
     return 130 if stop.is_set() else 0
 
 

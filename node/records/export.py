@@ -24,13 +24,14 @@ from ..home.paths import Paths, write_atomic
 from ..home.refusals import storage_error
 from ..manifest import SignedManifest
 from .contents import (
+    ADAPTER_FILE,
     WEIGHTS_FILE,
     Contents,
     as_json,
     contents_of,
 )
 from .model_card import CARD_FILE, card_of, evaluation_in, worked_in
-from .sharding import INDEX_FILE, LARGEST, cut, index_of, remove_others
+from .sharding import ADAPTER, INDEX_FILE, LARGEST, cut, index_of, remove_adapter, remove_others
 
 if TYPE_CHECKING:
     from ..storage.checkpoint import SavedCheckpoint
@@ -142,8 +143,11 @@ def export_run(
         )
     shards = _shards(contents, largest)
     weights = (*shards, INDEX_FILE) if shards else (contents.file,)
+    if contents.file == ADAPTER_FILE:
+        _refuse_beside(folder)
     if not force:
-        _refuse_to_replace(folder, (*weights, *contents.files))
+        others = ADAPTER if contents.file == WEIGHTS_FILE else ()
+        _refuse_to_replace(folder, (*weights, *contents.files, *others))
     size = _write(folder, contents, shards)
     return Exported(
         round=rounds,
@@ -190,6 +194,18 @@ def _refuse_to_replace(folder: Path, names: tuple[str, ...]) -> None:
             )
 
 
+def _refuse_beside(folder: Path) -> None:
+    """Raise StorageError where an adapter would come to lie beside a whole model."""
+    for name in (WEIGHTS_FILE, INDEX_FILE):
+        if (folder / name).exists():
+            raise StorageError(
+                f"{folder} holds a whole model ({name})",
+                why="transformers puts an adapter that lies beside a model over it.",
+                hint="Give another folder.",
+                exit_code=73,
+            )
+
+
 def _shards(contents: Contents, largest: int) -> dict[str, dict[str, Any]]:
     """The files of a model that transformers loads by its index; {} for one file."""
     alone = contents.file != WEIGHTS_FILE or not contents.library_class
@@ -215,6 +231,7 @@ def _write(folder: Path, contents: Contents, shards: dict[str, dict[str, Any]]) 
             write_atomic(folder / INDEX_FILE, index_of(shards), _FILE_MODE)
         if contents.file == WEIGHTS_FILE:
             remove_others(folder, {*files, *([INDEX_FILE] if shards else [])}, WEIGHTS_FILE)
+            remove_adapter(folder)
         for name, data in contents.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / name, data, _FILE_MODE)

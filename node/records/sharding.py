@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 INDEX_FILE = "model.safetensors.index.json"
 SHARDS = "model-*-of-*.safetensors"
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 LARGEST = 5_000_000_000  # bytes of a file, by default
 
 
@@ -52,3 +53,11 @@ def remove_others(folder: Path, kept: set[str], single: str) -> None:
     for path in [folder / single, folder / INDEX_FILE, *folder.glob(SHARDS)]:
         if path.name not in kept:
             path.unlink(missing_ok=True)
+
+
+def remove_adapter(folder: Path) -> None:
+    """Delete the adapter that a whole model replaces: transformers would put it over the model.
+    Raises OSError.
+    """
+    for name in ADAPTER:
+        (folder / name).unlink(missing_ok=True)

@@ -59,6 +59,10 @@ REFUSED: list[tuple[str, str, Content, str]] = [
     ("single quotes", "a.jsonl", "{'text': 'a'}\n", "a.jsonl:1: it is not JSON"),
     ("a trailing comma", "a.jsonl", '{"text": "a",}\n', "a.jsonl:1: it is not JSON"),
     ("an array", "a.json", f"[{GOOD}]\n", "a.json:1: it begins a JSON array"),
+    ("an array by the name of lines", "my chats.jsonl", f"[{GOOD}]\n",
+     "make lines of it: jq -c '.[]' 'my chats.jsonl' > 'my chats-lines.jsonl'"),  # never onto itself
+    ("lists of messages", "a.jsonl", line([said("user"), said("assistant")]),
+     "a.jsonl:1: it is a list of messages; make records of it: jq -c '{messages: .}' a.jsonl > a-lines.jsonl"),
     ("a string", "a.jsonl", f'{GOOD}\n"a"\n', "a.jsonl:2: it is a string"),
     ("null", "a.jsonl", f"{GOOD}\nnull\n", "a.jsonl:2: it is null"),
     ("a number", "a.jsonl", "3\n", "a.jsonl:1: it is a number"),
@@ -92,6 +96,16 @@ REFUSED: list[tuple[str, str, Content, str]] = [
     ("a prompt alone", "a.jsonl", line({"prompt": "a"}), "a.jsonl:1: its keys are “prompt”"),
     ("tools as text", "a.jsonl", line({**chat("a", "b"), "tools": "search"}),
      "a.jsonl:1: tools is of type str"),
+    ("pictures beside the text", "a.jsonl", line({**chat("a", "b"), "images": ["a.png"]}),
+     "a.jsonl:1: it has images, and only text is trained on"),
+    ("two system prompts", "a.jsonl", line({**chat("a", "b", system="be kind"), "system": "be short"}),
+     "a.jsonl:1: its key system and its first message are both a system prompt"),
+    ("half a weight", "a.jsonl", messages(said("user"), {**said("assistant"), "weight": 0.5}),
+     "a.jsonl:1: message 2 of messages has the weight “0.5”, and 0 or 1 is known"),
+    ("a question to be learned", "a.jsonl", messages({**said("user"), "train": True}, said("assistant")),
+     "a.jsonl:1: message 1 of messages has the train “True”, and only answers are learned"),
+    ("half a turn of history", "a.jsonl", line({"instruction": "a", "output": "b", "history": [["c"]]}),
+     "a.jsonl:1: turn 1 of history is no pair of a question and its answer"),
     ("csv with a short row", "a.csv", "prompt,completion\na,b\nc\n",
      "a.csv:3: 1 columns, and the header has 2"),
     ("csv with an open quote", "a.csv", 'prompt,completion\na,"b\nc,d\n', "a.csv:2: it is not CSV"),
@@ -143,6 +157,21 @@ RIGHTLY: list[tuple[str, str, Content, Callable[[PreparedData], object], object]
     ("one longer than the length", "a.jsonl", f"{line(chat('x' * 90, 'b'))}\n{GOOD}\n",
      lambda d: d.lines(64)[-1], "left out: 1 because nothing learned is in its first 64 tokens (first: a.jsonl:1)"),
     ("one cut within its answer", "a.jsonl", line(chat("a", "x" * 90)), lambda d: (d.summary.cut, d.training.tokens), (1, 64)),
+    ("a system prompt beside the turns", "a.jsonl", line({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}],
+     "system": "be kind"}),
+     lambda d: d.shown.startswith("<|im_start|>system\nbe kind<|im_end|>\n"), True),
+    ("history and a system prompt of an instruction", "a.jsonl", line({"instruction": "c", "output": "d", "system": "s", "history": [["a", "b"]]}),
+     shown, "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n⟦b<|im_end|>\n⟧"
+     "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n⟦d<|im_end|>\n⟧"),
+    ("an answer that is not to be learned", "a.jsonl", messages(said("user"), {**said("assistant", "no"), "weight": 0}, said("user"),
+     {**said("assistant", "yes"), "weight": 1}),
+     lambda d: [part.partition("⟧")[0] for part in d.shown.split("⟦")[1:]], ["yes<|im_end|>\n"]),
+    ("no answer is to be learned", "a.jsonl", f"{messages(said('user'), {**said('assistant'), 'train': False})}\n{GOOD}\n",
+     lambda d: d.lines(64)[-1], "left out: 1 because none of its answers is to be learned (first: a.jsonl:1)"),
+    ("keys that nobody reads", "a.jsonl", f"{GOOD}\n{line({**chat('a', 'b'), 'id': 3, 'label': False})}\n"
+     f"{messages({**said('user'), 'mood': 'x'}, said('assistant'))}\n",
+     lambda d: d.lines(64)[-1], "not read, and where first: “id” (a.jsonl:2), “label” (a.jsonl:2), “mood” of messages (a.jsonl:3)"),
+    ("text with its end", "a.jsonl", line({"text": "the swarm<|im_end|>"}), shown, "⟦the swarm<|im_end|>⟧"),
     ("a control token in a message", "a.jsonl", line(chat("<|im_end|>", "b")),
      lambda d: d.summary.notes[0].startswith("a.jsonl:1: a message holds <|im_end|>"), True),
 ]  # fmt: skip
@@ -211,6 +240,75 @@ def test_a_role_that_the_template_lacks_is_named(tmp_path: Path) -> None:
     assert "System role not supported" in caught.value.message
     with pytest.raises(ConfigError, match="no chat template"):
         prepare(path, None)
+
+
+USERS_ONLY = (  # as several do: what it does not know vanishes
+    "{% for message in messages %}{% if message['role'] in ('user', 'assistant') %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CALLING = CHATML.replace(
+    "+ '<|im_end|>'",
+    "+ (message.tool_calls | tojson if message.tool_calls else '') + '<|im_end|>'",
+)
+CALL = {"type": "function", "function": {"name": "look", "arguments": '{"at": "a"}'}}
+
+
+@pytest.mark.parametrize(
+    ("template", "record", "words"),
+    [
+        (USERS_ONLY, chat("a", "b", system="be kind"), "message 1, of the role “system”"),
+        (
+            USERS_ONLY,
+            {"messages": [said("user"), said("assistant", "b"), said("tool", "3"), said("assistant")]},
+            "message 3, of the role “tool”",
+        ),
+        (CHATML, {**chat("a", "b"), "tools": [{"name": "look"}]}, "its tools"),
+        (
+            CHATML,
+            {"messages": [said("user"), {"role": "assistant", "content": None, "tool_calls": [CALL]}]},
+            "the calls of message 2, of the role “assistant”",
+        ),
+    ],
+    ids=["system", "tool", "tools", "calls"],
+)  # fmt: skip
+def test_what_a_template_leaves_out_is_named(
+    template: str, record: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", chat("a", "b"), record)
+    for loss in ("completion", "all"):
+        with pytest.raises(ConfigError) as caught:
+            prepare(path, template, loss=loss)
+        assert f"a.jsonl:2: the model's chat template leaves out {words}" in caught.value.message
+
+
+def test_arguments_of_calls_are_written_once_as_json(tmp_path: Path) -> None:
+    record = {"messages": [said("user"), {**said("assistant", "so: "), "tool_calls": [CALL]}]}
+    path = write_jsonl(tmp_path / "a.jsonl", record)
+    assert '"arguments": {"at": "a"}' in prepare(path, CALLING, length=128).shown
+    joined = CALLING.replace(
+        "message.tool_calls | tojson", "message.tool_calls[0].function.arguments + ''"
+    )
+    assert 'so: {"at": "a"}' in prepare(path, joined).shown  # a template that wants text
+
+
+def test_thinking_that_a_template_leaves_out_is_said(tmp_path: Path) -> None:
+    record = {"messages": [said("user"), {**said("assistant"), "reasoning_content": "hm"}]}
+    data = prepare(write_jsonl(tmp_path / "a.jsonl", record, record))
+    assert data.summary.notes == [
+        "the chat template leaves out reasoning_content: it is not learned"
+    ]
+
+
+def test_a_beginning_that_stands_in_a_text_is_not_put_there_twice() -> None:
+    tokenizer = tiny_tokenizer()
+    begin = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    renderer = ChatRenderer(tokenizer)
+    renderer._begins = [begin]  # as of a tokenizer that adds one
+    for text in ("the swarm", "<|endoftext|>the swarm"):
+        (found,) = renderer.render(sample_of({"text": text}, "text"))
+        assert found.ids.count(begin) == 1
 
 
 @pytest.mark.parametrize(

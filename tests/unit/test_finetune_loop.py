@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import random_models
 import torch
 import torch.nn.functional as F
 from finetune_kit import many_chats, tiny_model, tiny_tokenizer, write_jsonl
@@ -86,6 +88,57 @@ def test_packed_documents_have_the_logits_that_each_has_alone(
     assert found == len(given)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", sorted(random_models.ARCHITECTURES.keys()))
+def test_every_architecture_packs_or_is_refused(architecture: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    name, config = random_models.ARCHITECTURES[architecture]
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**config))
+    model.eval()
+    packing.check_causal(model, 300)
+    assert bool(packs(model, 300)) == (architecture == "falcon")
+    given = documents(9, 20, 5)
+    (batch,) = lay_out(given, length=40, rows=1, packing=architecture != "falcon")[:1]
+    if batch.positions is None:
+        return
+    with torch.no_grad():
+        logits = model(**batch.inputs).logits[0]
+    for start, stop in ((0, 20), (20, 29), (29, 34)):
+        with torch.no_grad():
+            own = alone(model, batch.ids[0, start:stop])
+        torch.testing.assert_close(logits[start:stop], own, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_sees_what_comes_is_refused() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=304, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=64,
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match="a bert model lets tokens see those behind them"):
+        packing.check_causal(model, 300)
+    model = tiny_model()
+    packing.check_causal(model, 300)
+    with torch.no_grad():
+        model.model.norm.weight[3] = float("nan")
+    with pytest.raises(ConfigError, match="the model's logits are no finite numbers"):
+        packing.check_causal(model, 300)
+
+
+def test_samples_longer_than_the_models_positions(data: PreparedData) -> None:
+    settings = FineTuneSettings(DataTable(length=257), INNER)
+    with pytest.raises(ConfigError, match=r"up to 257 tokens, and the model has 256") as caught:
+        FineTuning(tiny_model("gpt2"), tiny_tokenizer(), data, settings)
+    assert (caught.value.key, caught.value.hint) == ("$.data.length", "length = 256")
+    told = list[str]()
+    FineTuning(tiny_model(), tiny_tokenizer(), data, settings, tell=told.append)
+    assert "the model knows 256 positions" in told[0]
+
+
 def test_packing_is_refused_where_documents_see_one_another() -> None:
     model = tiny_model("falcon", num_kv_heads=2, new_decoder_architecture=False)
     with pytest.raises(ConfigError) as caught:
@@ -124,21 +177,30 @@ def test_each_document_predicts_its_own_learned_tokens_and_nothing_else(packed: 
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_what_is_masked_adds_nothing_to_the_last_bit(kind: str) -> None:
+@pytest.mark.parametrize("chunked", [False, True])
+def test_what_is_masked_adds_nothing_to_the_last_bit(kind: str, chunked: bool) -> None:
     """Against a plain loop: token after token, whatever is learned, added up."""
     model = tiny_model(kind)
     (batch,) = lay_out(documents(9, 20, 5, 14), length=64, rows=1, packing=True)
     loss = SummedLoss(model)
-    loss.chunked = False
+    assert loss.chunked
+    loss.chunked = chunked
     summed = loss(batch)
-    logits = model(**batch.inputs).logits[0].detach().float()
+    kept = batch.targets[0] != packing.IGNORED
+    with torch.no_grad():
+        if chunked:  # of what is learned alone
+            hidden = model.get_decoder()(**batch.inputs).last_hidden_state[0]
+            logits = model.get_output_embeddings()(hidden[kept]).float()
+        else:
+            logits = model(**batch.inputs).logits[0][kept].float()
     plain = 0.0
-    for at, target in enumerate(batch.targets[0].tolist()):
-        if target != packing.IGNORED:
-            plain += float(
-                F.cross_entropy(logits[at : at + 1], torch.tensor([target]))[None].double()
-            )
+    for at, target in enumerate(batch.targets[0][kept].tolist()):
+        plain += float(F.cross_entropy(logits[at : at + 1], torch.tensor([target])).double())
     assert float(summed.detach()) == plain
+    other = batch.ids.clone()
+    other[0, -1] = (other[0, -1] + 1) % 300  # the last token of a document predicts nothing
+    again = loss(packing.PackedBatch(other, batch.targets, batch.positions))
+    assert float(again.detach()) == plain
     gradient = torch.autograd.grad(summed, model.get_input_embeddings().weight)[0]
     masked = batch.ids[0][(batch.targets[0] == packing.IGNORED).nonzero().flatten()]
     assert len(masked) > 10
@@ -169,7 +231,11 @@ def test_the_head_in_chunks_gives_the_same_loss_and_gradients(kind: str) -> None
 
 
 def test_a_model_that_scales_its_logits_is_not_cut_into_chunks() -> None:
+    transformers = pytest.importorskip("transformers")
     assert not SummedLoss(tiny_model("granite", logits_scaling=8.0)).chunked
+    name, config = random_models.ARCHITECTURES["gemma2"]  # it caps logits far above a random one's
+    capped = transformers.AutoModelForCausalLM.from_config(getattr(transformers, name)(**config))
+    assert not SummedLoss(capped.eval()).chunked
     assert losses.SummedLoss(tiny_model()).chunked
 
 
@@ -361,6 +427,20 @@ def test_a_loss_that_is_no_number_ends_training_by_name(data: PreparedData) -> N
         model.lm_head.weight.fill_(float("nan"))
     with pytest.raises(StateError, match="the loss of step 1 is nan"):
         member.step()
+
+
+def test_the_rate_is_tried_with_no_more_than_a_step_has(data: PreparedData) -> None:
+    inner = InnerTable(tokens_per_step=256, micro_batch=65_536)
+    member = FineTuning(tiny_model(), tiny_tokenizer(), data, FineTuneSettings(TABLE, inner))
+    seen, loss = list[int](), member.loss
+
+    def noted(batch: packing.PackedBatch) -> torch.Tensor:
+        seen.append(batch.ids.numel())
+        return loss(batch)
+
+    member.loss = noted  # type: ignore[assignment]
+    assert member.tokens_s() > 0
+    assert seen[0] <= 256 + 2 * 64
 
 
 def test_what_cannot_be_trained_is_refused(data: PreparedData) -> None:

@@ -11,12 +11,14 @@ import pytest
 import random_models
 import torch
 
+from atoll.collectives.errors import StateError
 from atoll.node.cli import run
 from atoll.node.cli.templates import TEMPLATES, with_model
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import load_run, parse_manifest
 from atoll.node.manifest.presets import explain_outer
-from atoll.node.recipes.models.chatting import Conversation, stops_of
+from atoll.node.recipes.models.chatting import Conversation
+from atoll.node.recipes.models.loading import stops_of
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
@@ -69,6 +71,18 @@ def test_the_template_is_short_and_nothing_advises_against_it(
     (tmp_path / "A model.Q4_1.gguf").touch()
     made = parse_manifest(with_model(text, str(tmp_path / "A model.Q4_1.gguf")))
     assert (made.model.entry, made.name) == ("gguf", f"a-model.q4-1-{ending}")
+    for folder in ("größer 模型 \U0001f9ea", '"quoted"\\'):
+        (tmp_path / folder).mkdir()
+        assert parse_manifest(with_model(text, str(tmp_path / folder))).model.entry == "folder"
+
+
+def test_what_is_neither_on_this_machine_nor_a_name_on_the_hub(asked: Json) -> None:
+    text = TEMPLATES["finetune"]
+    given = parse_manifest(with_model(text, "https://huggingface.co/org/tiny/"))
+    assert (given.model.hub, given.name) == ("org/tiny", "tiny-tuned")
+    for wrong in ("./nothing", "org/tiny@main", "org/tiny/tree/main", "no such folder"):
+        found = asked("new", "--template", "finetune", "--model", wrong, status=2)["error"]
+        assert found["message"].startswith(f"there is no folder or file {wrong}, and no model")
 
 
 def test_one_text_is_one_run_wherever_its_model_has_moved(
@@ -114,6 +128,9 @@ def test_refusals_of_the_command_line(asked: Json, tmp_path: Path, model: Path) 
     assert (found["code"], found["key"]) == ("E415", "$.model.folder")
     found = asked("join", str(file), status=78)["error"]  # said before the model is looked at
     assert (found["key"], found["hints"][0][:18]) == ("$.data.source", "--data chats.jsonl")
+    (tmp_path / "chats.xlsx").touch()
+    found = asked("join", str(file), "--data", str(tmp_path / "chats.xlsx"), status=78)["error"]
+    assert found["message"].startswith("chats.xlsx is of a kind that is not read")
 
 
 # ---- answers
@@ -158,3 +175,19 @@ def test_chat_answers_from_a_folder(
     assert capsys.readouterr().out.rstrip("\n") == found["answer"].rstrip("\n")
     assert asked("chat", str(model), status=2)["error"]
     assert asked("chat", str(model.parent), "x", status=78)["error"]["code"] == "E415"
+
+
+def test_what_cannot_be_answered_is_said(
+    capsys: pytest.CaptureFixture[str], atoll_home: Path, tmp_path: Path
+) -> None:
+    folder = random_models.write_model(tmp_path / "gpt2", "gpt2")
+    talk = opened(folder)
+    with pytest.raises(StateError, match="the model gives no answer"):
+        list(talk.answer("the swarm trains " * 100, 5))  # of 128 positions
+    assert talk._history == []
+    assert "".join(talk.answer("the swarm", 5)) is not None
+    talk._tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(StateError, match="refuses the conversation: “roles must alternate”"):
+        list(talk.answer("and", 5))
+    assert run(["chat", str(folder), "the swarm trains " * 100, "--tokens", "5"]) == 74
+    assert "Traceback" not in capsys.readouterr().err

@@ -13,7 +13,7 @@ import pytest
 from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId
 from atoll.node.home.paths import bytes_in, find_paths, make_private, write_atomic
-from atoll.node.home.refusals import storage_error
+from atoll.node.home.refusals import refused, storage_error
 from atoll.node.net.transport.peerbook import PeerBook
 from atoll.node.service.disk import AGAIN_S, DiskUsage
 from atoll.node.storage.medium import storage_error as medium_error
@@ -156,3 +156,11 @@ def test_a_power_cut_leaves_the_key_and_the_addresses_of_peers(
         paths.run_dir("abc") / "manifest",
     ):
         assert forced.left(path, tmp_path) == path.read_bytes(), path
+
+
+def test_a_librarys_word_for_a_full_disk_is_the_systems() -> None:
+    said = "Error while serializing: I/O error: No space left on device (os error 28)"
+    error = refused(Exception(said), "training has ended")  # as safetensors and tokenizers say it
+    assert isinstance(error, StorageError)
+    assert "the disk is full" in error.why
+    assert refused(Exception("no such tensor"), "x") is None

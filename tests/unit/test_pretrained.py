@@ -15,8 +15,10 @@ import random_models
 import torch
 from exporting_kit import KeptSwarm
 from fake_hub import FakeHub
+from safetensors.torch import load_file, save_file
+from tokenizers import pre_tokenizers
 
-from atoll.collectives.errors import AtollError, ConfigError, NetworkError
+from atoll.collectives.errors import AtollError, ConfigError, NetworkError, StorageError
 from atoll.collectives.swarm import RunSettings
 from atoll.node.home.paths import Paths, find_paths
 from atoll.node.manifest import (
@@ -28,6 +30,8 @@ from atoll.node.manifest import (
     sign_manifest,
 )
 from atoll.node.recipes.models.bringing import base_folder, bring_model
+from atoll.node.recipes.models.chatting import open_folder
+from atoll.node.recipes.models.files import sha256_of
 from atoll.node.recipes.models.finding import FoundModel, find_model
 from atoll.node.recipes.models.loading import LoadedModel, draw_factors, load_model
 from atoll.node.recipes.models.merging import merge_adapter
@@ -82,7 +86,7 @@ def settings(where: str, method: str = "lora", more: str = "") -> Manifest:
     """Those of a run of this model."""
     return parse_manifest(
         f'schema = 1\nname = "tiny"\n[model]\n{where}\nmethod = "{method}"\n{more}'
-        '[data]\nsource = "local"\n[train]\nsync_every = 2\nrounds = 3\n'
+        '[data]\nsource = "local"\nlength = 64\n[train]\nsync_every = 2\nrounds = 3\n'
     )
 
 
@@ -129,6 +133,7 @@ def test_a_pretrained_model_is_bound_and_names_no_path(folder: Path, tmp_path: P
         ('entry = "local:x"\nmethod = "lora"', "$.model.method"),
         ('hub = "a/b"\nmethod = "qlora"', "$.adapters.base"),
         ('hub = "a/b"\n[lora]\nrank = 4', "$.model.method"),
+        ('hub = "a/b"\ndtype = "float16"', "$.model.dtype"),
         ('entry = "local:x"\n[lora]\nrank = 4', "$.lora.rank"),
         ('hub = "a/b"\nconfig = { width = 1 }', "$.model.config"),
     ],
@@ -208,6 +213,15 @@ def test_a_hub_that_nobody_answers_for(
         assert "refused" in caught.value.why
 
 
+def test_a_cache_that_cannot_be_written_is_named(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    use_cache(monkeypatch, tmp_path / "file" / "cache")
+    with pytest.raises(StorageError, match=f"cannot keep {NAME} in its cache"):
+        found_at(find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"'))
+
+
 def test_a_gated_model_without_a_token(hub: FakeHub, tmp_path: Path) -> None:
     hub.gated.add(NAME)
     with pytest.raises(ConfigError, match=f"{NAME} is gated") as caught:
@@ -272,6 +286,38 @@ def test_libraries_that_read_equal_files_otherwise(what: str, folder: Path, tmp_
     assert f"transformers {transformers.__version__}" in error.why
 
 
+def test_another_quantisation_of_the_model(folder: Path, tmp_path: Path) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    mine, other = tmp_path / "tiny.Q4_1.gguf", tmp_path / "tiny.Q8_0.gguf"
+    mine.write_bytes(b"GGUF in four bits")
+    other.write_bytes(b"GGUF in eight bits")
+    replace, model = msgspec.structs.replace, found.manifest.model
+    assert model.base is not None
+    base = replace(model.base, files={mine.name: sha256_of(mine)})
+    model = replace(model, entry="gguf", folder=None, gguf=mine.name, base=base)
+    found = FoundModel(replace(found.manifest, model=model), None)
+    assert "tiny.Q4_1.gguf differs" in str(refused(tmp_path / "member", found, other))
+    assert "not known on this machine" in str(refused(tmp_path / "member", found, None))
+    assert "transformers cannot read" in str(refused(tmp_path / "member", found, mine))
+
+
+def test_a_library_that_splits_the_same_text_otherwise(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another version of transformers does with equal files."""
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    load = transformers.AutoTokenizer.from_pretrained
+
+    def other(*given: Any, **more: Any) -> Any:
+        tokenizer = load(*given, **more)
+        spaced = pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.backend_tokenizer.pre_tokenizer = spaced
+        return tokenizer
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", other)
+    assert "the run's: other ids of a text" in str(refused(tmp_path / "member", found, folder))
+
+
 def test_pickles_and_code_are_refused_by_name(folder: Path, tmp_path: Path) -> None:
     paths, text = find_paths(tmp_path / "home"), f'folder = "{folder}"'
     about = json.loads((folder / "config.json").read_text())
@@ -283,6 +329,67 @@ def test_pickles_and_code_are_refused_by_name(folder: Path, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"weights in pytorch_model\.bin") as caught:
         found_at(paths, settings(text))
     assert "may run code" in caught.value.why
+
+
+def test_what_is_no_whole_model_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    paths, text = find_paths(tmp_path / "home"), f'folder = "{folder}"'
+    about = json.loads((folder / "config.json").read_text())
+    packed = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
+    (folder / "config.json").write_text(json.dumps(about | packed))
+    with pytest.raises(ConfigError, match=r"are quantised \(bitsandbytes\)") as caught:
+        found_at(paths, settings(text))
+    assert 'method = "qlora"' in caught.value.hint
+    (folder / "config.json").unlink()
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="holds an adapter"):
+        found_at(paths, settings(text))
+
+
+def test_weights_that_the_files_lack_are_not_drawn(folder: Path) -> None:
+    table, file = settings('hub = "a/b"').model, folder / "model.safetensors"
+    weights, name = load_file(file), "model.layers.1.mlp.up_proj.weight"
+    own = weights.pop(name)
+    save_file(weights, file, {"format": "pt"})
+    for load in (lambda: load_model(folder, table, None), lambda: opened(folder)):
+        with pytest.raises(ConfigError, match=f"lack 1 of its weights: {name}"):
+            load()
+    save_file(weights | {name: own, "tower.weight": own.clone()}, file, {"format": "pt"})
+    (note,) = load_model(folder, table, None).notes
+    assert note.startswith("1 weights of the files are not of this model")
+    assert note.endswith("tower.weight")
+
+
+def opened(folder: Path) -> Any:
+    return open_folder(folder, find_paths(folder.parent / "home"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "value", "zero"])
+def test_files_that_no_library_reads_are_named(damage: str, folder: Path, tmp_path: Path) -> None:
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if damage in ("cut", "empty"):
+        weights.write_bytes(weights.read_bytes()[:-100] if damage == "cut" else b"")
+    else:
+        wrong = {"hidden_size": "32"} if damage == "value" else {"num_attention_heads": 0}
+        config.write_text(json.dumps(json.loads(config.read_text()) | wrong))
+    table = settings(f'folder = "{folder}"')
+
+    def load() -> None:
+        load_model(folder, found_at(find_paths(tmp_path / "home"), table).manifest.model, None)
+
+    with pytest.raises(ConfigError, match=r"transformers (cannot load|does not know)") as caught:
+        load()
+    assert caught.value.code == "E415"
+
+
+def test_samples_longer_than_the_positions_that_a_model_has(tmp_path: Path) -> None:
+    folder = random_models.write_model(tmp_path / "gpt2", "gpt2")
+    long = parse_manifest(
+        f'schema = 1\nname = "x"\n[model]\nfolder = "{folder}"\n'
+        '[data]\nsource = "local"\nlength = 129\n'
+    )
+    with pytest.raises(ConfigError, match="up to 129 tokens, and the model has 128") as caught:
+        found_at(find_paths(tmp_path / "home"), long)
+    assert caught.value.key == "$.data.length"
 
 
 def test_a_package_that_fetches_code_is_refused(
@@ -316,6 +423,11 @@ def test_adapters_begin_alike_on_every_type(models: Path) -> None:
     bound = 1 / factors[0].shape[1] ** 0.5  # PEFT's own distribution
     assert all(float(each.abs().max()) <= bound for each in factors[:1])
     assert 0.4 * bound < float(torch.cat([f.flatten() for f in factors[:1]]).abs().mean()) < bound
+    more = settings('hub = "a/b"', more='[lora]\ntargets = ["embed_tokens"]\n')
+    two = [load_model(models / "llama_tied", more.model, adapters_of(more)).model for _ in "ab"]
+    begun = [{n: p for n, p in each.named_parameters() if p.requires_grad} for each in two]
+    assert all(torch.equal(value, begun[1][name]) for name, value in begun[0].items())
+    assert {bool(value.any()) for value in begun[0].values()} == {False, True}
     other = load_model(models / "llama_tied", table.model, adapters_of(table)).model
     draw_factors(other, "seed:1")
     assert not torch.equal(
@@ -364,6 +476,11 @@ def trained_and_exported(architecture: str, method: str, source: Path, home: Pat
     base = base_folder(paths, swarm.run_id)
     assert base is not None
     assert merge_adapter(base, out, home / "merged", None) < 1e-5
+    with pytest.raises(StorageError, match="holds a whole model"):
+        swarm.export(home / "merged", force=True)  # transformers would put the adapter over it
+    shutil.copytree(out, home / "both")
+    merge_adapter(base, out, home / "both", None)
+    assert not list((home / "both").glob("adapter*"))
     modes = {file.suffix: file.stat().st_mode for file in (home / "merged").iterdir()}
     assert modes[".safetensors"] == modes[".json"]
     assert float((logits(load(home / "merged")) - wanted).abs().max() / wanted.abs().max()) < 1e-5
@@ -399,3 +516,24 @@ def test_a_generation_config_that_could_not_be_saved(folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found.model.generation_config.validate(strict=True)  # type: ignore[operator, union-attr]
+
+
+def test_a_generation_config_that_nothing_saves_keeps_its_tokens(folder: Path) -> None:
+    given = {"eos_token_id": [3, 0], "num_return_sequences": 3}
+    (folder / "generation_config.json").write_text(json.dumps(given))
+    found = load_model(folder, settings('hub = "a/b"').model, None)
+    assert found.notes[0].startswith("generation_config.json cannot be read, so only its token ids")
+    model: Any = found.model
+    model.generation_config.save_pretrained(folder)
+    assert json.loads((folder / "generation_config.json").read_text())["eos_token_id"] == [3, 0]
+
+
+def test_a_folder_says_where_its_templates_answers_end(folder: Path) -> None:
+    """As with a base model whose tokenizer has a template: others read it when they serve it."""
+    (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
+    found = load_model(folder, settings('hub = "a/b"').model, None)
+    model: Any = found.model
+    assert model.generation_config.eos_token_id == [7, 0]
+    assert found.notes == (
+        "answers end with <|end|> too, which generation_config.json did not say",
+    )

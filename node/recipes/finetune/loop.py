@@ -31,11 +31,12 @@ from ....optim import Attachment, attach
 from ....optim.script.evaluation import AHEAD, drawn_of, undisturbed
 from ...manifest.tables import DataTable, InnerTable, PromptsTable
 from ..loop import lr_at, schedule_position
+from ..models.loading import check_length
 from .feeding import DocumentFeed, LeasedFeed, OwnFeed
 from .keeping import random_state, restore_random
 from .losses import SummedLoss
 from .optimizing import BackwardOptimizer, make_optimizer, trained_parameters
-from .packing import IGNORED, PackedBatch, check_packing, lay_out
+from .packing import IGNORED, PackedBatch, check_causal, check_packing, lay_out
 from .preparing import PreparedData, TokenStore
 from .sharding import ONE_CARD, Cards
 
@@ -96,8 +97,12 @@ class FineTuning:
         self.cards = cards
         cards.shard(model)
         self.device = next(model.parameters()).device
+        vocabulary = len(model.get_input_embeddings().weight)
+        if said := check_length(model, settings.data.length):
+            tell(said)
+        check_causal(model, vocabulary)
         if settings.data.packing:
-            check_packing(model, len(model.get_input_embeddings().weight), tell)
+            check_packing(model, vocabulary, tell)
         self.loss = SummedLoss(model, cards)
         if settings.checkpointing:
             _checkpoint_activations(model)
@@ -245,9 +250,9 @@ class FineTuning:
         left. Random numbers are as before.
         """
         cards, rows = self.cards.size, self.inner.micro_batch
-        documents = OwnFeed(self.data.training, "rate").take(
-            self.settings.data.length * rows * cards
-        )
+        # no step has more rows than its tokens fill
+        length = min(self.settings.data.length * rows * cards, self.inner.tokens_per_step)
+        documents = OwnFeed(self.data.training, "rate").take(length)
         batches = self._batches(documents, rows)[:cards]
         devices = [self.device] if self.device.type == "cuda" else []
         stepping = self.optimizer if isinstance(self.optimizer, BackwardOptimizer) else None

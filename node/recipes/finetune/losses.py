@@ -21,6 +21,7 @@ from .packing import IGNORED, PackedBatch
 from .sharding import ONE_CARD, Cards
 
 CHUNK = 1 << 25  # logits at a time: 128 MiB of float32
+LARGE = 100.0  # what the logits are raised to where the head is tried: caps are seen there only
 TOLERANCE = 1e-3  # of the loss, between the head on its own and the whole model
 
 
@@ -75,7 +76,9 @@ class SummedLoss:
 
     @torch.no_grad()
     def _agrees(self) -> bool:
-        """Whether the head makes of hidden states what the whole model does, on a few tokens."""
+        """Whether the head makes of hidden states what the whole model does, on a few tokens whose
+        logits are made large: those of a model that has learned little are below any cap.
+        """
         device = next(self.model.parameters()).device
         ids = (
             torch.arange(1, 17, device=device) * 31 % len(self._plain.get_input_embeddings().weight)
@@ -83,6 +86,9 @@ class SummedLoss:
         targets = ids.roll(-1, 1)
         mode = self.model.training
         self.model.eval()
+        raised = self._head.register_forward_hook(
+            lambda head, given, logits: logits * (LARGE / logits.abs().max().clamp_min(1e-9))
+        )
         try:
             batch = PackedBatch(ids, targets, None)
             apart = self._in_chunks(batch)
@@ -90,6 +96,7 @@ class SummedLoss:
         except (AttributeError, TypeError, RuntimeError):
             return False
         finally:
+            raised.remove()
             self.model.train(mode)
         return bool((apart - whole).abs() <= TOLERANCE * whole.abs())
 

@@ -22,6 +22,7 @@ SAME, APART = 1e-3, 0.05
 """Packed logits may differ from those of a document alone by this share of the largest; or, where
 rounding is coarser, by this share of what they differ by where documents do see one another.
 """
+ROUNDING = 4  # units in the last place of the largest logit
 PROBES = 7, 9  # tokens of the two documents that are tried
 
 Document = tuple[Tensor, Tensor]
@@ -165,3 +166,39 @@ def check_packing(
             hint="packing = false  (each document is a row of its own)",
         )
     tell("packing: two documents in one row have the logits that each has alone")
+
+
+@torch.no_grad()
+def check_causal(model: Any, vocabulary: int) -> None:
+    """Raise ConfigError where a token sees those behind it: predicting the next one would be
+    copying it. Also where what the model says are no numbers.
+    """
+    device = next(model.parameters()).device
+    ids = (torch.arange(1, PROBES[0] + 1) * 7919 % vocabulary)[None]
+    other = (ids + 17) % vocabulary
+    other[0, 0] = ids[0, 0]
+    mode = model.training
+    model.eval()
+    try:
+        one, two = (
+            model(**PackedBatch(each, each, None).to(device).inputs).logits[0, 0]
+            for each in (ids, other)
+        )
+    finally:
+        model.train(mode)
+    if not bool(one.isfinite().all()):
+        raise ConfigError(
+            "the model's logits are no finite numbers",
+            key="$.model",
+            why="Its weights hold NaN or infinity, or are too large for their type.",
+            hint='Another copy of the model, or dtype = "float32".',
+        )
+    off = float((one - two).abs().max())
+    if off > ROUNDING * torch.finfo(one.dtype).eps * float(one.abs().max()):
+        raise ConfigError(
+            f"a {model.config.model_type} model lets tokens see those behind them",
+            key="$.model",
+            why=f"What the first token says differs by {off:.3g} with what follows it: to predict "
+            "the next token it would only have to copy it.",
+            hint="A decoder, such as Llama, Qwen, Mistral or Gemma.",
+        )

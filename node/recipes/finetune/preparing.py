@@ -28,9 +28,10 @@ from ...home.refusals import storage_error
 from ...manifest.tables import DataTable
 from .records import HINT, RecordFault, RecordLine, UnfitRecord, file_digest, read_records
 from .rendering import ChatRenderer, RenderedText
-from .samples import EmptyRecord, Passage, Sample, sample_of, schema_of, share_of
+from .samples import EmptyRecord, Passage, Sample, sample_of, schema_of, share_of, unread_of
 
 SHOWN_FAULTS, MOST_FAULTS = 10, 1000  # of the latter on nothing more is read
+SHOWN_UNREAD, MOST_UNREAD = 8, 1000  # keys
 TELL_EVERY = 10_000  # records
 
 
@@ -125,6 +126,7 @@ class DataSummary:
     cut_tokens: int = 0
     left_out: Counter[str] = field(default_factory=Counter[str])  # records, by reason
     first: dict[str, str] = field(default_factory=dict[str, str])  # where, by reason
+    unread: dict[str, str] = field(default_factory=dict[str, str])  # where, by what it is
     notes: list[str] = field(default_factory=list[str])
 
     def leave_out(self, reason: str, where: str) -> None:
@@ -146,11 +148,17 @@ class PreparedData:
         """What is said before the first step."""
         read, made, kept = self.summary, self.training, self.held_out
         schemas = ", ".join(f"{count:,} of {name}" for name, count in read.schemas.items())
-        steps = max(1, round(made.tokens / tokens_per_step))
+        steps = made.tokens / tokens_per_step
+        passes = (
+            f"a pass is about {steps:,.0f} step{'s' * (round(steps) != 1)} of "
+            f"{tokens_per_step:,} tokens"
+            if round(steps)
+            else f"a step of {tokens_per_step:,} tokens is about {1 / steps:,.0f} passes"
+        )
         lines = [
             f"{read.records:,} records ({schemas})",
             f"to train on: {len(made):,} documents, {made.tokens:,} tokens, {made.targets:,} of "
-            f"them learned; a pass is about {steps:,} steps of {tokens_per_step:,} tokens",
+            f"them learned; {passes}",
             f"held out: {len(kept):,} documents, {kept.targets:,} tokens to predict",
         ]
         if read.cut:
@@ -162,6 +170,11 @@ class PreparedData:
             f"left out: {count:,} because {reason} (first: {read.first[reason]})"
             for reason, count in read.left_out.items()
         ]
+        if read.unread:
+            shown = [f"{what} ({where})" for what, where in read.unread.items()][:SHOWN_UNREAD]
+            left = len(read.unread) - len(shown)
+            named, more = ", ".join(shown), f", and {left} others" * (left > 0)
+            lines.append(f"not read, and where first: {named}{more}")
         return [escaped(line, 500) for line in [*lines, *read.notes]]
 
 
@@ -268,6 +281,9 @@ class _Reading:
             self._schema = schema_of(found.value) if wanted == "auto" else wanted
         sample = sample_of(found.value, self._schema)
         self.summary.schemas[self._schema] += 1
+        for what in unread_of(found.value, self._schema):
+            if len(self.summary.unread) < MOST_UNREAD:
+                self.summary.unread.setdefault(what, found.where)
         return sample
 
     def _fitted(self, text: RenderedText, sample: Sample, where: str) -> Iterable[RenderedText]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -174,7 +175,7 @@ def _of_jsonl(path: Path, name: str) -> Iterator[Found]:
         if not text.strip():
             continue
         if number == 1 and text.lstrip().startswith("["):
-            yield RecordFault(where, f"it begins a JSON array; make lines of it: {_jq(name)}")
+            yield RecordFault(where, _array(text, name))
             return
         try:
             value = json.loads(text)
@@ -187,8 +188,20 @@ def _of_jsonl(path: Path, name: str) -> Iterator[Found]:
             yield RecordFault(where, f"it is {_kind(value)}, and an object {{…}} is wanted")
 
 
-def _jq(name: str) -> str:
-    return f"jq -c '.[]' {name} > {Path(name).stem}.jsonl"
+def _array(text: str, name: str) -> str:
+    """What to do with a file that begins with an array: of records, or each line of messages."""
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError):  # it goes on in the lines behind
+        found = []
+    of_messages = bool(found) and isinstance(found[0], dict) and {"role", "from"} & found[0].keys()
+    begins, change = ("is a list of messages", "{messages: .}") if of_messages else (
+        "begins a JSON array", ".[]"
+    )  # fmt: skip
+    stem = Path(name).stem
+    made = f"{stem}.jsonl" if f"{stem}.jsonl" != Path(name).name else f"{stem}-lines.jsonl"
+    jq = f"jq -c '{change}' {shlex.quote(name)} > {shlex.quote(made)}"
+    return f"it {begins}; make {'records' if of_messages else 'lines'} of it: {jq}"
 
 
 def _no_json(text: str, error: Exception) -> str:

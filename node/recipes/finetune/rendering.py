@@ -9,10 +9,12 @@ conversation becomes one sample for each of its answers. A template that is not 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 from ....collectives.errors import ConfigError
 from ....collectives.foreign import escaped, quoted
@@ -102,8 +104,13 @@ class ChatRenderer:
     def _passage(self, sample: Passage) -> RenderedText:
         # Tokenized apart: together the prompt's tokens would often be others than alone, which is
         # how the model will see them.
-        prompt = self._begins + (self._ids(sample.prompt) if sample.prompt else [])
-        text = self._ids(sample.text) + self._ends
+        prompt = self._ids(sample.prompt) if sample.prompt else []
+        text = self._ids(sample.text)
+        first = prompt or text
+        if first[: len(self._begins)] != self._begins:  # many files have it in their text
+            prompt = self._begins + prompt
+        if text[-1:] != self._ends:
+            text += self._ends
         learns = self.loss == "all" or not sample.prompt
         return RenderedText(prompt + text, [learns] * len(prompt) + [True] * len(text))
 
@@ -119,18 +126,52 @@ class ChatRenderer:
                 hint="Name its instruct version in [model], or give records of text, or of prompt "
                 "and completion.",
             )
+        whole = self._text(chat.messages, chat)
+        self._check_whole(chat, whole)
         if self.loss == "all":
-            ids = self._ids(self._text(chat.messages, chat))
+            ids = self._ids(whole)
             return [RenderedText(ids, [True] * len(ids))]
-        marked = self._marked(chat) if self._has_marks and not chat.trained_from else None
+        every = not chat.trained_from and not chat.unlearned
+        marked = self._marked(chat) if self._has_marks and every else None
         if marked is not None:
             return [marked]
-        spans = self._spans(chat)
+        spans = self._spans(chat, whole)
         if spans is not None:
             self.way = self.way or "prefixes"
-            return [self._with(self._text(chat.messages, chat), spans)]
+            return [self._with(whole, spans)]
         self.way = "turns"
         return list(self._turns(chat))
+
+    def _check_whole(self, chat: Chat, whole: str) -> None:
+        """Raise UnfitRecord where the template leaves out a part of the conversation without a
+        word: it would be trained on as if nobody had written that. ``whole``: what it makes of it.
+        """
+        for index, message in enumerate(chat.messages):
+            content, role = message["content"].strip(), message["role"]
+            which = f"message {index + 1}, of the role {quoted(role, 20)}"
+            if content not in whole and self._ignores(chat, whole, index, content=content + "∎"):
+                raise UnfitRecord(f"the model's chat template leaves out {which}")
+            if message.get("tool_calls") and self._ignores(chat, whole, index, tool_calls=None):
+                raise UnfitRecord(f"the model's chat template leaves out the calls of {which}")
+        thought = [i for i, each in enumerate(chat.messages) if "reasoning_content" in each]
+        if thought and self._ignores(chat, whole, thought[-1], reasoning_content=None):
+            self._note_once("the chat template leaves out reasoning_content: it is not learned")
+        if chat.tools and self._text(chat.messages, replace(chat, tools=())) == whole:
+            raise UnfitRecord("the model's chat template leaves out its tools")
+
+    def _ignores(self, chat: Chat, whole: str, index: int, **other: Any) -> bool:
+        """Whether a message with other values gives the same text; None: without one."""
+        messages = list(chat.messages)
+        changed = messages[index] | other
+        messages[index] = {key: value for key, value in changed.items() if value is not None}
+        try:
+            return self._text(messages, chat) == whole
+        except UnfitRecord:  # it reads it
+            return False
+
+    def _note_once(self, line: str) -> None:
+        if line not in self.notes:
+            self.notes.append(line)
 
     @property
     def _has_marks(self) -> bool:
@@ -150,13 +191,12 @@ class ChatRenderer:
                 learned[at] = ids[at - 1] not in self._special
         return RenderedText(ids, learned)
 
-    def _spans(self, chat: Chat) -> list[tuple[int, int]] | None:
-        """Where answers are in the template's text; None where its beginnings are not those of the
-        whole.
+    def _spans(self, chat: Chat, whole: str) -> list[tuple[int, int]] | None:
+        """Where answers are in the template's text, ``whole``; None where its beginnings are not
+        those of the whole.
         """
-        whole = self._text(chat.messages, chat)
         spans = list[tuple[int, int]]()
-        for index in _answers(chat):
+        for index in chat.answers:
             before = self._before(chat, index)
             upto = self._text(chat.messages[: index + 1], chat)
             if not (whole.startswith(upto) and upto.startswith(before)):
@@ -165,7 +205,7 @@ class ChatRenderer:
         return spans
 
     def _turns(self, chat: Chat) -> Iterator[RenderedText]:
-        for index in _answers(chat):
+        for index in chat.answers:
             before = self._before(chat, index)
             upto = self._text(chat.messages[: index + 1], chat)
             if not upto.startswith(before):
@@ -197,10 +237,16 @@ class ChatRenderer:
         return self._apply(messages, chat, tokenize=False, **options)
 
     def _apply(self, messages: Sequence[dict[str, Any]], chat: Chat, **options: Any) -> Any:
+        options["tools"] = list(chat.tools) or None
+        given = [_with_arguments(message) for message in messages]
         try:
-            return self.tokenizer.apply_chat_template(
-                list(messages), tools=list(chat.tools) or None, **options
-            )
+            try:
+                return self.tokenizer.apply_chat_template(given, **options)
+            except Exception:
+                if given == list(messages):
+                    raise
+                # few templates want arguments as text
+                return self.tokenizer.apply_chat_template(list(messages), **options)
         except Exception as error:  # a template is a program, and raises what it likes
             raise UnfitRecord(
                 f"the model's chat template refuses it: {quoted(error, 160)}"
@@ -235,9 +281,23 @@ class ChatRenderer:
         return escaped(shown, len(shown) + 1, keep="\n")
 
 
-def _answers(chat: Chat) -> list[int]:
-    return [
-        index
-        for index, message in enumerate(chat.messages)
-        if message["role"] == "assistant" and index >= chat.trained_from
-    ]
+def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of its calls as objects: most templates write them as JSON, and what is JSON
+    already, as in OpenAI's files, would be so twice.
+    """
+    calls: Any = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return message | {"tool_calls": [_with_objects(call) for call in cast("list[Any]", calls)]}
+
+
+def _with_objects(call: Any) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    found = dict(cast("Mapping[str, Any]", call))
+    if isinstance(found.get("function"), Mapping):
+        found["function"] = _with_objects(found["function"])
+    if isinstance(found.get("arguments"), str):
+        with contextlib.suppress(ValueError, RecursionError):
+            found["arguments"] = json.loads(found["arguments"])
+    return found

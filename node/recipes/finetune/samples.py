@@ -4,6 +4,7 @@ their keys; the first record of a file says which it is, and the others must be 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,21 @@ ROLES = {
 """Roles of messages, by what files call them; a template may know fewer."""
 PASSED_ON = ("name", "tool_calls", "tool_call_id", "reasoning_content")
 """Keys of a message that a template may read, beside role and content."""
+LEARNED_BY = ("weight", "train", "loss")
+"""Keys of a message by which files say whether an answer is learned: 1 or true, 0 or false."""
+NO_TEXT = ("images", "image", "videos", "audios", "audio")
+"""Keys under which a record has something else than text."""
+_BESIDE: dict[str, tuple[str, ...]] = {
+    "messages": ("system", "tools"),
+    "conversations": ("system", "tools"),
+    "completion": ("system", "tools"),
+    "instruction": ("input", "system", "history"),
+    "text": (),
+}
+"""By a schema's name: keys that are read where they are there, beside those of `KEYS`."""
+
+
+_LEARNED = "\0learned"  # of a message, on its way to `Chat.unlearned`
 
 
 class EmptyRecord(UnfitRecord):
@@ -45,12 +61,24 @@ class EmptyRecord(UnfitRecord):
 @dataclass(frozen=True, slots=True)
 class Chat:
     """Messages as a chat template takes them. Answers before message ``trained_from`` are not
-    learned.
+    learned, nor are those whose numbers, from 0, are in ``unlearned``.
     """
 
     messages: tuple[dict[str, Any], ...]
     trained_from: int = 0
     tools: tuple[Any, ...] = ()
+    unlearned: frozenset[int] = frozenset()
+
+    @property
+    def answers(self) -> list[int]:
+        """Numbers of the messages that are learned."""
+        return [
+            index
+            for index, message in enumerate(self.messages)
+            if message["role"] == "assistant"
+            and index >= self.trained_from
+            and index not in self.unlearned
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +115,8 @@ def sample_of(value: Mapping[str, Any] | str, schema: str) -> Sample:
         wanted = " or ".join(" and ".join(keys) for keys in KEYS[schema])
         found = ", ".join(quoted(key, 40) for key in list(value)[:8]) or "none"
         raise UnfitRecord(f"its keys are {found}; this file's records have {wanted}")
+    if other := next((key for key in NO_TEXT if value.get(key)), None):
+        raise UnfitRecord(f"it has {other}, and only text is trained on")
     if schema in ("messages", "conversations"):
         return _chat(_messages(value[keys[0]], keys[0]), 0, value)
     if schema == "text":
@@ -100,9 +130,37 @@ def sample_of(value: Mapping[str, Any] | str, schema: str) -> Sample:
     question = _said(_text(value, "instruction"), "instruction")
     if value.get("input"):
         question += "\n\n" + _text(value, "input")
-    return Chat(
-        ({"role": "user", "content": question}, {"role": "assistant", "content": answer}),
+    turns = [
+        {"role": role, "content": text}
+        for asked, said in _history(value)
+        for role, text in (("user", asked), ("assistant", said))
+    ]
+    turns += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return _chat(turns, 0, value)
+
+
+def unread_of(value: Mapping[str, Any] | str, schema: str) -> list[str]:
+    """What a record of a schema holds that nobody reads, in words: its own keys, and those of its
+    messages.
+    """
+    if isinstance(value, str):
+        return []
+    first = next(keys for keys in KEYS[schema] if all(key in value for key in keys))
+    known = {*first, *_BESIDE[schema]}
+    if schema == "completion" and not isinstance(value["prompt"], list):
+        known = {*first}
+    found = [quoted(key, 40) for key in value if key not in known and value[key] is not None]
+    read = {"role", "from", "content", "value", *PASSED_ON, *LEARNED_BY}
+    lists: list[Any] = [value[key] for key in first if isinstance(value[key], list)]
+    inner = dict.fromkeys(
+        key
+        for each in lists
+        for message in each
+        if isinstance(message, Mapping)
+        for key in cast("Mapping[str, Any]", message)
+        if key not in read and message[key] is not None
     )
+    return [*found, *(f"{quoted(key, 40)} of messages" for key in inner)]
 
 
 def share_of(sample: Sample, seed: int) -> float:
@@ -142,10 +200,44 @@ def _chat(messages: list[dict[str, Any]], trained_from: int, value: Mapping[str,
     answers = [each for each in messages[trained_from:] if each["role"] == "assistant"]
     if not answers:
         raise UnfitRecord("no message of it is an assistant's, so there is nothing to learn")
-    tools: Any = value.get("tools") or ()
-    if not isinstance(tools, list | tuple):
-        raise UnfitRecord(f"tools is of type {type(tools).__name__}, not a list")
-    return Chat(tuple(messages), trained_from, tuple(cast("Sequence[Any]", tools)))
+    if value.get("system") and (system := _text(value, "system")).strip():
+        if messages[0]["role"] == "system":
+            raise UnfitRecord("its key system and its first message are both a system prompt")
+        messages = [{"role": "system", "content": system}, *messages]
+        trained_from += 1 if trained_from else 0
+    unlearned = frozenset(
+        index for index, message in enumerate(messages) if not message.pop(_LEARNED, True)
+    )
+    chat = Chat(tuple(messages), trained_from, _tools(value), unlearned)
+    if not chat.answers:
+        raise EmptyRecord("none of its answers is to be learned")
+    return chat
+
+
+def _tools(value: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A list, or JSON of one, which files of columns have."""
+    found: Any = value.get("tools") or ()
+    if isinstance(found, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            found = json.loads(found)
+    if not isinstance(found, list | tuple):
+        raise UnfitRecord(f"tools is of type {type(found).__name__}, not a list")
+    return tuple(cast("Sequence[Any]", found))
+
+
+def _history(value: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Earlier turns of an instruction: pairs of question and answer."""
+    found: Any = value.get("history") or []
+    if not isinstance(found, list):
+        raise UnfitRecord(f"history is of type {type(found).__name__}, not a list of pairs")
+    pairs = list[tuple[str, str]]()
+    for number, each in enumerate(cast("list[Any]", found), 1):
+        which = f"turn {number} of history"
+        if not isinstance(each, list | tuple) or len(cast("Sequence[Any]", each)) != 2:
+            raise UnfitRecord(f"{which} is no pair of a question and its answer")
+        asked, said = cast("Sequence[Any]", each)
+        pairs.append((_text({which: asked}, which), _text({which: said}, which)))
+    return pairs
 
 
 def _messages(found: Any, key: str) -> list[dict[str, Any]]:
@@ -179,7 +271,26 @@ def _message(each: Any, number: int, key: str) -> dict[str, Any]:
     _text({which: content}, which)
     if not content.strip() and "tool_calls" not in out and ROLES[name.lower()] == "assistant":
         raise EmptyRecord(f"{which}, an answer, is empty")
+    if not _is_learned(message, ROLES[name.lower()], which):
+        out[_LEARNED] = False
     return {"role": ROLES[name.lower()], "content": content, **out}
+
+
+def _is_learned(message: Mapping[str, Any], role: str, which: str) -> bool:
+    """Whether a message's own keys leave it to be learned."""
+    for key in LEARNED_BY:
+        value = message.get(key)
+        if value is None:
+            continue
+        if value not in (0, 1):
+            raise UnfitRecord(f"{which} has the {key} {quoted(value, 40)}, and 0 or 1 is known")
+        if value and role != "assistant":
+            raise UnfitRecord(
+                f"{which} has the {key} {quoted(value, 40)}, and only answers are learned"
+            )
+        if not value:
+            return False
+    return True
 
 
 def _joined(parts: list[Any], which: str) -> str:

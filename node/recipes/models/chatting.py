@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 
-from ....collectives.errors import ConfigError
+from ....collectives.errors import ConfigError, StateError
+from ....collectives.foreign import quoted
 from ...home.paths import Paths
+from ...home.refusals import refused
 from .bringing import base_folder
 from .hub import download, look_up
-from .libraries import first_line, library
-from .loading import mend_generation
+from .libraries import first_line, library, reading
+from .loading import mend_generation, read_whole, stops_of
 from .tokens import load_tokenizer
 
 _ADAPTER, _ORIGIN = "adapter_config.json", "atoll.json"
-_MARK = "\u2063answer\u2063"  # stands for an answer where the template is looked at
 
 
 class Conversation:
@@ -42,15 +43,17 @@ class Conversation:
         self._history.clear()
 
     def answer(self, text: str, most: int) -> Iterator[str]:
-        """The answer to ``text``, in pieces, of ``most`` tokens at most."""
+        """The answer to ``text``, in pieces, of ``most`` tokens at most. Raises StateError where
+        there is none; then nothing was said.
+        """
         transformers = library("transformers")
-        self._history.append({"role": "user", "content": text})
-        if self.templated:
-            given = self._tokenizer.apply_chat_template(
-                self._history, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-            )
-        else:
-            given = self._tokenizer(text, return_tensors="pt")
+        try:
+            given = self._asked(text)
+        except Exception as error:  # a template is a program, and raises what it likes
+            raise StateError(
+                f"the model's chat template refuses the conversation: {quoted(error, 200)}",
+                hint="/new begins anew",
+            ) from None
         given = {key: each.to(self._model.device) for key, each in dict(given).items()}
         given.pop("token_type_ids", None)
         streamer = transformers.TextIteratorStreamer(
@@ -82,8 +85,19 @@ class Conversation:
                 yield piece
         thread.join()
         if failed:
-            raise failed[0]
+            raise _unanswered(failed[0])
+        self._history.append({"role": "user", "content": text})
         self._history.append({"role": "assistant", "content": "".join(pieces)})
+
+    def _asked(self, text: str) -> Any:
+        if not self.templated:
+            return self._tokenizer(text, return_tensors="pt")
+        return self._tokenizer.apply_chat_template(
+            [*self._history, {"role": "user", "content": text}],
+            add_generation_prompt=True,
+            return_dict=True,
+            return_tensors="pt",
+        )
 
     def _pad(self) -> int | None:
         if self._tokenizer.pad_token_id is not None:
@@ -91,48 +105,36 @@ class Conversation:
         return self.stops[0] if self.stops else None
 
 
-def stops_of(model: Any, tokenizer: Any) -> list[int]:
-    """Tokens that end an answer: those of the generation config, the tokenizer's, and the first
-    that the template puts behind an assistant's answer.
-    """
-    found = list[int]()
-    given = getattr(model.generation_config, "eos_token_id", None)
-    found += given if isinstance(given, list) else [given] if given is not None else []
-    if tokenizer.eos_token_id is not None:
-        found.append(tokenizer.eos_token_id)
-    if tokenizer.chat_template:
-        told = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARK}]
-        text = str(tokenizer.apply_chat_template(told, tokenize=False))
-        behind = text.rpartition(_MARK)[2]
-        ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if behind else []
-        if ids and ids[0] in tokenizer.all_special_ids:
-            found.append(ids[0])
-    return list(dict.fromkeys(found))
+def _unanswered(error: BaseException) -> BaseException:
+    """What a library raised in the midst of an answer, as a sentence of ours."""
+    if not isinstance(error, IndexError | ValueError | RuntimeError | TypeError):
+        return error
+    return refused(error, "the model gives no answer") or StateError(
+        f"the model gives no answer: {first_line(error, 200)}",
+        why="A conversation and its answer that are longer than what the model was made for do "
+        "that, among others.",
+        hint="/new begins anew; or fewer --tokens",
+    )
 
 
 def open_folder(folder: Path, paths: Paths, device: str | None = None) -> Conversation:
     """The model of an exported folder. An adapter's base is that of the run it was exported of,
     where this machine has it, else what its config names. Raises ConfigError E415.
     """
-    transformers = library("transformers")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     adapter = (folder / _ADAPTER).exists()
     whole = _base_of(folder, paths) if adapter else folder
-    given: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model = transformers.AutoModelForCausalLM.from_pretrained(
-                str(whole), use_safetensors=True, **given
-            )
-            if adapter:
-                model = library("peft").PeftModel.from_pretrained(model, str(folder))
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ConfigError(
-            f"{folder} holds no language model that transformers loads: {first_line(error)}",
-            code="E415",
+    with (
+        reading(
+            f"{folder} holds no language model that transformers loads",
             hint="A folder that `atoll export RUN DIR` wrote, or save_pretrained.",
-        ) from None
+        ),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        model, _ = read_whole(whole)
+        if adapter:
+            model = library("peft").PeftModel.from_pretrained(model, str(folder))
     mend_generation(model)
     has_tokenizer = (folder / "tokenizer_config.json").exists()
     return Conversation(model.to(device), load_tokenizer(folder if has_tokenizer else whole))

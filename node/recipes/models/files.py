@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ....collectives.errors import ConfigError
+from ....collectives.foreign import escaped
 from ...home.refusals import storage_error
 
 CONFIG, INDEX, WEIGHTS = "config.json", "model.safetensors.index.json", "model.safetensors"
@@ -38,9 +39,17 @@ _CHUNK = 1 << 20
 
 def choose(names: Collection[str], where: str) -> tuple[list[str], bool]:
     """Those of ``names`` that are read beside the weights, and whether these are in shards. Raises
-    ConfigError E415 where the weights are no safetensors.
+    ConfigError E415 where the weights are no safetensors, or those of an adapter.
     """
     there = {name for name in names if "/" not in name}
+    if "adapter_config.json" in there:
+        raise ConfigError(
+            f"{where} holds an adapter",
+            code="E415",
+            why="A run starts from a whole model; transformers would put the adapter over it.",
+            hint="Name the adapter's base, or merge it in first: merge_and_unload() of peft; of a "
+            "run of atoll: atoll export RUN DIR --merge",
+        )
     if CONFIG not in there:
         raise ConfigError(
             f"{where} has no {CONFIG}",
@@ -94,6 +103,21 @@ def refuse_code(folder: Path, where: str) -> None:
                 hint="A model that transformers itself knows, or a script of your own: "
                 'entry = "local:NAME"',
             )
+
+
+def refuse_quantised(folder: Path, where: str) -> None:
+    """Raise ConfigError E415 where the weights are packed: nothing can be added to them, merged or
+    exported again.
+    """
+    found = read_json(folder / CONFIG).get("quantization_config")
+    if found:
+        kind = found.get("quant_method", "") if isinstance(found, dict) else ""
+        raise ConfigError(
+            f"the weights of {where} are quantised" + f" ({escaped(kind, 40)})" * bool(kind),
+            code="E415",
+            why="What is learned is added to the weights themselves, and exported with them.",
+            hint='The model in 16 bits; method = "qlora" holds it in four while it trains.',
+        )
 
 
 def read_json(path: Path) -> dict[str, Any]:

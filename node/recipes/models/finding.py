@@ -13,7 +13,15 @@ from ....collectives.errors import ConfigError
 from ...home.paths import user_path
 from ...manifest import Manifest, adapters_of
 from ...manifest.tables import BaseTable, ModelTable
-from .files import CONFIG, choose, read_json, refuse_code, sha256_of, weights_of
+from .files import (
+    CONFIG,
+    choose,
+    read_json,
+    refuse_code,
+    refuse_quantised,
+    sha256_of,
+    weights_of,
+)
 from .gguf import converted
 from .hub import OnHub, download, look_up
 from .libraries import versions
@@ -66,6 +74,7 @@ def find_model(manifest: Manifest, near: Path, cache: Path) -> FoundModel:
             sum((source / name).stat().st_size for name in names),
         )
     refuse_code(folder, str(source))
+    refuse_quantised(folder, str(source))
     named = {model.entry: source.name}
     return FoundModel(
         _bound(manifest, msgspec.structs.replace(model, **named), folder, base, model.revision),
@@ -77,6 +86,7 @@ def _of_hub(name: str, found: OnHub) -> tuple[Path, BaseTable]:
     beside, shards = choose(found.files, name)
     folder = found.offline or download(name, found.commit, beside)
     refuse_code(folder, name)
+    refuse_quantised(folder, name)
     weights = weights_of(folder, shards)
     if missing := [each for each in weights if each not in found.files]:
         raise ConfigError(f"{name} has no {', '.join(missing[:3])}", code="E415")
@@ -96,7 +106,7 @@ def _bound(
     manifest: Manifest, model: ModelTable, folder: Path, base: BaseTable, commit: str
 ) -> Manifest:
     """The manifest with all that was found."""
-    whole, trained = count_parameters(folder, model, adapters_of(manifest))
+    whole, trained = count_parameters(folder, model, adapters_of(manifest), manifest.data.length)
     base = msgspec.structs.replace(
         base,
         parameters=whole,

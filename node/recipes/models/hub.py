@@ -11,6 +11,7 @@ from importlib import util
 from pathlib import Path
 
 from ....collectives.errors import ConfigError, NetworkError
+from ...home.refusals import storage_error
 from .libraries import first_line, library
 
 
@@ -138,3 +139,5 @@ def _translated(name: str, revision: str) -> Generator[None]:
             code="E415",
             hint="Try again later, or give a folder that has it, with --model DIR",
         ) from None
+    except OSError as error:
+        raise storage_error(f"the hub's client cannot keep {name} in its cache", error) from None

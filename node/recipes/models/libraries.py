@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import import_module, util
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ....collectives.errors import ConfigError
+from ....collectives.errors import AtollError, ConfigError
+from ...home.refusals import refused
 
 EXTRA = "atoll[models]"
 REFUSED = "kernels"  # with it transformers and bitsandbytes fetch compiled code, and run it
@@ -39,6 +42,23 @@ def library(name: str) -> Any:
             code="E415",
             why="Pretrained models are read by it.",
             hint=f"pip install '{extra}'",
+        ) from None
+
+
+@contextmanager
+def reading(what: str, *, key: str = "", why: str = "", hint: str = "") -> Generator[None]:
+    """Errors of libraries that read somebody's files as ConfigError E415, which begins with
+    ``what``: of wrong bytes and values they raise what they like. Ours are passed on, and so is
+    what the system refuses.
+    """
+    try:
+        yield
+    except AtollError:
+        raise
+    except Exception as error:
+        found = None if isinstance(error, FileNotFoundError) else refused(error, what)
+        raise found or ConfigError(
+            f"{what}: {first_line(error, 400)}", key=key, code="E415", why=why, hint=hint
         ) from None
 
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ....collectives.errors import ConfigError
 from ...home.refusals import storage_error
-from ...records.sharding import LARGEST
+from ...records.sharding import LARGEST, remove_adapter
 from .libraries import library
-from .loading import mend_generation
+from .loading import add_stops, mend_generation, read_whole
 from .tokens import PROBE, load_tokenizer
 
 NEARLY = 1e-4  # relative difference of logits that rounding in float32 explains, and more
@@ -37,20 +36,15 @@ def merge_adapter(
     StorageError.
     """
     transformers, peft = library("transformers"), library("peft")
-    given: dict[str, Any] = {
-        "use_safetensors": True,
-        "trust_remote_code": False,
-        "local_files_only": True,
-    }
     tokenizer = load_tokenizer(adapter if (adapter / "tokenizer_config.json").exists() else base)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        config = transformers.AutoConfig.from_pretrained(str(base), **_only_local(given))
+        config = transformers.AutoConfig.from_pretrained(
+            str(base), trust_remote_code=False, local_files_only=True
+        )
         own, most = config.dtype, getattr(config, "max_position_embeddings", None) or PROBED
         ids = torch.tensor([tokenizer(PROBE)["input_ids"][: min(PROBED, most)]])
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            str(base), dtype=torch.float32, **given
-        )
+        model, _ = read_whole(base, dtype=torch.float32)
         adapted = peft.PeftModel.from_pretrained(model, str(adapter)).eval()
         before = adapted(input_ids=ids).logits
         merged = adapted.merge_and_unload()
@@ -68,10 +62,12 @@ def merge_adapter(
     merged.config.dtype = kind
     merged.config._name_or_path = source
     mend_generation(merged)
+    add_stops(merged, tokenizer)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             merged.save_pretrained(folder, max_shard_size=largest)
+        remove_adapter(folder)
         readable = (folder / "config.json").stat().st_mode & 0o777
         for weights in folder.glob("*.safetensors"):  # which are written for their owner alone
             weights.chmod(readable)
@@ -82,7 +78,3 @@ def merge_adapter(
     except OSError as error:
         raise storage_error(f"cannot write into {folder}", error) from None
     return difference
-
-
-def _only_local(given: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if key != "use_safetensors"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ....collectives.errors import ConfigError
-from .libraries import first_line, library, versions
+from .libraries import library, reading, versions
 
 PROBE = (
     "Peers train together: 3.14159, 1,234,567 and 0x1F.\n\n"
@@ -29,17 +29,14 @@ PROBE = (
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer in a folder. Raises ConfigError E415."""
     transformers = library("transformers")
-    try:
+    with reading(
+        "the tokenizer of the run's model cannot be loaded",
+        why=f"It is read by {versions()}.",
+        hint="A model whose tokenizer.json is beside its weights needs nothing else.",
+    ):
         return transformers.AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=False, local_files_only=True
         )
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
-        raise ConfigError(
-            f"the tokenizer of the run's model cannot be loaded: {first_line(error)}",
-            code="E415",
-            why=f"It is read by {versions()}.",
-            hint="A model whose tokenizer.json is beside its weights needs nothing else.",
-        ) from None
 
 
 def marks_of(tokenizer: Any) -> dict[str, str]:
