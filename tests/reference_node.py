@@ -393,6 +393,11 @@ class ReferenceService:
         before, self.run.paused = self.run.paused, "paused by its owner" if paused else ""
         return {"run_id": RUN, "paused": self.run.paused, "changed": bool(before) != paused}
 
+    async def fetch_base(self, run: str, progress: ProgressSink) -> dict[str, Any]:
+        await self.find_run(run)
+        progress("model.safetensors from 1 member", 1, 2)
+        return {"folder": "/models", "bytes": 2, "fetched": 1, "from": [PEER]}
+
     async def leave(self, run: str, now: bool) -> None:
         await self.find_run(run)
 

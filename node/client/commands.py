@@ -111,6 +111,15 @@ class NodeClient:
             lambda id_: p.Pause(id_, run, paused=paused), p.Document, timeout_s=ANSWER_S
         ).value
 
+    def fetch_base(
+        self, run: str, progress: Callable[[str, int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Have members send the files of the run's pretrained model which this machine lacks: see
+        `NodeService.fetch_base`.
+        """
+        call = self._link.submit(lambda id_: p.FetchBase(id_, run), progress)
+        return self._link.finish(call, p.Document, timeout_s=None).value
+
     def read_bans(self, run: str) -> dict[str, Any]:
         """The lists of who is banned from a run have changed on disk: who is now, and why."""
         return self._link.ask(

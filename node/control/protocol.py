@@ -31,7 +31,7 @@ from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames
 from .shared_memory import SLOTS
 
-OLDEST, VERSION = 1, 5
+OLDEST, VERSION = 1, 6
 """What this side speaks. Where the other side is older, both speak its version. A new request
 raises VERSION and has a row in SINCE; a new field has a default."""
 REDUCE_FDS = 1
@@ -175,6 +175,10 @@ class Pause(FindRun, frozen=True, tag="pause"):
     """→ Document, see `NodeService.pause`: a run's script rests, or trains again."""
 
     paused: bool = True
+
+
+class FetchBase(FindRun, frozen=True, tag="fetch_base"):
+    """→ Document, see `NodeService.fetch_base`, after Progress pushes."""
 
 
 class ReadBans(msgspec.Struct, frozen=True, tag="read_bans"):
@@ -417,6 +421,7 @@ Request = (
     | Recertify
     | BeginRun
     | Pause
+    | FetchBase
     | ReadBans
     | Down
     | Subscribe
@@ -452,6 +457,7 @@ SINCE: dict[type, int] = {
     Reclaim: 3,
     Farewell: 4,
     NextNumber: 5,
+    FetchBase: 6,
 }
 """The first version that has a request, where that is not the oldest."""
 

@@ -52,6 +52,7 @@ class ConnectionRequests:
             p.Recertify: self._recertify,
             p.BeginRun: self._begin_run,
             p.Pause: self._pause,
+            p.FetchBase: self._fetch_base,
             p.ReadBans: self._read_bans,
             p.Down: self._down,
             p.Open: self._open,
@@ -245,6 +246,10 @@ class ConnectionRequests:
 
     async def _pause(self, request: p.Pause) -> None:
         answer = await self._service.pause(request.run, request.paused)
+        self._post(p.Document(request.id, answer), ())
+
+    async def _fetch_base(self, request: p.FetchBase) -> None:
+        answer = await self._service.fetch_base(request.run, self._progress(request.id))
         self._post(p.Document(request.id, answer), ())
 
     async def _read_bans(self, request: p.ReadBans) -> None:

@@ -298,6 +298,16 @@ class NodeService(Protocol):
         JSON-able: ``run_id``, ``begun`` (False: it had begun already), ``missing`` (members)."""
         ...
 
+    async def fetch_base(self, run: str, progress: ProgressSink) -> dict[str, Any]:
+        """Have members send the files of the run's pretrained model which this machine lacks (done
+        and total in bytes): ``{"folder", "bytes", "fetched", "from"}``, the
+        last by whom.
+
+        Raises ConfigError E415 where no member may, NetworkError E415 where none does,
+        StorageError.
+        """
+        ...
+
     async def read_bans(self, run: str) -> dict[str, Any]:
         """Take the lists of who is banned from a run as they are on disk now, and enforce them.
         JSON-able: ``banned``, why by peer.
