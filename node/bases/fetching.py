@@ -512,7 +512,7 @@ def _scan(part: Path, piece: FilePieces, hashes: bytes) -> bytearray:
         for segment in range(piece.segments):
             file.seek(piece.span(segment)[0])
             here[segment] = all(
-                chunk_hash(file.read(min(piece.chunk, piece.size - chunk * piece.chunk)))
+                chunk_hash(file.read(piece.nbytes(chunk)))
                 == hashes[chunk * HASH_BYTES : (chunk + 1) * HASH_BYTES]
                 for chunk in piece.numbers(segment)
             )

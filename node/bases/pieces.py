@@ -86,6 +86,10 @@ class FilePieces:
         first = segment * self.per_segment * self.chunk
         return first, min(self.size, first + self.per_segment * self.chunk)
 
+    def nbytes(self, chunk: int) -> int:
+        """Of a chunk: the last one is shorter."""
+        return min(self.chunk, self.size - chunk * self.chunk)
+
     def numbers(self, segment: int) -> range:
         """Its chunks."""
         first = segment * self.per_segment

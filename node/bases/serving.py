@@ -129,11 +129,12 @@ class BaseServing:
     # ---- chunks
     def _send(self, now: float, peer: PeerId, body: m.Get, piece: FilePieces, number: int) -> None:
         name, path = body.name, self._find(piece.name)
-        asked = set(unfold(body.chunks, len(piece.numbers(number))))
+        numbers = piece.numbers(number)
+        asked = set(unfold(body.chunks, len(numbers)))
         before = self._recent.get(peer, {}).get(name, set[int]())
         # what is still on its way is asked for again now and then, most of it in vain
-        again = len(asked & before) * piece.chunk // AGAIN
-        nbytes = len(asked - before) * piece.chunk + again
+        again = sum(piece.nbytes(numbers[chunk]) for chunk in asked & before) // AGAIN
+        nbytes = sum(piece.nbytes(numbers[chunk]) for chunk in asked - before) + again
         if not asked or path is None or not self._may(now, peer, nbytes):
             self._tell(peer, m.Gone(name))
             return

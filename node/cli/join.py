@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from contextlib import ExitStack
 from functools import partial
 from itertools import takewhile
@@ -227,7 +227,7 @@ def _is_awaited(
 
 
 @contextlib.contextmanager
-def _leaving(client: NodeClient, run_id: str, known: Collection[object]) -> Iterator[None]:
+def _leaving(client: NodeClient, run_id: str, known: Collection[object]) -> Generator[None]:
     """Leave a run that was not ``known`` before, where what comes next fails."""
     try:
         yield

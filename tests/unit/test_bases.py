@@ -65,7 +65,9 @@ class Machine:
     sent: list[m.Get | m.Offer | m.Gone] = field(default_factory=list)
     drops: Callable[[m.Get | m.Offer | m.Gone], bool] = lambda body: False
 
-    def open(self, model: ModelTable, *, share: bool = True) -> None:
+    def open(
+        self, model: ModelTable, *, share: bool = True, cutting: Cutting | None = SMALL
+    ) -> None:
         """A node with this folder begins to live."""
         self.exchange = self.stage.net.nodes[self.peer]
         self.run_folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +78,7 @@ class Machine:
             FilePorts(self.exchange, self.send, self.work),
             random.Random(1),
             share=share,
-            cutting=SMALL,
+            cutting=cutting,
         )
 
     @property
@@ -217,6 +219,18 @@ def test_files_come_from_all_who_have_them(tmp_path: Path) -> None:
     assert set(fetching.brought) == {"peer-1", "peer-2"}
     assert fetching.document()["bytes"] == sum(FILES.values())
     assert fetching.progress[1:] == (sum(FILES.values()), sum(FILES.values()))
+
+
+def test_files_smaller_than_a_chunk(tmp_path: Path) -> None:
+    """As nodes cut them, and within what a peer is sent of such a base."""
+    stage = Stage(2, tmp_path)
+    stage.machines[1].has()
+    for machine in stage.machines:
+        machine.open(stage.model, cutting=None)
+    fetching = stage.fetch()
+    assert fetching.error is None
+    assert stage.all_there()
+    assert fetching.brought.total() == len(FILES)
 
 
 def test_who_has_fetched_it_hands_it_on(tmp_path: Path) -> None:
