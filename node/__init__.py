@@ -13,6 +13,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     session/           a run's log at one member: rounds, state, transfer; sans I/O
     modes/             what some runs ask of a session; which of it a run does
     storage/           what a run keeps on disk
+    bases/             a pretrained model's files, from member to member
     control/           the control socket: messages, shared memory, the server
     client/            the script's blocking side of it: `join`, RunSwarm, NodeClient
     service/           the node process's own work

@@ -271,6 +271,7 @@ def _options(args: argparse.Namespace, loaded: Loaded) -> NodeOptions:
         hours=loaded.config.hours,
         notify=loaded.config.notify_command,
         drain_s=loaded.config.node.drain_s,
+        share_models=loaded.config.models.share,
     )
 
 

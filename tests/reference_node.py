@@ -375,6 +375,11 @@ class ReferenceService:
         progress("finding members", 0, 0)
         return self._info()
 
+    async def fetch_base(self, run: str, progress: ProgressSink) -> dict[str, Any]:
+        await self.find_run(run)
+        progress("model.safetensors from 1 member", 1, 2)
+        return {"folder": "/models", "bytes": 2, "fetched": 1, "from": [PEER]}
+
     async def find_run(self, run: str) -> RunInfo:
         if run not in ("", RUN, "reference"):
             raise ConfigError(f"no run {run!r}", key="run")

@@ -35,6 +35,7 @@
     curves, simulating pictures of runs; simulate
     simulating_sites   simulate --sites: sizes, speeds and deaths of a federated run's sites
     simulating_fleet   simulate --peers: a run on the user's own machines
+    basing             where a run's pretrained model comes from, and how far it is
     consent            where an invite is taken from, what the run is, whether the owner agrees
     join               join
     chat               chat

@@ -10,6 +10,7 @@ import contextlib
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -162,9 +163,11 @@ def agree(
     script: Path | None,
     data: str,
     down: float | None = None,
+    base: Sequence[str] = (),
 ) -> bool:
     """Show what the run asks of this machine, where it lacks that, and which code of its own runs
-    for it, and ask. ``down``: bytes/s that may come in, where that is limited.
+    for it, and ask. ``down``: bytes/s that may come in, where that is limited. ``base``: what is
+    said of its pretrained model (`basing.base_lines`).
 
     Raises ConfigError when the run cannot be trained with ``script`` and ``data``, or takes more
     memory than this machine has (E416)."""
@@ -179,6 +182,7 @@ def agree(
     heading = _heading(signed.run_id, manifest, invite)
     terminal.say(terminal.style(heading, sys.stderr, bold=True))
     lines = describe_lines(manifest, down)
+    lines += base
     lines += machine_lines(needs_of(manifest), this_machine(terminal.paths.state_dir))
     for line in lines:
         terminal.say(f"  {line}")
@@ -190,7 +194,11 @@ def agree(
 
 
 def describe_run(
-    terminal: Terminal, signed: SignedManifest, invite: Invite | None, down: float | None = None
+    terminal: Terminal,
+    signed: SignedManifest,
+    invite: Invite | None,
+    down: float | None = None,
+    base: Sequence[str] = (),
 ) -> None:
     """Print what the run asks of a member, and what this machine lacks of it."""
     from .costs import describe, describe_lines
@@ -200,7 +208,7 @@ def describe_run(
     needs, machine = needs_of(manifest), this_machine(terminal.paths.state_dir)
     lines = [
         terminal.style(_heading(signed.run_id, manifest, invite), sys.stdout, bold=True),
-        *(f"  {line}" for line in describe_lines(manifest, down)),
+        *(f"  {line}" for line in (*describe_lines(manifest, down), *base)),
         *(f"  {line}" for line in machine_lines(needs, machine)),
     ]
     document = {**describe(manifest, down), **machine_document(needs, machine)}

@@ -19,6 +19,7 @@ from .identity import identity_of
 
 if TYPE_CHECKING:
     from ..manifest import Manifest, SignedManifest
+    from ..recipes.models.bringing import FromMembers
 
 TEXT_FILE = "text"  # in the run's folder: the id of its settings before anything was found out
 SUFFIX = ".toml"
@@ -120,11 +121,15 @@ def say_invite(terminal: Terminal, signed: SignedManifest) -> None:
 
 
 def bring_base(
-    terminal: Terminal, signed: SignedManifest, given: Path | None, founding: Founding | None = None
+    terminal: Terminal,
+    signed: SignedManifest,
+    given: Path | None,
+    founding: Founding | None = None,
+    fetch: FromMembers | None = None,
 ) -> None:
     """Have this machine's copy of the run's pretrained model where the recipe finds it, every file
     compared; nothing where the run has none. ``given``: what the user names. ``founding``: the run
-    is this machine's, and stored first.
+    is this machine's, and stored first. ``fetch``: has members send it.
 
     Raises ConfigError E415, NetworkError, StorageError.
     """
@@ -145,7 +150,7 @@ def bring_base(
     from ..recipes.models.bringing import bring_model
 
     terminal.paths.ensure()
-    bring_model(terminal.paths, signed.run_id, model, given, terminal.say)
+    bring_model(terminal.paths, signed.run_id, model, given, terminal.say, fetch)
 
 
 def _nonce_of(organiser: PeerId) -> str:

@@ -7,7 +7,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Collection, Generator
 from contextlib import ExitStack
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +24,10 @@ from ..home.interpreter import PYTHON
 from ..home.output import Terminal, as_json, bytes_text, current, span_text
 from ..home.own_data import data_in, is_factory
 from ..home.paths import user_path
+from .basing import base_lines, from_members, lacks_base
 from .consent import INVITE_VARIABLE, agree, check_fit, describe_run, preview, target_of
 from .daemon import connect, running
-from .founding import bring_base, founding_in, is_settings, say_invite
+from .founding import Founding, bring_base, founding_in, is_settings, say_invite
 from .options import DATA, DRAIN, GIVEN, HOURS, RUN, GivenPath, asking_options, shared_options
 from .settings import settings_of
 
@@ -175,35 +178,35 @@ def join_command(
         if founding is None
         else (None, founding.signed)
     )
+    base_of = partial(_base_of, terminal, model, founding, settings.config.models.share)
     if dry_run and signed is not None:
-        describe_run(terminal, signed, invite, down)
+        describe_run(terminal, signed, invite, down, base_of(signed))
         return 0
-    if signed is not None and not agree(terminal, signed, invite, script, given, down):
+    if signed is not None and not agree(
+        terminal, signed, invite, script, given, down, base_of(signed)
+    ):
         return 1
-    if signed is not None:
+    awaited = signed is None or _is_awaited(terminal, signed, model, founding)
+    if signed is not None and not awaited:
         bring_base(terminal, signed, model, founding)
     with ExitStack() as stack:
         limits = {"max_up": max_up, "max_down": max_down, "hours": hours}
         client, mine = _node(terminal, stack, limits, drain)
         known = {entry.get("run_id") for entry in client.runs()}
         info, entered = _enter(terminal, client, _request(terminal, invite, signed))
-        if signed is None:  # nobody had shown it, and --yes was given for whatever it says
-            go = False
-            try:
-                go = agree(terminal, entered, invite, script, given, down)
-            finally:
-                if not go and info.run_id not in known:
-                    client.leave(info.run_id, now=True)
-            bring_base(terminal, entered, model)
+        if awaited:
+            with _leaving(client, info.run_id, known):
+                if signed is None:  # nobody had shown it, and --yes was given, whatever it says
+                    agree(terminal, entered, invite, script, given, down, base_of(entered))
+                fetch = from_members(terminal, client, info.run_id)
+                bring_base(terminal, entered, model, founding, fetch)
         if founding is not None:
             say_invite(terminal, entered)
         own: dict[str, object] = {"--data": data, "--steps": steps, "--threads": threads}
         if devices is not None:
             own |= _devices_of(entered, script, devices)
         command = _command(entered, script, arguments, own)
-        environment = _environment(terminal, info, data, mine=mine)
-        if begin:
-            environment[BEGIN_VARIABLE] = "1"
+        environment = _environment(terminal, info, data, mine=mine, begin=begin)
         return _train(terminal, client, info, command, environment, script, drain)
 
 
@@ -215,6 +218,44 @@ def _devices_of(signed: SignedManifest, script: Path | None, devices: int) -> di
             "is started by torchrun, and the built-in model needs one device"
         )
     return {"--devices": devices}
+
+
+def _base_of(
+    terminal: Terminal,
+    model: Path | None,
+    founding: Founding | None,
+    share: bool,
+    shown: SignedManifest,
+) -> list[str]:
+    """What is said of the run's pretrained model before "y"."""
+    given = model or (founding.source if founding is not None else None)
+    founds = founding is not None and not founding.known
+    return base_lines(terminal.paths, shown, given, share=share, founds=founds)
+
+
+def _is_awaited(
+    terminal: Terminal, signed: SignedManifest, model: Path | None, founding: Founding | None
+) -> bool:
+    """Whether members are to send the run's pretrained model, once this machine is one. Who founds
+    a run has no others yet.
+    """
+    from ..manifest import decode_manifest
+
+    if founding is not None and not founding.known:
+        return False
+    table = decode_manifest(signed.manifest).model
+    return table.pretrained and lacks_base(terminal.paths, signed.run_id, table, model)
+
+
+@contextlib.contextmanager
+def _leaving(client: NodeClient, run_id: str, known: Collection[object]) -> Generator[None]:
+    """Leave a run that was not ``known`` before, where what comes next fails."""
+    try:
+        yield
+    except BaseException:
+        if run_id not in known:
+            client.leave(run_id, now=True)
+        raise
 
 
 def recipe_of(signed: SignedManifest) -> str:
@@ -242,9 +283,11 @@ def _command(
 
 
 def _environment(
-    terminal: Terminal, info: RunInfo, data: str | None, *, mine: bool
+    terminal: Terminal, info: RunInfo, data: str | None, *, mine: bool, begin: bool
 ) -> dict[str, str]:
-    """The training process's environment. ``mine``: this command has started the node."""
+    """The training process's environment. ``mine``: this command has started the node. ``begin``:
+    it waits for nobody.
+    """
     environment = {
         **terminal.child_environ(),
         "ATOLL_RUN": info.run_id,
@@ -252,6 +295,8 @@ def _environment(
         QUIET_VARIABLE: terminal.environ.get(QUIET_VARIABLE, "1"),  # the view says it
     }
     environment.pop(INVITE_VARIABLE, None)  # the node has it, and nobody else needs it
+    if begin:
+        environment[BEGIN_VARIABLE] = "1"
     if data is not None and is_factory(data):
         environment["ATOLL_DATA__FACTORY"] = data
     if terminal.home:

@@ -87,6 +87,15 @@ class NodeClient:
         """Take the node out of a run; waits until the open round is handed over, unless ``now``."""
         self._link.ask(lambda id_: p.Leave(id_, run, now), timeout_s=None)
 
+    def fetch_base(
+        self, run: str, progress: Callable[[str, int, int], None] | None = None
+    ) -> dict[str, Any]:
+        """Have members send the files of the run's pretrained model which this machine lacks: see
+        `protocol.FetchBase`.
+        """
+        call = self._link.submit(lambda id_: p.FetchBase(id_, run), progress)
+        return self._link.finish(call, timeout_s=None).value
+
     def down(self, *, now: bool = False) -> None:
         """Ask the node to end, then wait until it closes the connection."""
         self.ask(p.Down, now)

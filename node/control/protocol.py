@@ -36,7 +36,7 @@ from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames
 from .shared_memory import SLOTS
 
-OLDEST, VERSION = 1, 5
+OLDEST, VERSION = 1, 6
 """What this side speaks. Where the other side is older, both speak its version. A new request
 raises VERSION and says ``since`` it; a new field has a default."""
 REDUCE_FDS = 1
@@ -340,6 +340,16 @@ class Pause(Ask[Document], frozen=True, tag="pause"):
     since: ClassVar[int] = 2
     run: Name
     paused: bool = True
+
+
+class FetchBase(Ask[Document], frozen=True, tag="fetch_base"):
+    """Have members send the files of the run's pretrained model which this machine lacks. Answered,
+    after Progress pushes (bytes): ``folder``, ``bytes``, ``fetched``, ``from`` (by whom). Raises
+    ConfigError E415 where no member may, NetworkError E415 where none does, StorageError.
+    """
+
+    since: ClassVar[int] = 6
+    run: Name
 
 
 class ReadBans(Ask[Document], frozen=True, tag="read_bans"):

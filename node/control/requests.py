@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ...collectives.errors import AtollError, ConfigError, LocalProtocolError, VersionMismatchError
 from ...collectives.identifiers import RunId
@@ -50,6 +51,7 @@ class ConnectionRequests:
         self._calls = CallTable(
             answers(p.JoinRun, self._join, p.Joined),
             answers(p.FindRun, self._find_run, p.Joined),
+            answers(p.FetchBase, self._fetch_base, p.Document),
             answers(p.Open, self._open, self._opened),
             answers(p.Found, self._found, lambda id_, told: p.Leased(id_, *told)),
             answers(p.Lease, self._lease, lambda id_, told: p.Leased(id_, *told)),
@@ -188,6 +190,9 @@ class ConnectionRequests:
         found = await self._service.find_run(run)
         self._expect(found, script)
         return found
+
+    async def _fetch_base(self, run: str) -> dict[str, Any]:
+        return await self._service.fetch_base(run, self._progress())
 
     def _expect(self, run: p.RunInfo, script: bool) -> None:
         if script and not self._closed:

@@ -139,6 +139,10 @@ class NodeService(Protocol):
         """A run that the node is in."""
         ...
 
+    async def fetch_base(self, run: str, progress: ProgressSink) -> dict[str, Any]:
+        """`protocol.FetchBase`."""
+        ...
+
     def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
         """A script has joined this run and is to attach next. Call what is returned when it does,
         or is gone.

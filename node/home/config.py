@@ -96,6 +96,13 @@ class NodeDataTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = ""
 
 
+class NodeModelsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``[models]``: pretrained models of this machine."""
+
+    # hand the base of a run on to members that lack it; one that is gated never is
+    share: bool = True
+
+
 class NotifyTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``[notify]``: who is told of verdicts on this machine's runs."""
 
@@ -109,6 +116,7 @@ class NodeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: NodeTable = NodeTable()
     network: NodeNetworkTable = NodeNetworkTable()
     data: NodeDataTable = NodeDataTable()
+    models: NodeModelsTable = NodeModelsTable()
     notify: NotifyTable = NotifyTable()
 
     @property

@@ -563,7 +563,8 @@ tokenizer makes of a text. A member's copy is compared before it trains. The mes
 differs, or what is missing:
 
 * a gated model: accept its licence on the hub, then  hf auth login;
-* no network: a folder that has the files, with --model DIR;
+* no network: members of the run hand the files on, unless the model is gated; the same command
+  again goes on with what came. Or a folder that has them, with --model DIR;
 * another revision, another tokenizer file: leave --model out, or get the founder's files;
 * libraries that read equal files otherwise: the founder's versions, which the message names;
 * weights as pickles, Python of the model's own, the package kernels beside transformers: these

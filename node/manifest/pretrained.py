@@ -11,10 +11,11 @@ import msgspec
 from ...collectives.errors import ConfigError
 from .manifest import Manifest
 from .refusals import Row, against
-from .tables import PRETRAINED, LoraTable, ModelTable
+from .tables import PRETRAINED, BaseTable, LoraTable, ModelTable
 
 OF_PRETRAINED = ("revision", "method", "dtype", "attention", "checkpointing", "base")
 """Settings of ``[model]`` that mean nothing of another model."""
+MOST_FILE_BYTES = 256 << 30  # of one file that travels: hashes of its chunks fit into one message
 
 
 def name_entry(table: dict[str, Any]) -> None:
@@ -245,6 +246,29 @@ def check_bound(model: ModelTable) -> None:
             why="Whoever founds a run looks at them, and signs their digests.",
             hint="Its organiser founds it with: atoll new run.toml",
         )
+    _check_sizes(model.base)
+
+
+def _check_sizes(base: BaseTable) -> None:
+    """Members take as many bytes of one another as the manifest says. Raises ConfigError."""
+    sizes = base.sizes
+    if sizes and (sizes.keys() != base.files.keys() or sum(sizes.values()) != base.size):
+        raise ConfigError(
+            "the run's manifest says of its model's files another size together than of each",
+            key="$.model.base.sizes",
+            why="Whoever founds a run looks at them, and signs how large they are.",
+            hint="Its organiser founds it with: atoll new run.toml",
+        )
+
+
+def travels(model: ModelTable) -> bool:
+    """Whether members may have the base's files from one another: never what the hub says is
+    gated, or may be; and only what is bound by size, too.
+    """
+    base = model.base
+    if base is None or not base.sizes or max(base.sizes.values()) > MOST_FILE_BYTES:
+        return False
+    return base.gated is False or (base.gated is None and model.hub is None)
 
 
 def is_plain(name: str) -> bool:

@@ -119,10 +119,11 @@ class BaseTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     be, too. `atoll new` and `atoll join FILE.toml` write it into the signed manifest; nobody writes
     it by hand.
 
-    ``files``: sha256 of each that is loaded. ``size``: their bytes. ``parameters``: of the whole
-    model. ``licence``, ``gated``: as the hub says; "" and None: not known. ``tokenizer``: digests
-    of what it does, by what they are of. ``libraries``: what the founder read it with. ``shape``:
-    of its layers, where its kind is one that has them.
+    ``files``: sha256 of each that is loaded. ``size``: their bytes. ``sizes``: of each, so that
+    members can have them from one another. ``parameters``: of the whole model. ``licence``,
+    ``gated``: as the hub says; "" and None: not known. ``tokenizer``: digests of what it does, by
+    what they are of. ``libraries``: what the founder read it with. ``shape``: of its layers, where
+    its kind is one that has them.
     """
 
     files: Annotated[dict[FileName, Sha256], msgspec.Meta(min_length=1, max_length=400)]
@@ -133,6 +134,7 @@ class BaseTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer: Annotated[dict[FileName, Sha256], msgspec.Meta(max_length=16)] = {}
     libraries: Short = ""
     shape: ShapeTable | None = None
+    sizes: Annotated[dict[FileName, Whole], msgspec.Meta(max_length=400)] = {}
 
 
 class ModelTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

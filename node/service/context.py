@@ -43,6 +43,8 @@ class NodeContext:
     """Who is told of verdicts; None: nobody."""
     hours: Hours | None = None
     """When scripts of this node may train; None: always."""
+    share_models: bool = True
+    """Hand bases of runs on to members that lack them."""
     lanes_per_peer: int = 1
     """No more than these: what the run allows that allows most."""
     lanes: LaneKeeper = field(init=False)

@@ -442,6 +442,26 @@ class Node:
         changed = service.pause.say(paused)
         return {"run_id": service.run_id, "paused": service.pause.why, "changed": changed}
 
+    async def fetch_base(self, run: str, progress: ProgressSink) -> dict[str, Any]:
+        """Have members send the files of the run's pretrained model that this machine lacks."""
+        service = self._find(run)
+        await service.known.wait()
+        if service.error is not None:
+            raise service.error
+        if service.base is None:
+            raise ConfigError(f"run {service.run_id} has no pretrained model", code="E415")
+        fetching = service.base.begin(trio.current_time())
+        service.wake()
+        try:
+            while not fetching.over and service.error is None:
+                progress(*fetching.progress)
+                await trio.sleep(POLL_S)
+        finally:
+            service.base.end()
+        if (error := service.error or fetching.error) is not None:
+            raise error
+        return fetching.document()
+
     async def read_bans(self, run: str) -> dict[str, Any]:
         """Answer `protocol.ReadBans`."""
         banning = self._find(run).banning

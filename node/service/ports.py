@@ -64,6 +64,7 @@ class RunPorts:
         )
         self.storage = storages[0]
         self._rounds, self._service, self._forcing = Jobs(run), Jobs(run), Jobs(run)
+        self._files = Jobs(run)
         self._barrier = Barrier(storages, self.persist)
 
     def send(self, peer: PeerId, data: bytes) -> None:
@@ -102,12 +103,16 @@ class RunPorts:
         """
         self._forcing.put(work, done)
 
+    def work(self, work: Callable[[], T], done: Callable[[float, T], None]) -> None:
+        """Queue a job on a file of the run's base: nothing else waits for it."""
+        self._files.put(work, done)
+
     async def worker(self) -> None:
         """Run jobs one at a time of each queue. What a job raises ends the run: after a sync that
         failed nobody knows what is on the medium.
         """
         async with trio.open_nursery() as nursery:
-            for jobs in (self._service, self._forcing, self._rounds):
+            for jobs in (self._service, self._forcing, self._rounds, self._files):
                 nursery.start_soon(jobs.run)
 
     def emit(self, event: object) -> None:

@@ -86,6 +86,8 @@ class NodeOptions:
     """A command that is run for each verdict; none where it is empty."""
     drain_s: float = DRAIN_S
     """How long it may take to end, once told to."""
+    share_models: bool = True
+    """Hand bases of runs on to members that lack them."""
     resume: bool = True
     """Enter the runs of the last life again (not in a private node: its script names the run)."""
 
@@ -201,6 +203,7 @@ async def _main(
                     options.site,
                     notifier=Notifier(options.notify) if options.notify else None,
                     hours=options.hours,
+                    share_models=options.share_models,
                 )
                 node = Node(
                     context,

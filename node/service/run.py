@@ -26,6 +26,8 @@ from ...collectives.errors import (
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...optim.outer import effective_outer
+from ..bases.pieces import FILES, FilePorts
+from ..bases.sharing import BaseSharing
 from ..control.shared_memory import AnchorSlots
 from ..home.paths import make_private
 from ..manifest import Manifest, SignedManifest, decode_signed, save_run
@@ -69,7 +71,13 @@ from .views import peers_of, quorum, status_of
 log = logging.getLogger("atoll")
 
 ASK_MANIFEST, MANIFEST = b"?", b"C"
-OWN_KINDS = {MESSAGE: "ban", PROOF: "ban", ASK_MANIFEST: "manifest", MANIFEST: "manifest"}
+OWN_KINDS = {
+    MESSAGE: "ban",
+    PROOF: "ban",
+    ASK_MANIFEST: "manifest",
+    MANIFEST: "manifest",
+    FILES: "files",
+}
 """What is no message of the session, in its sender's budget."""
 
 
@@ -105,6 +113,7 @@ class RunService:
         self.whole: Whole | None = None  # driven as one
         self.files: dict[str, RunFiles] = {}  # by log: of each fragment, or of the one session
         self.ports: RunPorts | None = None
+        self.base: BaseSharing | None = None  # of a run of a pretrained model
         self.known = trio.Event()  # the manifest is known and the session runs
         self.error: AtollError | None = None
         self.listeners: list[Callable[[object], None]] = []
@@ -186,6 +195,8 @@ class RunService:
 
     async def _close(self) -> None:
         self.over = True  # network and engine go on: what they still tell is for nobody
+        if self.base is not None:
+            self.base.drop_all()
         network = self.node.network
         self.node.lanes.left(self.run_id)
         network.looks.close(self.run_id)
@@ -343,6 +354,7 @@ class RunService:
         save_run(self.node.paths, self.signed)
         now = trio.current_time()
         whole = self.whole = self._make(self.manifest, now)
+        self.base = self._base_of(self.manifest, self.ports)
         membership = whole.sessions[0].membership
         membership.banned, membership.trusted = self.banning.lists.peers, self.banning.lists.trusted
         membership.roles = self.roles
@@ -398,6 +410,13 @@ class RunService:
             modes=modes_of(settings, identity),
         )
 
+    def _base_of(self, manifest: Manifest, ports: RunPorts | None) -> BaseSharing | None:
+        if manifest.model.base is None or ports is None:
+            return None
+        to = FilePorts(ports.exchange, ports.send, ports.work)
+        rng, share = random.Random(self.node.rng.random()), self.node.share_models
+        return BaseSharing(self.run_id, manifest.model, self.node.paths, to, rng, share=share)
+
     def _open_files(self, manifest: Manifest, number: int) -> RunFiles:
         settings, paths = manifest.settings(), self.node.paths
         folder = paths.state_dirs(self.run_id, settings.fragments)[number]
@@ -421,7 +440,9 @@ class RunService:
         while True:
             wake = self._wake = trio.Event()
             self._tend_lanes()
-            self._due = max(session.next_due(), trio.current_time() + 0.001)
+            now = trio.current_time()
+            due = session.next_due() if self.base is None else self.base.next_due(now)
+            self._due = max(min(session.next_due(), due), now + 0.001)
             with trio.move_on_at(self._due):
                 await wake.wait()
             self.guard(self._look)
@@ -442,8 +463,15 @@ class RunService:
         self.standstill.look(now)
         self._judged(self.judge.look(time.time()))
         self.pause.look()
+        if self.base is not None:
+            self.base.tick(now, list(filter(self.node.network.connected, self._near())))
         if now >= session.next_due():
             session.tick(now)
+
+    def _near(self) -> set[PeerId]:
+        """Members, and who is known to take part, but this node and who is banned."""
+        known = {peer for peer, _ in self.node.network.members(self.run_id)}
+        return known.union(self._members()) - {self.node.identity.peer} - self.banning.lists.peers
 
     def judged(self, event: RunEvent) -> None:
         """An event of this run was published."""
@@ -649,6 +677,9 @@ class RunService:
         elif kind == MANIFEST:
             if self.signed is None:
                 self._take_manifest(data[1:])
+        elif kind == FILES:
+            if self.base is not None:
+                self.base.take(now, peer, data)
         elif self.session is not None:
             self._input(lambda session, now: session.on_message(now, peer, data))
 
@@ -684,6 +715,8 @@ class RunService:
     def on_exchange(self, event: object) -> None:
         """An event of the engine (of any run: the session knows its own)."""
         self.phases.on_exchange(trio.current_time(), event)
+        if (base := self.base) is not None:
+            self.guard(lambda: base.on_exchange(trio.current_time(), event))
         self._input(lambda session, now: session.on_exchange(now, event))
 
     def _input(self, handle: Callable[[Whole, float], None]) -> None:

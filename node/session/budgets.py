@@ -72,6 +72,7 @@ REQUESTS: dict[str, Rate] = {
     "begin": Rate(16, 128),
     "seal": Rate(16, 128),
     "sealed": Rate(16, 128),
+    "files": Rate(256, 1024),  # of a run's base
     MADE: Rate(32, 64),
 }
 ROUND = Rate(1024, 4096)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
+import random
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +18,16 @@ from typing import IO, Any
 
 import pytest
 import random_models
+import trio
 from cli_kit import LISTEN, alive, atoll, nothing_stays, start
+
+from atoll.collectives.identifiers import PeerId
+from atoll.collectives.messages import Get
+from atoll.node.bases.pieces import encode
+from atoll.node.net.network import PeerNetwork
+from atoll.node.run.invite import parse_invite
+from atoll.node.service.announced import read_invite
+from atoll.security.identity import Identity
 
 pytest.importorskip("peft", reason="peft is not installed")
 pytestmark = pytest.mark.slow
@@ -95,11 +107,23 @@ def test_two_members_type_a_file_and_an_invite(method: str, tmp_path: Path) -> N
     first = start(one, "join", str(file), "--data", str(mine), *given)
     assert first.stderr is not None
     invite = line_of(first.stderr, "invite ")
-    second = start(two, "join", invite, "--data", str(other), "--model", str(base), *given)
+    named = ("--model", str(base)) if method == "full" else ()  # else members have it
+    second = start(two, "join", invite, "--data", str(other), *named, *given)
     for process in (first, second):
         out, err = process.communicate(timeout=300)
         assert process.returncode == 0, out + err
         assert "is finished: all its 3 rounds are committed" in err
+    fetched = two / "cache" / "models"
+    if method == "lora":
+        assert f"from members of the run, by sha256\n           into {fetched}" in err
+        assert "from 1 member now; every file has its sha256" in err
+        (folder,) = fetched.iterdir()
+        assert {each.name for each in folder.iterdir()} <= {each.name for each in base.iterdir()}
+        assert all(
+            each.read_bytes() == (base / each.name).read_bytes() for each in folder.iterdir()
+        )
+    else:
+        assert not fetched.exists()
     again = atoll(one, "join", str(file), "--dry-run")
     out = tmp_path / "out"
     exported = atoll(one, "export", again["run_id"], str(out))
@@ -140,6 +164,89 @@ def test_another_base_is_refused_before_training(tmp_path: Path) -> None:
     )
     assert found["error"]["code"] == "E415"
     assert "model.safetensors differs" in found["error"]["message"]
+
+
+@pytest.mark.rota(7)
+def test_a_base_comes_from_a_member_though_its_fetcher_is_killed_and_no_stranger_gets_it(
+    tmp_path: Path,
+) -> None:
+    base = random_models.write_model(tmp_path / "tiny", "llama_tied")
+    (base / "vocab.txt").write_bytes(random.Random(0).randbytes(12 << 20))
+    one, two = tmp_path / "one", tmp_path / "two"
+    file = tmp_path / "run.toml"
+    file.write_text(
+        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "lora"\n'
+        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
+        "[train]\nsync_every = 2\nrounds = 3\nstart_with = 2\n"
+        "[train.inner]\nlr = 1e-2\nsteps = 6\ntokens_per_step = 128\n"
+    )
+    given = ("--yes", "--no-input", "--threads", "1")
+    mine = records(tmp_path / "mine.jsonl", "swarm")
+    other = records(tmp_path / "other.jsonl", "model")
+    first = start(one, "join", str(file), "--data", str(mine), "--max-up", "1MB/s", *given)
+    assert first.stderr is not None
+    invite = line_of(first.stderr, "invite ")
+    joining = ("join", invite, "--data", str(other), *given)
+    second = start(two, *joining)
+    while not any(part.stat().st_blocks * 512 >= 4 << 20 for part in parts_of(two)):
+        assert second.poll() is None
+        time.sleep(0.05)
+    for pid in processes_of(two):
+        os.kill(pid, signal.SIGKILL)
+    second.communicate(timeout=60)
+    (part,) = parts_of(two)
+    assert part.name == ".vocab.txt.part"
+    assert refusal_of_a_stranger(invite, base / "config.json") in ("E201", "E203")
+    second = start(two, *joining)
+    for process in (first, second):
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, out + err
+        assert "is finished: all its 3 rounds are committed" in err
+    came = re.search(r"12\.\d MiB are in .*, ([0-9.]+) MiB of them from 1 member now", err)
+    assert came is not None, err
+    assert float(came[1]) <= 8.1  # what was here before the kill was not sent again
+    assert not parts_of(two)
+
+
+def parts_of(home: Path) -> list[Path]:
+    """Files of a base that are not whole yet."""
+    return list(home.glob("cache/models/*/.*.part"))
+
+
+def refusal_of_a_stranger(invite: str, wanted: Path) -> str:
+    """The code with which the node at the invite's addresses refuses who knows the run, and has no
+    certificate: it asks for a file of the base all the same, and is told nothing.
+    """
+    known = parse_invite(invite, now_s=time.time())
+    name = hashlib.sha256(wanted.read_bytes()).digest()
+    said, got = list[str](), list[bytes]()
+
+    async def main() -> None:
+        network = PeerNetwork(
+            Identity.generate(),
+            listen=["/ip4/127.0.0.1/tcp/0"],
+            bootstrap=known.bootstrap,
+            rng=random.Random(3),
+            read_invite=read_invite,
+        )
+        refused = trio.Event()
+
+        def on_refused(topic: str, peer: PeerId, code: str, reason: str) -> None:
+            said.append(code)
+            refused.set()
+
+        network.on_refused = on_refused
+        network.on_message(known.run_id, lambda peer, data: got.append(data))
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                await nursery.start(network.run)
+                network.send(known.run_id, known.organiser, encode(Get(name, ())))
+                await refused.wait()
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    assert got == []
+    return said[0]
 
 
 def processes_of(home: Path) -> list[int]:

@@ -15,14 +15,17 @@ import msgspec
 import pytest
 
 from atoll.collectives.errors import ConfigError
+from atoll.node.bases.own import fetched_folder
 from atoll.node.cli import completing, run
+from atoll.node.cli.basing import base_lines
 from atoll.node.cli.consent import agree, check_fit, describe_run, preview, target_of
 from atoll.node.cli.runs import PRIVACY_FILE
 from atoll.node.home.config import NodeConfig
 from atoll.node.home.output import Terminal
 from atoll.node.home.paths import find_paths
-from atoll.node.manifest import parse_manifest, save_run, sign_manifest
+from atoll.node.manifest import Manifest, parse_manifest, save_run, sign_manifest
 from atoll.node.manifest.signed import SignedManifest
+from atoll.node.manifest.tables import BaseTable
 from atoll.node.run.invite import Invite, make_invite
 from atoll.security.identity import Identity
 
@@ -163,3 +166,47 @@ def test_rm_forgets_a_run_but_not_what_its_privacy_has_cost(
     assert told["kept"] == [str(folder / PRIVACY_FILE)]
     assert [path.name for path in folder.rglob("*")] == [PRIVACY_FILE]
     assert run(["rm", "tide", "--yes"]) != 0  # there is none any more
+
+
+def based(where: dict[str, str], **base: Any) -> Manifest:
+    """The manifest of a run of a pretrained model."""
+    (entry,) = where
+    made = parse_manifest(
+        f'schema = 1\nname = "tuned"\n[model]\n{entry} = "{where[entry]}"\n'
+        '[data]\nsource = "local"\n'
+    )
+    files = {"config.json": "0" * 64, "model.safetensors": "1" * 64}
+    sizes = {"config.json": 1 << 20, "model.safetensors": 9 << 20}
+    table = BaseTable(files, 10 << 20, 1, sizes=sizes)
+    model = msgspec.structs.replace(made.model, base=msgspec.structs.replace(table, **base))
+    return msgspec.structs.replace(made, model=model)
+
+
+def test_before_yes_it_is_said_where_the_base_comes_from(tmp_path: Path) -> None:
+    paths = find_paths(str(tmp_path))
+
+    def lines(manifest: Manifest, given: Path | None = None, *, share: bool = True) -> list[str]:
+        return base_lines(paths, sign_manifest(manifest, OWNER), given, share=share)
+
+    folder = based({"folder": "tiny"})
+    assert folder.model.base is not None
+    target = fetched_folder(paths.cache_dir, folder.model.base)
+    where, into, hands_on = lines(folder)
+    assert where == "base     10.0 MiB from members of the run, by sha256"
+    assert into.strip().startswith(f"into {target}, where ")
+    assert into.endswith(" are free")
+    assert "hands it on to members that lack it" in hands_on
+    assert "does not hand it on" in lines(folder, share=False)[2]
+    assert lines(folder, tmp_path)[0] == f"base     on this machine: {tmp_path}"
+    hub = based({"hub": "org/none"}, gated=False)
+    assert lines(hub)[0].endswith("by sha256, else from the hub")
+    for gated in (True, None):
+        (only,) = lines(based({"hub": "org/none"}, gated=gated))
+        assert only.endswith("from the hub, by this machine's own login; no member hands it on")
+    (unknown,) = lines(based({"gguf": "tiny.gguf"}, sizes={}))
+    assert unknown == "base     10.0 MiB, not known on this machine: --model PATH"
+    target.mkdir(parents=True)
+    for name in folder.model.base.files:
+        (target / name).touch()
+    assert lines(folder)[0] == f"base     on this machine: {target}"
+    assert lines(parse_manifest('schema = 1\nname = "plain"\n')) == []

@@ -47,6 +47,7 @@ REQUESTS = [
     p.Rest(6),
     p.Leave(7, "tide", True),
     p.BeginRun(7, "tide"),
+    p.FetchBase(7, "tide"),
     p.ReadBans(7, "tide"),
     p.Recertify(7, "tide", (PeerId("12D3KooWa"), PeerId("12D3KooWb"))),
     p.Down(8),

@@ -20,6 +20,7 @@ from tokenizers import pre_tokenizers
 
 from atoll.collectives.errors import AtollError, ConfigError, NetworkError, StorageError
 from atoll.collectives.swarm import RunSettings
+from atoll.node.bases.own import fetched_folder, read_own, unchanged
 from atoll.node.home.paths import Paths, find_paths
 from atoll.node.manifest import (
     Manifest,
@@ -29,6 +30,7 @@ from atoll.node.manifest import (
     parse_manifest,
     sign_manifest,
 )
+from atoll.node.manifest.pretrained import travels
 from atoll.node.recipes.models.bringing import base_folder, bring_model
 from atoll.node.recipes.models.chatting import open_folder
 from atoll.node.recipes.models.files import sha256_of
@@ -242,6 +244,111 @@ def test_names_that_the_hub_does_not_have(hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no revision 'v9'") as caught:
         found_at(paths, settings(f'hub = "{NAME}"', more='revision = "v9"\n'))
     assert caught.value.key == "$.model.revision"
+
+
+# ---- from members
+
+
+class Members:
+    """Have the files of ``folder``, or none; each call is counted."""
+
+    def __init__(self, folder: Path | None, home: Path, found: FoundModel) -> None:
+        base = found.manifest.model.base
+        assert base is not None
+        self.folder, self.asked, self.base = folder, 0, base
+        self.target = fetched_folder(find_paths(home).cache_dir, base)
+
+    def __call__(self) -> None:
+        self.asked += 1
+        if self.folder is None:
+            raise NetworkError("the base cannot be had from members: nobody", code="E415")
+        self.target.mkdir(parents=True)
+        for name in self.base.files:
+            shutil.copyfile(self.folder / name, self.target / name)
+
+
+def bring_from(members: Members, home: Path, found: FoundModel, given: Path | None = None) -> Path:
+    paths = find_paths(home)
+    paths.ensure()
+    manifest = decode_manifest(found.manifest.encode())
+    return bring_model(paths, str(manifest.run_id), manifest.model, given, fetch=members)
+
+
+def test_what_members_sent_is_compared_linked_and_remembered(folder: Path, tmp_path: Path) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    base = found.manifest.model.base
+    assert base is not None
+    assert sum(base.sizes.values()) == base.size
+    members = Members(folder, tmp_path / "member", found)
+    made = bring_from(members, tmp_path / "member", found)
+    assert {each.resolve().parent for each in made.iterdir()} == {members.target.resolve()}
+    assert bring_from(members, tmp_path / "member", found) == made
+    assert members.asked == 1
+    own = read_own(made.parent)
+    assert own.named.keys() == base.files.keys()
+    assert all(unchanged(own, name) for name in base.files)
+    # another run with the same base has it, too
+    other = msgspec.structs.replace(found.manifest, name="other")
+    again = FoundModel(other, None)
+    assert bring_from(members, tmp_path / "member", again) != made
+    assert members.asked == 1
+    wrong = members.target / "model.safetensors"
+    wrong.write_bytes(bytes(wrong.stat().st_size))
+    assert "model.safetensors differs" in str(refused(tmp_path / "member", found, None))
+
+
+def test_members_are_asked_before_the_hub_and_after_what_is_here(
+    hub: FakeHub, folder: Path, tmp_path: Path
+) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"'))
+    use = Members(folder, tmp_path / "a", found)
+    hub.asked.clear()
+    bring_from(use, tmp_path / "a", found)
+    assert use.asked == 1
+    assert not [path for _, path in hub.asked if path.endswith(".safetensors")]
+    given = Members(folder, tmp_path / "b", found)
+    bring_from(given, tmp_path / "b", found, folder)
+    assert given.asked == 0
+    nobody = Members(None, tmp_path / "c", found)
+    bring_from(nobody, tmp_path / "c", found)  # then the hub is
+    assert nobody.asked == 1
+    assert [path for _, path in hub.asked if path.endswith(".safetensors")]
+    cached = Members(folder, tmp_path / "d", found)
+    bring_from(cached, tmp_path / "d", found)
+    assert cached.asked == 0
+
+
+def test_where_no_member_has_it_and_there_is_no_hub(folder: Path, tmp_path: Path) -> None:
+    found = found_at(find_paths(tmp_path / "home"), settings(f'folder = "{folder}"'))
+    with pytest.raises(NetworkError, match="cannot be had from members"):
+        bring_from(Members(None, tmp_path / "a", found), tmp_path / "a", found)
+
+
+def test_a_gated_base_is_never_asked_of_members(
+    hub: FakeHub, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the founder was told, or as this machine is."""
+    found = found_at(find_paths(tmp_path / "home"), settings(f'hub = "{NAME}"'))
+    base = found.manifest.model.base
+    assert base is not None
+    use_cache(monkeypatch, tmp_path / "empty")
+    bound = msgspec.structs.replace(base, gated=True)
+    model = msgspec.structs.replace(found.manifest.model, base=bound)
+    gated = FoundModel(msgspec.structs.replace(found.manifest, model=model), None)
+    members = Members(folder, tmp_path / "a", gated)
+    made = bring_from(members, tmp_path / "a", gated)  # from the hub, by this machine's login
+    assert members.asked == 0
+    assert not travels(decode_manifest(gated.manifest.encode()).model)
+    use_cache(monkeypatch, tmp_path / "empty again")
+    hub.gated.add(NAME)
+    members = Members(folder, tmp_path / "b", found)
+    with pytest.raises(ConfigError, match="is gated"):
+        bring_from(members, tmp_path / "b", found)
+    assert members.asked == 0
+    monkeypatch.setenv("HF_TOKEN", "hf_a")
+    made = bring_from(members, tmp_path / "b", found)
+    assert members.asked == 0
+    assert read_own(made.parent).gated  # and so it is not handed on
 
 
 # ---- what is refused by name

@@ -147,12 +147,6 @@ def sha256_of(path: Path) -> str:
     return found.hexdigest()
 
 
-def stamp_of(path: Path) -> list[int]:
-    """Changes when the file does: its size, and when it was written, in nanoseconds."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
-
-
 def link_all(source: Mapping[str, Path], folder: Path) -> None:
     """Make ``folder`` hold links to these files, and nothing else. Raises StorageError."""
     try:

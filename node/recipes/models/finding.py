@@ -62,7 +62,7 @@ def find_model(manifest: Manifest, near: Path, cache: Path) -> FoundModel:
             raise ConfigError(f"there is no file {source}", key="$.model.gguf", code="E415")
         digest = sha256_of(source)
         folder = converted(source, digest, cache)
-        base = _base({source.name: digest}, source.stat().st_size)
+        base = _base({source.name: digest}, {source.name: source.stat().st_size})
     else:
         if not source.is_dir():
             raise ConfigError(f"there is no folder {source}", key="$.model.folder", code="E415")
@@ -71,7 +71,7 @@ def find_model(manifest: Manifest, near: Path, cache: Path) -> FoundModel:
         names = [*beside, *weights_of(source, shards)]
         base = _base(
             {name: sha256_of(source / name) for name in names},
-            sum((source / name).stat().st_size for name in names),
+            {name: (source / name).stat().st_size for name in names},
         )
     refuse_code(folder, str(source))
     refuse_quantised(folder, str(source))
@@ -93,13 +93,12 @@ def _of_hub(name: str, found: OnHub) -> tuple[Path, BaseTable]:
     if unsaid := [each for each in weights if not found.files[each][1]]:
         folder = found.offline or download(name, found.commit, [*beside, *unsaid])
     digests = {each: found.files[each][1] or sha256_of(folder / each) for each in beside + weights}
-    size = sum(found.files[each][0] for each in digests)
-    base = _base(digests, size)
+    base = _base(digests, {each: found.files[each][0] for each in digests})
     return folder, msgspec.structs.replace(base, licence=found.licence, gated=found.gated)
 
 
-def _base(files: dict[str, str], size: int) -> BaseTable:
-    return BaseTable(files, size, 1, libraries=versions())
+def _base(files: dict[str, str], sizes: dict[str, int]) -> BaseTable:
+    return BaseTable(files, sum(sizes.values()), 1, libraries=versions(), sizes=sizes)
 
 
 def _bound(

@@ -69,20 +69,44 @@ def download(name: str, commit: str, files: Sequence[str]) -> Path:
     """The folder of the user's cache with these files of a model; what is there is not asked for
     again. Raises ConfigError E415, NetworkError.
     """
+    if (found := in_cache(name, commit, files)) is not None:
+        return found
+    hub = library("huggingface_hub")
+    with _translated(name, commit):
+        return Path(hub.snapshot_download(name, revision=commit, allow_patterns=list(files)))
+
+
+def in_cache(name: str, commit: str, files: Sequence[str]) -> Path | None:
+    """The folder of the user's cache where it has all these files; nobody is asked. Raises
+    ConfigError E415 where there is no client of the hub.
+    """
     hub, errors = library("huggingface_hub"), library("huggingface_hub.errors")
-    patterns = list(files)
     with _translated(name, commit):
         try:
             found = Path(
                 hub.snapshot_download(
-                    name, revision=commit, allow_patterns=patterns, local_files_only=True
+                    name, revision=commit, allow_patterns=list(files), local_files_only=True
                 )
             )
-            if all((found / each).exists() for each in files):
-                return found
         except errors.LocalEntryNotFoundError:
-            pass
-        return Path(hub.snapshot_download(name, revision=commit, allow_patterns=patterns))
+            return None
+    return found if all((found / each).exists() for each in files) else None
+
+
+def is_gated(name: str, commit: str) -> bool | None:
+    """Whether the hub calls a model gated now; None where it does not answer."""
+    hub, errors = library("huggingface_hub"), library("huggingface_hub.errors")
+    try:
+        return bool(hub.HfApi().model_info(name, revision=commit).gated)
+    except errors.GatedRepoError:
+        return True
+    except (
+        errors.HfHubHTTPError,
+        errors.OfflineModeIsEnabled,
+        ConnectionError,
+        *_unreachable(),
+    ):
+        return None
 
 
 def _unreachable() -> tuple[type[BaseException], ...]:
