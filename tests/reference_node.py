@@ -48,7 +48,7 @@ from atoll.collectives.swarm import (
     Tally,
 )
 from atoll.node.control.parent import watch_parent
-from atoll.node.control.protocol import JoinRequest, RunInfo
+from atoll.node.control.protocol import JoinRequest, RunInfo, ShowAnswer, ShowEvaluation
 from atoll.node.control.requests import ConnectionRequests
 from atoll.node.control.server import ControlServer
 from atoll.node.control.service import ProgressSink, ReduceMemory
@@ -88,6 +88,7 @@ class ReferenceRun:
         self.waiting: dict[bytes, ReferenceSession] = {}
         self.hold = False
         self.farewells: list[str | None] = []  # of scripts whose connection has ended
+        self.shown: list[ShowAnswer | ShowEvaluation] = []
         self.reads = False  # whether somebody reads contributions after their outcomes
         self.spent: Spent | None = None
         self.begun = True  # else its script is kept from training
@@ -260,6 +261,9 @@ class ReferenceSession:
     ) -> None:
         self.metrics |= metrics
 
+    def show(self, told: ShowAnswer | ShowEvaluation) -> None:
+        self.run.shown.append(told)
+
     async def leave(self) -> None:
         self.left = True
 
@@ -312,6 +316,19 @@ class ReferenceSession:
         self.contribution.close()
 
 
+class ReferenceExpected:
+    """See ExpectedScript."""
+
+    def __init__(self, service: ReferenceService, pid: int) -> None:
+        self.service, self.pid = service, pid
+
+    def prepares(self, what: str) -> None:
+        self.service.prepared.append(what)
+
+    def gone(self) -> None:
+        self.service.expected.remove(self.pid)
+
+
 class ReferenceService:
     """See NodeService."""
 
@@ -327,6 +344,7 @@ class ReferenceService:
         self.opening = 0
         self.script_pid = 0
         self.expected: list[int] = []  # processes that have joined and are to attach
+        self.prepared: list[str] = []  # what they said that they do first
         self.events: list[dict[str, Any]] = [{"n": n} for n in range(3)]
 
     async def status(self) -> dict[str, Any]:
@@ -379,9 +397,9 @@ class ReferenceService:
             raise ConfigError(f"no run {run!r}", key="run")
         return self._info()
 
-    def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
+    def expect_script(self, run_id: RunId, pid: int) -> ReferenceExpected:
         self.expected.append(pid)
-        return lambda: self.expected.remove(pid)
+        return ReferenceExpected(self, pid)
 
     async def begin(self, run: str) -> dict[str, Any]:
         await self.find_run(run)

@@ -64,6 +64,7 @@ INTERRUPTED = (
 )
 
 A = TypeVar("A")
+Unanswered = p.Release | p.Preparing | p.Report | p.ShowAnswer | p.ShowEvaluation | p.Farewell
 
 
 class PendingAnswer:
@@ -207,19 +208,19 @@ class Link:
         return self.finish(self.submit(make), kind, timeout_s=timeout_s)
 
     def say_farewell(self, error: str) -> None:
-        """Tell the node that this connection is closed on purpose, or why the script ends. An
-        earlier node does not know the message.
-        """
-        if self.welcome is not None and self.welcome.version >= p.SINCE[p.Farewell]:
+        """Tell the node that this connection is closed on purpose, or why the script ends."""
+        if self.welcome is not None:
             self.post(p.Farewell(error), may_drop=False)
 
-    def post(self, message: p.Release | p.Report | p.Farewell, *, may_drop: bool) -> bool:
-        """Send something that has no answer, without waiting. False when it was dropped (the node
-        reads too slowly, or is lost).
+    def post(self, message: Unanswered, *, may_drop: bool) -> bool:
+        """Send something that has no answer, without waiting. False when it was dropped: the node
+        reads too slowly, is lost, or is too old for it.
         """
         with eager(), self._lock:
             self._mend()
             if self.lost is not None or (may_drop and len(self._unsent) > MAX_UNSENT_BYTES):
+                return False
+            if self.welcome is not None and self.welcome.version < p.SINCE.get(type(message), 0):
                 return False
             self._unsent += p.frame(message)
             self._flush()

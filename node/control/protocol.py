@@ -2,17 +2,18 @@
 neither trio nor torch.
 
 A frame is a big-endian u32 length and that many bytes of msgpack, at most 1 MiB: one tagged struct
-below. The client speaks first (`Hello`); every request but `Release`, `Report` and `Farewell` is
-answered once, by its ``id``, with a reply or a `Failure`. The node handles one connection's
+below. The client speaks first (`Hello`); every request but `Release`, `Preparing`, `Report`,
+`ShowAnswer`, `ShowEvaluation` and `Farewell` is answered once, by its ``id``, with a reply or a
+`Failure`. The node handles one connection's
 requests in order, and sends pushes (`Progress`, `Decided`, `Asked`, `ReductionOutcome`,
 `EventPush`, `Ending`) at any time. Tensors never cross: descriptors of shared memory travel beside
 the first byte of the frame that announces them (SCM_RIGHTS), and the frame names the files that
 they are of.
 
 Script:  Hello → Welcome · JoinRun | FindRun → Joined
-         · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
+         · (Preparing…) Open → (Progress…) Opened + descriptors · Found | Lease → Leased
          then any of Start, Rest, Release, Contribute, Computed, Resume, Lease, Members, Tallies,
-         NextNumber, Report, Reduce…, Depart; at last Farewell.
+         NextNumber, Report, Show…, Reduce…, Depart; at last Farewell.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames
 from .shared_memory import SLOTS
 
-OLDEST, VERSION = 1, 5
+OLDEST, VERSION = 1, 6
 """What this side speaks. Where the other side is older, both speak its version. A new request
 raises VERSION and has a row in SINCE; a new field has a default."""
 REDUCE_FDS = 1
@@ -49,9 +50,11 @@ def opened_fds(fragments: int) -> int:
 
 MAX_FDS = opened_fds(MAX_FRAGMENTS)
 
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
-Name = Annotated[str, msgspec.Meta(max_length=256)]
+MAX_TEXT, MAX_NAME = 4096, 256
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+Rounds = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Fragment = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FRAGMENTS)]
 Files = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FDS)]
 """Which files the descriptors beside an answer are of (`descriptors.files_of`); () from an earlier
@@ -322,6 +325,14 @@ class Rest(msgspec.Struct, frozen=True, tag="rest"):
     id: Id
 
 
+class Preparing(msgspec.Struct, frozen=True, tag="preparing"):
+    """No answer. What a script that has joined does before it attaches, such as "loads the model":
+    it is not taken for one that attaches nothing.
+    """
+
+    what: Name
+
+
 class Report(msgspec.Struct, frozen=True, tag="report"):
     """No answer. What the script says of its training."""
 
@@ -334,6 +345,24 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
         tuple[Annotated[bytes, msgspec.Meta(max_length=32)], ...],
         msgspec.Meta(max_length=MOST_READ),
     ] = ()
+
+
+class ShowAnswer(msgspec.Struct, frozen=True, tag="show_answer"):
+    """No answer. What the model after ``round`` rounds makes of a prompt of the manifest."""
+
+    round: Rounds
+    prompt: Text
+    text: Text
+
+
+class ShowEvaluation(msgspec.Struct, frozen=True, tag="show_evaluation"):
+    """No answer. The loss of the model after ``round`` rounds, in nats a token, on so many held-out
+    tokens.
+    """
+
+    round: Rounds
+    tokens: Rounds
+    held_out: float
 
 
 class Depart(msgspec.Struct, frozen=True, tag="depart"):
@@ -434,7 +463,10 @@ Request = (
     | NextNumber
     | Start
     | Rest
+    | Preparing
     | Report
+    | ShowAnswer
+    | ShowEvaluation
     | Depart
     | Farewell
     | BufferOpen
@@ -452,6 +484,9 @@ SINCE: dict[type, int] = {
     Reclaim: 3,
     Farewell: 4,
     NextNumber: 5,
+    Preparing: 6,
+    ShowAnswer: 6,
+    ShowEvaluation: 6,
 }
 """The first version that has a request, where that is not the oldest."""
 

@@ -14,7 +14,7 @@ from ...collectives.errors import AtollError, ConfigError, LocalProtocolError, V
 from ...collectives.swarm import Outcome
 from ..home.failures import failure
 from . import protocol as p
-from .service import NodeService, ScriptSession
+from .service import ExpectedScript, NodeService, ScriptSession
 from .shared_memory import PooledBuffer
 
 Post = Callable[[p.Answer, Sequence[int]], None]
@@ -37,7 +37,7 @@ class ConnectionRequests:
         self._end = end
         self._pid = 0
         self._session: ScriptSession | None = None
-        self._attaches: Callable[[], None] | None = None  # to be called when the script does
+        self._expected: ExpectedScript | None = None  # that has joined and not attached
         self._farewell: str | None = None
         self._closed = False
         self._handlers: dict[type, Callable[[Any], Awaitable[None]]] = {
@@ -68,7 +68,10 @@ class ConnectionRequests:
             p.NextNumber: self._next_number,
             p.Start: self._start,
             p.Rest: self._rest,
+            p.Preparing: self._prepare,
             p.Report: self._report,
+            p.ShowAnswer: self._show,
+            p.ShowEvaluation: self._show,
             p.Depart: self._depart,
             p.BufferOpen: self._buffer_open,
             p.BufferClose: self._buffer_close,
@@ -223,13 +226,17 @@ class ConnectionRequests:
     def _joined(self, request: p.JoinRun | p.FindRun, run: p.RunInfo) -> None:
         if request.script and not self._closed:
             self._no_longer_expected()
-            self._attaches = self._service.expect_script(run.run_id, self._pid)
+            self._expected = self._service.expect_script(run.run_id, self._pid)
         self._post(p.Joined(request.id, run), ())
 
     def _no_longer_expected(self) -> None:
-        attaches, self._attaches = self._attaches, None
-        if attaches is not None:
-            attaches()
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            expected.gone()
+
+    async def _prepare(self, request: p.Preparing) -> None:
+        if self._expected is not None:
+            self._expected.prepares(request.what)
 
     async def _leave(self, request: p.Leave) -> None:
         await self._service.leave(request.run, request.now)
@@ -355,6 +362,9 @@ class ConnectionRequests:
 
     async def _report(self, request: p.Report) -> None:
         self._attached().report(request.metrics, request.first_batch, request.read)
+
+    async def _show(self, request: p.ShowAnswer | p.ShowEvaluation) -> None:
+        self._attached().show(request)
 
     async def _depart(self, request: p.Depart) -> None:
         await self._attached().leave()

@@ -19,7 +19,7 @@ from ...collectives.group import NO_READING, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.swarm import Call, PeerView, Spent, Tally
-from .protocol import JoinRequest, RunInfo
+from .protocol import JoinRequest, RunInfo, ShowAnswer, ShowEvaluation
 from .shared_memory import AnchorSlots, PooledBuffer, SharedBuffer
 
 if TYPE_CHECKING:
@@ -39,6 +39,18 @@ class ReduceMemory(NamedTuple):
     """Codec, chunk_elements and numel of the whole vector."""
     members: tuple[PeerId, ...]
     """The configuration it is called under."""
+
+
+class ExpectedScript(Protocol):
+    """A script that has joined a run and attached nothing yet."""
+
+    def prepares(self, what: str) -> None:
+        """It says what it does before it attaches, such as "loads the model"."""
+        ...
+
+    def gone(self) -> None:
+        """It attaches, or its connection ends. Called once."""
+        ...
 
 
 class ScriptSession(Protocol):
@@ -168,6 +180,10 @@ class ScriptSession(Protocol):
         """
         ...
 
+    def show(self, told: ShowAnswer | ShowEvaluation) -> None:
+        """What the script found of what the model has learned, for status and pages."""
+        ...
+
     def starts(self, now: bool) -> tuple[int, int]:
         """Whether the script may make its first step: (0, 0), or how many members are there of how
         many the run is to begin with. ``now``: it begins with those who are there."""
@@ -273,10 +289,8 @@ class NodeService(Protocol):
         StorageError."""
         ...
 
-    def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
-        """A script has joined this run and is to attach next. Call what is returned when it does,
-        or is gone.
-        """
+    def expect_script(self, run_id: RunId, pid: int) -> ExpectedScript:
+        """A script has joined this run and is to attach next."""
         ...
 
     async def leave(self, run: str, now: bool) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..look.view import ddp_bytes as own_ddp_bytes
+
 PeerState = Literal["starting", "joining", "training", "killed", "finished", "failed"]
 SMOOTHING = 0.9  # of the loss shown while training; the table quotes held-out losses only
 
@@ -55,11 +57,8 @@ class Happening:
 def ddp_bytes(contributors: int, params: int) -> float:
     """Bytes that ``contributors`` peers would send together for one step of plain data-parallel
     training.
-
-    The definition: bf16 gradients all-reduced every step by a ring, so each peer sends 2(k-1)/k
-    times 2 bytes a parameter.
     """
-    return 4.0 * (contributors - 1) * params
+    return contributors * own_ddp_bytes(contributors, params)
 
 
 class Board:

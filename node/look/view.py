@@ -15,6 +15,7 @@ from typing import Any
 
 from ...collectives.group import MAX_MEMBERS
 from ..run import events as e
+from ..run import rate
 from ..run.gain import gain_words
 from ..run.status import FIGURES, RunStatus
 from .allowed import EVERYTHING, Allowed
@@ -24,6 +25,7 @@ KEPT_LINES = 500
 KEPT_PEERS = 4 * MAX_MEMBERS
 """Peers that are told apart, members of long ago included; what later ones do is not shown."""
 KEPT_VERDICTS = 64
+KEPT_ANSWERS = 32
 WAITING = ("state", "what", "of", "ends", "since")
 Trouble = e.CodedEvent | e.VerdictRaisedEvent
 """Something that is wrong and has a code."""
@@ -90,7 +92,18 @@ class About:
     overlap: str = "none"
     fragments: int = 1
     parameters: int | None = None
+    unit: str = "samples"  # that members count by
     allowed: Allowed = EVERYTHING
+
+
+def ddp_bytes(members: int, parameters: int) -> float:
+    """What each of so many members would send in a step of plain data-parallel training: bf16
+    gradients, all-reduced by a ring, 2 (k - 1) / k times 2 bytes a parameter.
+
+    >>> ddp_bytes(2, 1000), ddp_bytes(1, 1000)
+    (2000.0, 0.0)
+    """
+    return 4.0 * (members - 1) / members * parameters
 
 
 class Curve:
@@ -139,6 +152,12 @@ class RunPicture:
         self.waiting: dict[str, Any] | None = None
         self.metrics: dict[str, float] = {}
         self.mean: dict[str, float] = {}  # metrics of the newest masked sum, of all sites together
+        # What scripts found of what the model has learned; the loss by those members that the run
+        # asks for it, or by this node's script alone, around the adoption of a round's model.
+        self.answers: deque[e.ScriptAnswerEvent] = deque(maxlen=KEPT_ANSWERS)
+        self.evaluation: e.ScriptEvaluationEvent | None = None
+        self.held_out = Curve()
+        self._told_by_members = False
         self.lying = 0
         self._words = words
         self._numbers: dict[str, int] = {}
@@ -146,6 +165,8 @@ class RunPicture:
         self._before: dict[int, float] = {}  # by fragment, when its newest round came
         self._entries: dict[int, int] = {}  # by fragment, the newest entry
         self._steps: dict[str, float] = {}
+        # When rounds of the first fragment were decided, and each contributor's samples.
+        self._work: deque[tuple[float, dict[str, int]]] = deque(maxlen=rate.KEPT_ROUNDS)
         self._base_sent = self._base_received = 0  # of node lives before
         self._last_sent = self._last_received = 0
 
@@ -172,6 +193,10 @@ class RunPicture:
                 self._timing(event)
             case e.ScriptReportEvent():
                 self._reported(event, by or self.me)
+            case e.ScriptAnswerEvent():
+                self.answers.append(event)
+            case e.ScriptEvaluationEvent():
+                self.evaluation = event
             case e.ScriptAttachedEvent() | e.ScriptEndedEvent():
                 self.script = isinstance(event, e.ScriptAttachedEvent)
             case e.RunWaitingEvent():
@@ -255,6 +280,11 @@ class RunPicture:
                 known.samples += samples
         if timed is not None:
             self._add_timing(row, timed)
+        if not event.fragment:
+            self._work.append((event.at, dict(event.contributors)))
+        if event.worth is not None:
+            self._told_by_members = True
+            self.held_out.take(event.round, event.worth.anchor)
         self.rounds.append(row)
         self.taken += 1
 
@@ -301,15 +331,17 @@ class RunPicture:
             return
         loss = event.metrics.get("loss", math.nan)
         last = self.rounds[-1] if self.rounds else None
+        held_out = event.metrics.get("held_out", math.nan)
+        if mine and last is not None and math.isfinite(held_out) and not self._told_by_members:
+            self.held_out.take(last.round, held_out)
         if last is not None and "loss" in event.metrics:
             peer.loss = loss
             self.curves.setdefault(peer.number, Curve()).take(last.round, loss)
         step = event.metrics.get("step", math.nan)
         before = self._steps.get(by, math.nan)
         if mine and last is not None and last.counted and step > before:
-            # bf16 gradients all-reduced every step by a ring: 2 (k - 1) / k times 2 bytes a value
-            k = last.who.bit_count()
-            self.ddp_bytes += (step - before) * 4.0 * (k - 1) / k * (self.about.parameters or 0)
+            each = ddp_bytes(last.who.bit_count(), self.about.parameters or 0)
+            self.ddp_bytes += (step - before) * each
         if math.isfinite(step):
             self._steps[by] = step
 
@@ -362,6 +394,15 @@ class RunPicture:
             self.lines_taken += 1
 
     # ---- what follows from it
+    def rate(self) -> rate.TrainingRate | None:
+        """How much all and each of the members train on in a second; None where that is not known,
+        or may not be shown.
+        """
+        if not self.about.allowed.samples:
+            return None
+        members = [row.peer for row in self.peers if row.member]
+        return rate.rate_of(list(self._work), members, self.about.unit)
+
     def quick(self, now: float, last: int = 20) -> dict[str, Any]:
         """The figures at the top: of the newest ``last`` rounds where they are means."""
         rows = list(self.rounds)[-last:]
@@ -373,7 +414,10 @@ class RunPicture:
             share = max(0.0, 1 - sum(min(w, period) for w, period in waited) / whole)
         newest = self.rounds[-1] if self.rounds else None
         status = self.status or RunStatus()
-        sent, received = status.bytes_sent, status.bytes_received
+        sent = self._base_sent + self._last_sent
+        received = self._base_received + self._last_received
+        sent = sent if status.bytes_sent is None else status.bytes_sent
+        received = received if status.bytes_received is None else status.bytes_received
         return {
             "round": max((row.round for row in rows), default=0),
             "members": sum(row.member for row in self.peers),
@@ -385,11 +429,10 @@ class RunPicture:
             "period_s": sum(periods) / len(periods) if periods else None,
             "training_share": share,
             "gain": gain_words(status.gain or {}),
-            "bytes_sent": self._base_sent + self._last_sent if sent is None else sent,
-            "bytes_received": self._base_received + self._last_received
-            if received is None
-            else received,
+            "bytes_sent": sent,
+            "bytes_received": received,
             "ddp_bytes": round(self.ddp_bytes),
+            "ddp_times": self.ddp_bytes / sent if 0 < sent < self.ddp_bytes else None,
             "figures": [
                 [figure.label, words]
                 for figure in FIGURES

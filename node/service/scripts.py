@@ -16,6 +16,7 @@ from ...collectives.errors import LocalProtocolError, ModelMismatchError, Storag
 from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
 from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
+from ..control.protocol import ShowAnswer, ShowEvaluation
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import AnchorSlots, PooledBuffer, SharedBuffer, alive
@@ -236,6 +237,10 @@ class AttachedScript:
         if session is not None and session.pre_round is not None:
             session.pre_round.report(metrics)
         self.run.node.publish(ScriptReportEvent(run=self.run.run_id, metrics=dict(metrics)))
+
+    def show(self, told: ShowAnswer | ShowEvaluation) -> None:
+        """What the script found of what the model has learned."""
+        self.run.chronicle.note_shown(told)
 
     def _compare(self, round_: int, digest: bytes) -> None:
         run, session = self.run, self.run.session
