@@ -29,7 +29,7 @@ from .contents import (
     as_json,
     contents_of,
 )
-from .model_card import CARD_FILE, card_of, evaluation_in, worked_in
+from .model_card import CARD_FILE, card_of, energy_in, evaluation_in, worked_in
 from .sharding import INDEX_FILE, LARGEST, cut, index_of, remove_others
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def export_run(
             rounds,
             worked=worked_in(paths, signed),
             evaluation=evaluation_in(paths.run_dir(signed.run_id)),
+            energy=energy_in(paths.run_dir(signed.run_id)),
             credited=credited,
             how=contents.how.format(folder='"."', file=f'"{contents.file}"'),
         )

@@ -11,7 +11,7 @@ feeding     which documents come next: one's own, or those that are leased
 optimizing  the inner optimizer, also one that steps in backward
 keeping     what a machine keeps to go on where it stopped
 loop        the training loop, alone or as a member
-reporting   evaluations kept for the card of an exported model
+reporting   what the loop says, shown by the node, and kept for the card of an exported model
 measuring   what a step takes on this machine, with random weights
 train       from a file and a model to a ``final`` record
 

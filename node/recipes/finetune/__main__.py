@@ -17,11 +17,12 @@ from ....collectives.errors import ConfigError
 from ....collectives.foreign import shown
 from ...home.own_data import data_of
 from ...home.paths import find_paths, user_path
+from ...look.machine import MachineReadings, find_nvml
 from ...manifest import adapters_of, load_run
 from ..models.bringing import bring_model
 from ..train import end_with_status
 from .loop import Say
-from .reporting import keep_evaluations
+from .reporting import keep_energy, keep_evaluations, show_records
 from .train import finetune, settings_of_run
 
 
@@ -70,23 +71,27 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
             )
         if options.threads is not None:
             torch.set_num_threads(options.threads)
+        swarm.prepares("loads the run's model")
         given = user_path(options.model) if options.model else None
         folder = bring_model(paths, swarm.run_id, manifest.model, given, tell)
         gpu = torch.cuda.is_available()
         found = load_model(folder, manifest.model, adapters_of(manifest), "cuda" if gpu else "cpu")
         for note in found.notes:
             tell(note)
+        swarm.prepares("reads its data")
+        kept = paths.run_dir(swarm.run_id)
+        say = show_records(keep_evaluations(say, kept), swarm)
         final = finetune(
             found.model,
             found.tokenizer,
             settings_of_run(manifest, bf16=gpu),
             data,
             swarm,
-            folder=paths.run_dir(swarm.run_id),
+            folder=kept,
             steps=options.steps,
             evaluate_every=options.evaluate_every,
             stop=stop.is_set,
-            say=keep_evaluations(say, paths.run_dir(swarm.run_id)),
+            say=keep_energy(say, kept, MachineReadings(nvml=find_nvml())),
             tell=tell,
         )
         swarm.leave()
