@@ -50,7 +50,7 @@ from atoll.collectives.swarm import (
 from atoll.node.control import protocol as p
 from atoll.node.control.calls import CallTable, answers, does, hears
 from atoll.node.control.parent import watch_parent
-from atoll.node.control.protocol import JoinRequest, RunInfo
+from atoll.node.control.protocol import JoinRequest, RunInfo, ShowAnswer, ShowEvaluation
 from atoll.node.control.requests import ConnectionRequests
 from atoll.node.control.server import ControlServer
 from atoll.node.control.service import AnchorFacts, ProgressSink, ReduceMemory, reduce_opened
@@ -90,6 +90,7 @@ class ReferenceRun:
         self.waiting: dict[bytes, ReferenceSession] = {}
         self.hold = False
         self.farewells: list[str | None] = []  # of scripts whose connection has ended
+        self.shown: list[ShowAnswer | ShowEvaluation] = []
         self.reads = False  # whether somebody reads contributions after their outcomes
         self.spent: Spent | None = None
         self.begun = True  # else its script is kept from training
@@ -185,6 +186,8 @@ class ReferenceSession:
             answers(p.Start, self.starts, lambda id_, there: p.Starting(id_, *there)),
             answers(p.Rest, self.rests, p.Resting),
             hears(p.Report, self.report),
+            hears(p.ShowAnswer, self.show_answer),
+            hears(p.ShowEvaluation, self.show_evaluation),
             does(p.Depart, self.leave),
             answers(p.ReduceOpen, self.reduce_open, reduce_opened),
             does(p.ReduceStart, self.reduce_start),
@@ -256,6 +259,12 @@ class ReferenceSession:
     ) -> None:
         self.metrics |= metrics
 
+    def show_answer(self, round: int, prompt: str, text: str) -> None:
+        self.run.shown.append(p.ShowAnswer(round, prompt, text))
+
+    def show_evaluation(self, round: int, tokens: int, held_out: float) -> None:
+        self.run.shown.append(p.ShowEvaluation(round, tokens, held_out))
+
     async def leave(self) -> None:
         self.left = True
 
@@ -302,6 +311,19 @@ class ReferenceSession:
         self.contribution.close()
 
 
+class ReferenceExpected:
+    """See ExpectedScript."""
+
+    def __init__(self, service: ReferenceService, pid: int) -> None:
+        self.service, self.pid = service, pid
+
+    def prepares(self, what: str) -> None:
+        self.service.prepared.append(what)
+
+    def gone(self) -> None:
+        self.service.expected.remove(self.pid)
+
+
 class ReferenceService:
     """See NodeService."""
 
@@ -317,6 +339,7 @@ class ReferenceService:
         self.opening = 0
         self.script_pid = 0
         self.expected: list[int] = []  # processes that have joined and are to attach
+        self.prepared: list[str] = []  # what they said that they do first
         self.events: list[dict[str, Any]] = [{"n": n} for n in range(3)]
         self.calls = CallTable(
             answers(p.Status, self.status, p.Document),
@@ -385,9 +408,9 @@ class ReferenceService:
             raise ConfigError(f"no run {run!r}", key="run")
         return self._info()
 
-    def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
+    def expect_script(self, run_id: RunId, pid: int) -> ReferenceExpected:
         self.expected.append(pid)
-        return lambda: self.expected.remove(pid)
+        return ReferenceExpected(self, pid)
 
     async def begin(self, run: str) -> dict[str, Any]:
         await self.find_run(run)

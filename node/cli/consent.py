@@ -229,7 +229,13 @@ def _heading(run_id: str, manifest: Manifest, invite: Invite | None) -> str:
 
 
 def check_fit(manifest: Manifest, script: Path | None, data: str) -> None:
-    """Raise ConfigError when the run cannot be trained with what was given."""
+    """Raise ConfigError when the run cannot be trained with what was given, or with what is
+    installed.
+    """
+    if script is None and manifest.model.pretrained:
+        from ..recipes.models.libraries import refuse_without_bitsandbytes
+
+        refuse_without_bitsandbytes(manifest.model.method, manifest.train.inner.optimizer)
     if script is None and manifest.model.entry.startswith("local:"):
         raise ConfigError(
             f"this run trains {manifest.model.entry}, which atoll does not have",

@@ -54,11 +54,14 @@ COUNTED = ERROR.replace(
 
 @dataclass(frozen=True, slots=True)
 class _ModelRow:
-    """One model on one kind of machine. ``rate``: tokens/s of one, None: not known."""
+    """One model on one kind of machine. ``installs``: by method, what has to be installed besides,
+    "" for nothing. ``rate``: tokens/s of one, None: not known.
+    """
 
     name: str
     parameters: int
     verdicts: dict[str, FitVerdict]
+    installs: dict[str, str]
     rate: float | None
     join_s: float | None
 
@@ -137,7 +140,8 @@ def fit_command(
     for name, of in kinds.items():
         lines += [terminal.style(_head(name, of), sys.stdout, bold=True)]
         lines += [f"  {line}" for line in _table(terminal, rows[name])]
-        lines += [f"  {line}" for line in _why_not(rows[name])] + [""]
+        lines += [f"  {line}" for line in _why_not(rows[name])]
+        lines += [f"  {line}" for line in _to_install(rows[name], here=not machines)] + [""]
     if len(found) > 1 or found[0].flops is not None:
         lines += [*_together(whole, tokens), ""]
     lines.append(error)
@@ -244,7 +248,7 @@ def _count(
 
 def _row(run: Manifest, shape: ShapeTable, machine: NamedMachine, count: Count | None) -> _ModelRow:
     from ..recipes.models.shapes import whole_parameters
-    from .fitting import METHODS, changed, judge, tokens_s
+    from .fitting import METHODS, changed, installs, judge, tokens_s
     from .needs import USUAL_RATE
 
     verdicts = dict[str, Any]()
@@ -252,7 +256,8 @@ def _row(run: Manifest, shape: ShapeTable, machine: NamedMachine, count: Count |
         verdict = judge(run, shape, {machine.name: machine.free}, method, count=count)
         assert verdict is not None, "its shape is known"
         verdicts[method] = verdict
-    row = _ModelRow(_named(run), whole_parameters(shape), verdicts, None, None)
+    extras = {method: installs(run, each) for method, each in verdicts.items()}
+    row = _ModelRow(_named(run), whole_parameters(shape), verdicts, extras, None, None)
     if (best := row.best) is None:
         return row
     rate = tokens_s(machine, shape, changed(run, best.change))
@@ -362,6 +367,27 @@ def _why_not(rows: Sequence[_ModelRow]) -> list[str]:
     return [f"{row.name} in four bits, the least there is: {line}" for line in last.short]
 
 
+def _to_install(rows: Sequence[_ModelRow], *, here: bool) -> list[str]:
+    """What of the table takes an extra that is not installed: on this machine, or on those that are
+    named, of which nobody knows what they have.
+    """
+    from ..recipes.models.libraries import BITSANDBYTES, OF_FOUR_BITS, has_bitsandbytes
+
+    if here and has_bitsandbytes():
+        return []
+    wanting = {
+        "qlora" if method == "qlora" else "adamw8bit"
+        for row in rows
+        for method, each in row.verdicts.items()
+        if each.fits and row.installs[method]
+    }
+    if not wanting:
+        return []
+    where = "which is not installed here" if here else "on each machine"
+    what = f"{' and '.join(sorted(wanting))} need{'s' * (len(wanting) == 1)} {BITSANDBYTES}"
+    return [f"{what}, {where}: pip install '{OF_FOUR_BITS}'"]
+
+
 def _together(whole: Sequence[dict[str, Any]], tokens: int) -> list[str]:
     """What all do together."""
     lines = list[str]()
@@ -380,12 +406,13 @@ def _together(whole: Sequence[dict[str, Any]], tokens: int) -> list[str]:
     return ["All together, by the first method that all hold:", *(f"  {each}" for each in lines)]
 
 
-def _verdict(verdict: FitVerdict) -> dict[str, Any]:
+def _verdict(verdict: FitVerdict, install: str) -> dict[str, Any]:
     from .needs import needs_document
 
     return {
         "fits": verdict.fits,
         "settings": dict(verdict.change),
+        "install": install,
         "short_of": list(verdict.short),
         "needs": needs_document(verdict.needs),
         "gpu_bytes": verdict.needs.gpu,
@@ -414,7 +441,10 @@ def _document(
                     {
                         "model": row.name,
                         "parameters": row.parameters,
-                        "methods": {key: _verdict(each) for key, each in row.verdicts.items()},
+                        "methods": {
+                            key: _verdict(each, row.installs[key])
+                            for key, each in row.verdicts.items()
+                        },
                         "tokens_s": row.rate,
                         "join_s": row.join_s,
                     }

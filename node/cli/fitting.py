@@ -14,6 +14,7 @@ from ...collectives.codec_names import PLANNED
 from ...collectives.errors import ConfigError
 from ..manifest import Manifest, why_not_sharded
 from ..manifest.tables import ShapeTable
+from ..recipes.models.libraries import OF_FOUR_BITS, has_bitsandbytes, wants_bitsandbytes
 from ..recipes.models.shapes import active_parameters
 from ..recipes.models.sizing import StepSettings
 from .machines import NamedMachine
@@ -185,6 +186,19 @@ def methods_beside(manifest: Manifest) -> tuple[str, ...]:
     return METHODS[METHODS.index(manifest.model.method) :]
 
 
+def installs(manifest: Manifest, verdict: FitVerdict) -> str:
+    """The extra that a run as the verdict has it takes beside `atoll[models]`; "" where none."""
+    run = changed(manifest, verdict.change)
+    wants = wants_bitsandbytes(run.model.method, run.train.inner.optimizer)
+    return OF_FOUR_BITS if wants else ""
+
+
+def _cure(manifest: Manifest, verdict: FitVerdict) -> str:
+    extra = "" if has_bitsandbytes() else installs(manifest, verdict)
+    needed = f", which needs pip install '{extra}'" if extra else ""
+    return f"It would fit with {toml_of(verdict.change)}{needed}"
+
+
 def refuse_too_large(manifest: Manifest, whole: FreeHere) -> None:
     """Raise ConfigError E416 where a run of a pretrained model takes more memory than this machine
     has, by more than what is counted may be off: before anything is downloaded.
@@ -204,7 +218,7 @@ def refuse_too_large(manifest: Manifest, whole: FreeHere) -> None:
         key="machine",
         code="E416",
         why="Nothing was downloaded. All members train alike, so the founder chooses the settings.",
-        hint=f"It would fit with {toml_of(own[0].change)}"
+        hint=_cure(manifest, own[0])
         if own
         else "No method and no setting makes it fit here: a smaller model (atoll fit).",
     )
@@ -272,6 +286,9 @@ def hold(
     elif left_out and len(most) > len(kept):
         better = next(each for each in ways if len(holders[each]) == len(most))
         advice.append(f"with method = {better!r} {len(most)} of {len(machines)} machines hold it")
+    if extra := installs(plain, verdict):
+        wants = wants_bitsandbytes(run.model.method, run.train.inner.optimizer)
+        advice.append(f"{wants} needs pip install '{extra}' on each machine")
     return HeldRun(
         run, verdict.change, tuple(kept), left_out, _pairs(run, shape, kept, parameters), (*advice,)
     )

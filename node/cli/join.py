@@ -203,15 +203,18 @@ def join_command(
         if founding is not None:
             say_invite(terminal, entered)
         own: dict[str, object] = {"--data": data, "--steps": steps, "--threads": threads}
-        if devices is not None:
-            own |= _devices_of(entered, script, devices)
+        own |= _devices_of(entered, script, devices)
         command = _command(entered, script, arguments, own)
         environment = _environment(terminal, info, data, mine=mine, begin=begin)
         return _train(terminal, client, info, command, environment, script, drain)
 
 
-def _devices_of(signed: SignedManifest, script: Path | None, devices: int) -> dict[str, object]:
-    """The option of the script. Raises UsageError where it has none."""
+def _devices_of(
+    signed: SignedManifest, script: Path | None, devices: int | None
+) -> dict[str, object]:
+    """The option of the script, if it was given. Raises UsageError where the script has none."""
+    if devices is None:
+        return {}
     if script is not None or not recipe_of(signed).endswith("finetune"):
         raise click.UsageError(
             "--devices is for a pretrained model ([model] hub, folder or gguf): a script of yours "

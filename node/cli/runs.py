@@ -552,13 +552,14 @@ def _write_card(
 ) -> None:
     """The card of a merged model."""
     from ..home.paths import write_atomic
-    from ..records.model_card import CARD_FILE, card_of, evaluation_in, worked_in
+    from ..records.model_card import CARD_FILE, card_of, energy_in, evaluation_in, worked_in
 
     card = card_of(
         signed,
         round_,
         worked=worked_in(terminal.paths, signed),
         evaluation=evaluation_in(terminal.paths.run_dir(signed.run_id)),
+        energy=energy_in(terminal.paths.run_dir(signed.run_id)),
         credited=credited,
         how='import transformers; model = transformers.AutoModelForCausalLM.from_pretrained(".")',
         merged=True,

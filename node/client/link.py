@@ -210,19 +210,19 @@ class Link:
         return self.finish(self.submit(make), timeout_s=timeout_s)
 
     def say_farewell(self, error: str) -> None:
-        """Tell the node that this connection is closed on purpose, or why the script ends. An
-        earlier node does not know the message.
-        """
-        if self.welcome is not None and self.welcome.version >= p.Farewell.since:
+        """Tell the node that this connection is closed on purpose, or why the script ends."""
+        if self.welcome is not None:
             self.post(p.Farewell(error), may_drop=False)
 
     def post(self, message: p.Say, *, may_drop: bool) -> bool:
-        """Send something that has no answer, without waiting. False when it was dropped (the node
-        reads too slowly, or is lost).
+        """Send something that has no answer, without waiting. False when it was dropped: the node
+        reads too slowly, is lost, or is too old for it.
         """
         with eager(), self._lock:
             self._mend()
             if self.lost is not None or (may_drop and len(self._unsent) > MAX_UNSENT_BYTES):
+                return False
+            if self.welcome is not None and self.welcome.version < message.since:
                 return False
             self._unsent += p.frame(message)
             self._flush()

@@ -634,6 +634,29 @@ class RunSwarm(SeededWork):
         if at is not None and time.monotonic() - self._reported_s >= REPORT_S:
             self._flush_report(at)
 
+    def prepares(self, what: str) -> None:
+        """Say what this script does before it attaches, such as "loads the model": `atoll status`
+        shows it, and does not name the script as one that attaches nothing.
+        """
+        if self._link is not None:
+            self._link.post(p.Preparing(what[: p.MAX_NAME]), may_drop=True)
+
+    def show_answer(self, round_: int, prompt: str, text: str) -> None:
+        """What the model after ``round_`` rounds makes of a prompt of the manifest: shown by
+        `atoll status`, `atoll top` and the page, the first 4,096 characters of it. Never blocks.
+        """
+        self._show(p.ShowAnswer(round_, prompt[: p.MAX_TEXT], text[: p.MAX_TEXT]))
+
+    def show_evaluation(self, round_: int, tokens: int, held_out: float) -> None:
+        """The loss of the model after ``round_`` rounds on so many held-out tokens, in nats a
+        token; shown likewise.
+        """
+        self._show(p.ShowEvaluation(round_, tokens, held_out))
+
+    def _show(self, told: p.ShowAnswer | p.ShowEvaluation) -> None:
+        if self._at is not None:
+            self._at.link.post(told, may_drop=True)
+
     def first_batch(self, round_: int, digest: bytes) -> None:
         """The script has read its first batch after ``round_`` committed rounds: its ``digest``, of
         16 bytes, goes with the next report.

@@ -9,9 +9,9 @@ descriptors of shared memory travel beside the first byte of the frame that anno
 (SCM_RIGHTS), and the frame names the files that they are of.
 
 Script:  Hello → Welcome · JoinRun | FindRun → Joined
-         · Open → (Progress…) Opened + descriptors · Found | Lease → Leased
+         · (Preparing…) Open → (Progress…) Opened + descriptors · Found | Lease → Leased
          then any of Start, Rest, Release, Contribute, Computed, Resume, Lease, Members, Tallies,
-         NextNumber, Report, Reduce…, Depart; at last Farewell.
+         NextNumber, Report, Show…, Reduce…, Depart; at last Farewell.
 
 A call is declared here, by one class: its fields, what it means, its reply, and since which version
 it exists. Whoever serves it has a row for it (`calls`), and whoever asks passes it to
@@ -54,9 +54,11 @@ def opened_fds(fragments: int) -> int:
 
 MAX_FDS = opened_fds(MAX_FRAGMENTS)
 
-Text = Annotated[str, msgspec.Meta(max_length=4096)]
-Name = Annotated[str, msgspec.Meta(max_length=256)]
+MAX_TEXT, MAX_NAME = 4096, 256
+Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=1 << 48)]
+Rounds = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 Fragment = Annotated[int, msgspec.Meta(ge=0, lt=MAX_FRAGMENTS)]
 Files = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_FDS)]
 """Which files the descriptors beside an answer are of (`descriptors.files_of`); () from an earlier
@@ -500,6 +502,15 @@ class Rest(Ask[Resting], frozen=True, tag="rest"):
     since: ClassVar[int] = 2
 
 
+class Preparing(Say, frozen=True, tag="preparing"):
+    """What a script that has joined does before it attaches, such as "loads the model": it is not
+    taken for one that attaches nothing.
+    """
+
+    since: ClassVar[int] = 6
+    what: Name
+
+
 class Report(Say, frozen=True, tag="report"):
     """What the script says of its training, for status and telemetry."""
 
@@ -513,6 +524,24 @@ class Report(Say, frozen=True, tag="report"):
         tuple[Annotated[bytes, msgspec.Meta(max_length=32)], ...],
         msgspec.Meta(max_length=MOST_READ),
     ] = ()
+
+
+class ShowAnswer(Say, frozen=True, tag="show_answer"):
+    """What the model after ``round`` rounds makes of a prompt of the manifest."""
+
+    since: ClassVar[int] = 6
+    round: Rounds
+    prompt: Text
+    text: Text
+
+
+class ShowEvaluation(Say, frozen=True, tag="show_evaluation"):
+    """The loss of the model after ``round`` rounds, in nats a token, on so many held-out tokens."""
+
+    since: ClassVar[int] = 6
+    round: Rounds
+    tokens: Rounds
+    held_out: float
 
 
 class Depart(Ask[Done], frozen=True, tag="depart"):

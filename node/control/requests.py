@@ -16,7 +16,7 @@ from ...collectives.swarm import Outcome
 from ..home.failures import failure
 from . import protocol as p
 from .calls import CallTable, WithMemory, answers, hears
-from .service import NodeService, ScriptSession
+from .service import ExpectedScript, NodeService, ScriptSession
 from .shared_memory import PooledBuffer
 
 FLOAT_BYTES = 4
@@ -44,7 +44,7 @@ class ConnectionRequests:
         self._end = end
         self._pid = 0
         self._session: ScriptSession | None = None
-        self._attaches: Callable[[], None] | None = None  # to be called when the script does
+        self._expected: ExpectedScript | None = None  # that has joined and not attached
         self._farewell: str | None = None
         self._closed = False
         self._under_way = 0  # the request that is being answered
@@ -56,6 +56,7 @@ class ConnectionRequests:
             answers(p.Found, self._found, lambda id_, told: p.Leased(id_, *told)),
             answers(p.Lease, self._lease, lambda id_, told: p.Leased(id_, *told)),
             hears(p.Release, self._release),
+            hears(p.Preparing, self._prepare),
         )
 
     def hello(self, message: p.Request, pid: int | None) -> p.Welcome:
@@ -197,12 +198,16 @@ class ConnectionRequests:
     def _expect(self, run: p.RunInfo, script: bool) -> None:
         if script and not self._closed:
             self._no_longer_expected()
-            self._attaches = self._service.expect_script(run.run_id, self._pid)
+            self._expected = self._service.expect_script(run.run_id, self._pid)
 
     def _no_longer_expected(self) -> None:
-        attaches, self._attaches = self._attaches, None
-        if attaches is not None:
-            attaches()
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            expected.gone()
+
+    def _prepare(self, what: str) -> None:
+        if self._expected is not None:
+            self._expected.prepares(what)
 
     # ── a script's memory ──
 

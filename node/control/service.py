@@ -73,6 +73,18 @@ class AnchorFacts(NamedTuple):
     (`AnchorView.steps`)."""
 
 
+class ExpectedScript(Protocol):
+    """A script that has joined a run and attached nothing yet."""
+
+    def prepares(self, what: str) -> None:
+        """It says what it does before it attaches, such as "loads the model"."""
+        ...
+
+    def gone(self) -> None:
+        """It attaches, or its connection ends. Called once."""
+        ...
+
+
 class ScriptSession(Protocol):
     """One script, attached to one run; `NodeService.open_script` makes it with a known state."""
 
@@ -143,10 +155,8 @@ class NodeService(Protocol):
         """`protocol.FetchBase`."""
         ...
 
-    def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
-        """A script has joined this run and is to attach next. Call what is returned when it does,
-        or is gone.
-        """
+    def expect_script(self, run_id: RunId, pid: int) -> ExpectedScript:
+        """A script has joined this run and is to attach next."""
         ...
 
     def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:

@@ -28,7 +28,7 @@ def document(
 
     Not finite numbers are left out, as JSON has none. Words of others are escaped.
     """
-    about = view.about
+    about, rate = view.about, view.rate()
     return {
         "schema": SCHEMA,
         "changes": view.changes,
@@ -43,6 +43,7 @@ def document(
             "codec": escaped(about.codec),
             "overlap": about.overlap,
             "parameters": about.parameters,
+            "unit": about.unit,
             "hidden": [
                 what
                 for what in ("samples", "timings", "losses")
@@ -56,9 +57,21 @@ def document(
         "quick": figures(view, now),
         "mean": {escaped(name, 64): finite(value) for name, value in view.mean.items()},
         "metrics": {escaped(name, 64): finite(value) for name, value in view.metrics.items()},
-        "peers": [peer_row(view, peer) for peer in view.peers],
+        "peers": [
+            {**peer_row(view, peer), "rate": rate.members.get(peer.peer) if rate else None}
+            for peer in view.peers
+        ],
+        "rate": None
+        if rate is None
+        else {"unit": rate.unit, "all": rate.all, "members": len(rate.members)},
+        "evaluation": evaluation_row(view),
+        "answers": [
+            [each.at, each.round, escaped(each.prompt, 400), escaped(each.text, 4096)]
+            for each in view.answers
+        ],
         "rounds": columns(view, rounds),
         "losses": curves(view, losses),
+        "held_out": _curve(view.held_out, losses),
         "verdicts": [verdict_row(each) for each in verdicts(view)],
         "lines": _lines(view, lines),
         "skipped": view.skipped,
@@ -71,6 +84,18 @@ def figures(view: RunPicture, now: float) -> dict[str, Any]:
     if not view.about.allowed.samples:
         found["samples"], found["gain"] = None, ""
     return found
+
+
+def evaluation_row(view: RunPicture) -> dict[str, Any] | None:
+    """The newest loss on held-out data that a script has shown."""
+    found = view.evaluation
+    if found is None:
+        return None
+    return {
+        "round": found.round,
+        "tokens": found.tokens,
+        "held_out": finite(found.held_out),
+    }
 
 
 def peer_row(view: RunPicture, peer: PeerPicture) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from typing import Any
 
 from rich.cells import cell_len, set_cell_size
 
-from ...collectives.foreign import escaped
+from ...collectives.foreign import escaped, quoted
 from ..home.output import bytes_text, count_text, span_text
+from ..run.rate import rate_number, rate_words
 from ..views.live import sparkline
 
 LEAST_WIDTH, LEAST_HEIGHT = 12, 10
 NAME, PATH, RTT, STATE = 17, 9, 7, 9  # columns of a member, before its strip of rounds
+RATE, SHORT = 10, {"documents": "docs"}
 LEAST_STRIP = 6  # rounds; for fewer than these, path and round trip are left out, then the state
 LINES_AT_LEAST = 4
 Paint = Callable[..., str]
@@ -60,11 +62,13 @@ def _head(found: Mapping[str, Any], width: int, paint: Paint) -> list[str]:
         parts.append(f"training {quick['training_share']:.0%}")
     sent, ddp = quick["bytes_sent"], quick["ddp_bytes"]
     traffic = f"{bytes_text(sent)} sent, {bytes_text(quick['bytes_received'])} received"
-    if sent and ddp > sent:
-        traffic += f"; DDP: {bytes_text(ddp)}, {ddp / sent:.0f} times as much"
+    if quick["ddp_times"]:
+        traffic += f"; DDP: {bytes_text(ddp)}, {quick['ddp_times']:.0f} times as much"
     more = [traffic]
     if quick["samples"]:
         more.insert(0, f"{count_text(quick['samples'])} samples")
+    if found["rate"]:
+        more.insert(0, rate_words(*found["rate"].values()))
     if quick.get("gain"):
         more.append(quick["gain"])
     more += [f"{label} {words}" for label, words in quick["figures"]]
@@ -86,6 +90,7 @@ def _head(found: Mapping[str, Any], width: int, paint: Paint) -> list[str]:
         gains = f"averaging gains {told.get('averaging_gains') or 0.0:.1%}"
         held = f"held out {told['held_out']:.4g}, own {told['held_out_own']:.4g}: {gains}"
         lines.append(_cut(held, width))
+    lines += _learned(found, width)
     lines += [
         _cut(
             "mean " + "  ".join(f"{key} {value:.4g}" for key, value in found["mean"].items()), width
@@ -95,13 +100,29 @@ def _head(found: Mapping[str, Any], width: int, paint: Paint) -> list[str]:
     return lines
 
 
+def _learned(found: Mapping[str, Any], width: int) -> list[str]:
+    """What a script found last of what the model has learned: its loss, and an answer."""
+    lines = list[str]()
+    if told := found["evaluation"]:
+        loss = "no number" if told["held_out"] is None else f"{told['held_out']:.4g}"
+        lines.append(f"held-out loss {loss} after round {told['round']}, {told['tokens']:,} tokens")
+    if found["answers"]:
+        _, round_, prompt, text = found["answers"][-1]
+        lines.append(f"round {round_}, {quoted(prompt, 60)} → {quoted(text, 400)}")
+    return [_cut(line, width) for line in lines]
+
+
 def _members(found: Mapping[str, Any], width: int, room: int, paint: Paint) -> list[str]:
     """A line each, with its newest rounds; those that do not fit are counted."""
     wide = width >= NAME + PATH + RTT + STATE + LEAST_STRIP
     stated = width >= NAME // 2 + STATE + LEAST_STRIP
+    unit = found["rate"]["unit"] if found["rate"] else ""
+    rated = bool(unit) and width >= NAME + RATE + PATH + RTT + STATE + LEAST_STRIP
     named = min(NAME, width - LEAST_STRIP - (STATE if stated else 0))
-    strip = width - named - (PATH + RTT if wide else 0) - (STATE if stated else 0)
+    strip = width - named - (RATE if rated else 0)
+    strip -= (PATH + RTT if wide else 0) + (STATE if stated else 0)
     head = f"{'MEMBER':{named}}"
+    head += _fit(f"{SHORT.get(unit, unit).upper()}/S", RATE) if rated else ""
     head += f"{'PATH':{PATH}}{'RTT':{RTT}}" if wide else ""
     head += f"{'STATE':{STATE}}" if stated else ""
     head += "ROUNDS"
@@ -115,7 +136,8 @@ def _members(found: Mapping[str, Any], width: int, room: int, paint: Paint) -> l
         path = "here" if row["you"] else row["path"] or "–"
         rtt = f"{row['rtt_ms']:.0f} ms" if row["rtt_ms"] is not None else "–"
         state = paint(_fit(row["state"], STATE), fg=colour) if colour else _fit(row["state"], STATE)
-        cells = _fit(name, named)
+        rate = "–" if row["rate"] is None else rate_number(row["rate"])
+        cells = _fit(name, named) + (_fit(rate, RATE) if rated else "")
         cells += _fit(path, PATH) + _fit(rtt, RTT) if wide else ""
         cells += state if stated else ""
         lines.append(cells + _strip(found["rounds"], row["number"], strip, paint))

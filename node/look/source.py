@@ -46,6 +46,7 @@ def about_of(manifest: Manifest, run_id: str) -> About:
         manifest.train.overlap,
         manifest.exchange.fragments,
         manifest.parameters,
+        manifest.unit,
         allowed_of(manifest),
     )
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...collectives.group import MAX_MEMBERS
 from ..run import events as e
+from ..run import rate
 from ..run.gain import NEWEST, ddp_bytes, gain_words, training_share
 from ..run.status import FIGURES, RunStatus
 from .allowed import EVERYTHING, Allowed
@@ -24,6 +25,7 @@ KEPT_LINES = 500
 KEPT_PEERS = 4 * MAX_MEMBERS
 """Peers that are told apart, members of long ago included; what later ones do is not shown."""
 KEPT_VERDICTS = 64
+KEPT_ANSWERS = 32
 WAITING = ("state", "what", "of", "ends", "since")
 Trouble = e.CodedEvent | e.VerdictRaisedEvent
 """Something that is wrong and has a code."""
@@ -90,6 +92,7 @@ class About:
     overlap: str = "none"
     fragments: int = 1
     parameters: int | None = None
+    unit: str = "samples"  # that members count by
     allowed: Allowed = EVERYTHING
 
 
@@ -139,6 +142,12 @@ class RunPicture:
         self.waiting: dict[str, Any] | None = None
         self.metrics: dict[str, float] = {}
         self.mean: dict[str, float] = {}  # metrics of the newest masked sum, of all sites together
+        # What scripts found of what the model has learned; the loss by those members that the run
+        # asks for it, or by this node's script alone, around the adoption of a round's model.
+        self.answers: deque[e.ScriptAnswerEvent] = deque(maxlen=KEPT_ANSWERS)
+        self.evaluation: e.ScriptEvaluationEvent | None = None
+        self.held_out = Curve()
+        self._told_by_members = False
         self.lying = 0
         self._words = words
         self._numbers: dict[str, int] = {}
@@ -146,6 +155,8 @@ class RunPicture:
         self._before: dict[int, float] = {}  # by fragment, when its newest round came
         self._entries: dict[int, int] = {}  # by fragment, the newest entry
         self._steps: dict[str, float] = {}
+        # When rounds of the first fragment were decided, and each contributor's samples.
+        self._work: deque[tuple[float, dict[str, int]]] = deque(maxlen=rate.KEPT_ROUNDS)
         self._base_sent = self._base_received = 0  # of node lives before
         self._last_sent = self._last_received = 0
 
@@ -172,6 +183,10 @@ class RunPicture:
                 self._timing(event)
             case e.ScriptReportEvent():
                 self._reported(event, by or self.me)
+            case e.ScriptAnswerEvent():
+                self.answers.append(event)
+            case e.ScriptEvaluationEvent():
+                self.evaluation = event
             case e.ScriptAttachedEvent() | e.ScriptEndedEvent():
                 self.script = isinstance(event, e.ScriptAttachedEvent)
             case e.RunWaitingEvent():
@@ -255,6 +270,11 @@ class RunPicture:
                 known.samples += samples
         if timed is not None:
             self._add_timing(row, timed)
+        if not event.fragment:
+            self._work.append((event.at, dict(event.contributors)))
+        if event.worth is not None:
+            self._told_by_members = True
+            self.held_out.take(event.round, event.worth.anchor)
         self.rounds.append(row)
         self.taken += 1
 
@@ -301,6 +321,9 @@ class RunPicture:
             return
         loss = event.metrics.get("loss", math.nan)
         last = self.rounds[-1] if self.rounds else None
+        held_out = event.metrics.get("held_out", math.nan)
+        if mine and last is not None and math.isfinite(held_out) and not self._told_by_members:
+            self.held_out.take(last.round, held_out)
         if last is not None and "loss" in event.metrics:
             peer.loss = loss
             self.curves.setdefault(peer.number, Curve()).take(last.round, loss)
@@ -361,6 +384,15 @@ class RunPicture:
             self.lines_taken += 1
 
     # ---- what follows from it
+    def rate(self) -> rate.TrainingRate | None:
+        """How much all and each of the members train on in a second; None where that is not known,
+        or may not be shown.
+        """
+        if not self.about.allowed.samples:
+            return None
+        members = [row.peer for row in self.peers if row.member]
+        return rate.rate_of(list(self._work), members, self.about.unit)
+
     def quick(self, now: float, last: int = NEWEST) -> dict[str, Any]:
         """The figures at the top: of the newest ``last`` rounds where they are means."""
         rows = list(self.rounds)[-last:]
@@ -368,7 +400,10 @@ class RunPicture:
         waited = [(row.waited_s, row.period_s) for row in rows if row.period_s and row.waited_s]
         newest = self.rounds[-1] if self.rounds else None
         status = self.status or RunStatus()
-        sent, received = status.bytes_sent, status.bytes_received
+        sent = self._base_sent + self._last_sent
+        received = self._base_received + self._last_received
+        sent = sent if status.bytes_sent is None else status.bytes_sent
+        received = received if status.bytes_received is None else status.bytes_received
         return {
             "round": max((row.round for row in rows), default=0),
             "members": sum(row.member for row in self.peers),
@@ -380,11 +415,10 @@ class RunPicture:
             "period_s": sum(periods) / len(periods) if periods else None,
             "training_share": training_share(waited, self.about.overlap),
             "gain": gain_words(status.gain or {}),
-            "bytes_sent": self._base_sent + self._last_sent if sent is None else sent,
-            "bytes_received": self._base_received + self._last_received
-            if received is None
-            else received,
+            "bytes_sent": sent,
+            "bytes_received": received,
             "ddp_bytes": round(self.ddp_bytes),
+            "ddp_times": self.ddp_bytes / sent if 0 < sent < self.ddp_bytes else None,
             "figures": [
                 [figure.label, words]
                 for figure in FIGURES

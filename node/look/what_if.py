@@ -8,7 +8,6 @@ from typing import Any
 from ...collectives.codec_names import CODECS, DEFAULT_CODEC, round_bytes_per_value
 from ...collectives.errors import ConfigError
 from ...optim.planning import Choice, Conditions, PeerConditions, estimate, price
-from ..run.gain import ddp_bytes
 from .view import RunPicture
 
 OVERLAPS = ("none", "late", "eager")
@@ -54,14 +53,12 @@ def what_if(asked: Mapping[str, str]) -> dict[str, Any]:
     )
     choice = Choice(steps, codec, overlap)
     found, cost = estimate(conditions, choice), price(parameters, choice, peers)
-    ddp = steps * ddp_bytes(peers, parameters) / peers
     return {
         "training_share": found.share,
         "period_s": found.period_s,
         "round_s": found.round.seconds,
         "bytes": found.nbytes,
         "bytes_per_value": round_bytes_per_value(codec),
-        "ddp_times": ddp / found.nbytes if found.nbytes else None,
         "bound": found.round.bound,
         "price": [
             f"{cost.loss - 1:.1%} more loss than synchronous training on as many samples, from a "

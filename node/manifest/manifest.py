@@ -133,6 +133,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return WorkSettings(given.steps, given.samples, given.epochs, self.federated.weights)
 
     @property
+    def unit(self) -> str:
+        """What members count by: what their scripts say, and of a pretrained model "tokens", those
+        that are learned, or "documents" where the run deals these out.
+        """
+        if not self.model.pretrained:
+            return "samples"
+        return "tokens" if self.data.source == "local" else "documents"
+
+    @property
     def names_sites(self) -> bool:
         """Whether an invite must say which site it is for."""
         return self.privacy is not None and self.join.policy == "invite"

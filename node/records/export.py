@@ -30,7 +30,7 @@ from .contents import (
     as_json,
     contents_of,
 )
-from .model_card import CARD_FILE, card_of, evaluation_in, worked_in
+from .model_card import CARD_FILE, card_of, energy_in, evaluation_in, worked_in
 from .sharding import ADAPTER, INDEX_FILE, LARGEST, cut, index_of, remove_adapter, remove_others
 
 if TYPE_CHECKING:
@@ -138,6 +138,7 @@ def export_run(
             rounds,
             worked=worked_in(paths, signed),
             evaluation=evaluation_in(paths.run_dir(signed.run_id)),
+            energy=energy_in(paths.run_dir(signed.run_id)),
             credited=credited,
             how=contents.how.format(folder='"."', file=f'"{contents.file}"'),
         )

@@ -1,10 +1,12 @@
 """The README.md of an exported model: which run made it, of which base and under whose licence, how
-long, by how many, and what was measured of it; in the form in which the hub reads such a card.
+long, by how many, what was measured of it and what energy that took; in the form in which the hub
+reads such a card.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,12 +16,14 @@ from typing import Any
 from ...collectives.errors import AtollError
 from ...collectives.foreign import escaped
 from ...collectives.identifiers import PeerId
-from ..home.output import count_text
+from ..home.output import count_text, span_text
 from ..home.paths import Paths
 from ..manifest import Manifest, SignedManifest, adapters_of
 
 CARD_FILE = "README.md"
 EVALUATION_FILE = "evaluation.json"  # in the run's folder: the newest that a script made here
+ENERGY_FILE = "energy.json"  # likewise: what this machine took while its script trained
+JOULES_IN_KWH = 3.6e6
 _LONGEST = 200
 
 
@@ -61,12 +65,35 @@ def evaluation_in(folder: Path) -> dict[str, Any] | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """What one machine took while its script trained: ``joules`` by what counted them (a zone of
+    RAPL, or a GPU), in so many ``seconds``. All programs of the machine share in it.
+    """
+
+    joules: Mapping[str, float]
+    seconds: float
+
+
+def energy_in(folder: Path) -> Energy | None:
+    """What was counted of this run on this machine; None where nothing was, or could be."""
+    try:
+        found = json.loads((folder / ENERGY_FILE).read_bytes())
+        joules = {str(name): float(value) for name, value in found["joules"].items()}
+        seconds = float(found["seconds"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    whole = all(math.isfinite(value) and value >= 0 for value in (*joules.values(), seconds))
+    return Energy(joules, seconds) if joules and whole else None
+
+
 def card_of(
     signed: SignedManifest,
     round_: int,
     *,
     worked: Worked | None = None,
     evaluation: Mapping[str, Any] | None = None,
+    energy: Energy | None = None,
     credited: Sequence[str] = (),
     how: str = "",
     merged: bool = False,
@@ -82,6 +109,7 @@ def card_of(
     lines += _base_lines(manifest)
     lines += _work_lines(manifest, worked, credited)
     lines += _evaluation_lines(evaluation)
+    lines.append(_energy_line(energy))
     if how:
         lines += ["", "```python", how, "```"]
     lines += [
@@ -138,10 +166,8 @@ def _source(manifest: Manifest) -> str:
 def _work_lines(manifest: Manifest, worked: Worked | None, credited: Sequence[str]) -> list[str]:
     lines = list[str]()
     if worked is not None:
-        count = len(worked.rounds)
-        unit = "samples"
-        if manifest.model.pretrained and manifest.data.source == "local":
-            unit = "learned tokens"
+        count, unit = len(worked.rounds), manifest.unit
+        unit = "learned tokens" if unit == "tokens" else unit
         hidden = manifest.secure is not None
         lines.append(
             f"* {count} member{'s' * (count != 1)} contributed"
@@ -161,6 +187,17 @@ def _evaluation_lines(evaluation: Mapping[str, Any] | None) -> list[str]:
         f"{int(evaluation['tokens']):,} held-out tokens of one member, at round "
         f"{int(evaluation['round']):,}."
     ]
+
+
+def _energy_line(energy: Energy | None) -> str:
+    if energy is None:
+        return "* Energy: not counted on this machine."
+    kwh = sum(energy.joules.values()) / JOULES_IN_KWH
+    what = ", ".join(map(_plain, energy.joules))
+    return (
+        f"* Energy: {kwh:.3g} kWh in {span_text(energy.seconds)}, all that one member's machine "
+        f"took by its own counters ({what}) while it trained. The others' is not known."
+    )
 
 
 def _plain(text: str) -> str:

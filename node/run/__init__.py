@@ -9,7 +9,8 @@ gate, doors          who is let in; by what peers enter the log's configuration
 same_order           which members read the same data in the same order
 partners, hearsay    who beats to whom in a large run; what partners say of the others
 membership_records, membership   who is in the run, where, and alive
-gain                 how much sooner the run is with this machine, and than it alone
+gain, rate           how much sooner the run is with this machine, and than it alone; how much all
+                     and each train on in a second
 registry             where the modes are that a node asks for: one row each
 quorum               whether enough are, for people and tools
 events               what happened: each kind of event, from its place to its line for people

@@ -20,7 +20,7 @@ from typing import Annotated, Any, ClassVar
 import msgspec
 
 from ...collectives.errors import AtollError
-from ...collectives.foreign import escaped
+from ...collectives.foreign import escaped, quoted
 from ...collectives.group import MAX_MEMBERS, Reach
 from ..home.output import short_peer, span_text
 
@@ -551,6 +551,30 @@ class ScriptReportEvent(RunEvent, frozen=True, tag="script.report"):
     metrics: Metrics
 
     quiet = True
+
+
+class ScriptAnswerEvent(RunEvent, frozen=True, tag="script.answer"):
+    """What the model after ``round`` rounds makes of a prompt of the manifest."""
+
+    round: Count
+    prompt: Text
+    text: Text
+
+    def words(self) -> str:
+        return f"round {self.round}, {quoted(self.prompt, 200)} → {quoted(self.text, 1000)}"
+
+
+class ScriptEvaluationEvent(RunEvent, frozen=True, tag="script.evaluation"):
+    """The loss of the model after ``round`` rounds on held-out data, in nats a token."""
+
+    round: Count
+    tokens: Count
+    held_out: float
+
+    def words(self) -> str:
+        return (
+            f"held-out loss {self.held_out:.5g} after round {self.round}, on {self.tokens:,} tokens"
+        )
 
 
 class DataOrderEvent(RunEvent, frozen=True, tag="data.order"):

@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ..home.output import bytes_text, span_text
-from .events import OperationCommittedEvent, RoundCommittedEvent
+from .events import (
+    OperationCommittedEvent,
+    RoundCommittedEvent,
+    ScriptAnswerEvent,
+    ScriptEvaluationEvent,
+)
+from .rate import TrainingRate
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,12 +64,18 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     paused: str = ""
     idle_s: float | None = None
     unattached: Mapping[str, float] = {}
+    # By process: what it does before it attaches, and seconds since it joined.
+    preparing: Mapping[str, tuple[str, float]] = {}
     script: bool = False
     # Stage, how much of it is done, and of how much.
     progress: Sequence[Any] = ()
     metrics: Mapping[str, Any] = {}
     last_round: RoundCommittedEvent | None = None
+    # What the script here found last of what the model has learned: answers of one round.
+    answers: Sequence[ScriptAnswerEvent] = ()
+    evaluation: ScriptEvaluationEvent | None = None
     gain: Mapping[str, float | None] | None = None
+    rate: TrainingRate | None = None
     part: float | None = None
     last_operation: OperationCommittedEvent | None = None
     timings: Mapping[str, Any] = {}

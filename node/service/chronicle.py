@@ -14,6 +14,7 @@ import trio
 from ...collectives.group import Reach
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import MAX_FRAGMENTS
+from ..control.protocol import ShowAnswer, ShowEvaluation
 from ..run import events as e
 from ..session import documents
 from ..session import events as ev
@@ -28,6 +29,7 @@ log = logging.getLogger("atoll")
 USUAL = ("training", "round under way", "finished", "left")  # no news for whoever watches a log
 PACE_ROUNDS = 10  # the newest ones, whose mean period is the pace of a run
 HISTORY = 256  # committed rounds kept for status
+MOST_ANSWERS = 16  # of a round, as many as a manifest has prompts
 SEEKING: tuple[str, int, int] = ("finding members", 0, 0)
 
 
@@ -41,12 +43,31 @@ class Chronicle:
         self.operation: e.OperationCommittedEvent | None = None
         self.progress = SEEKING
         self.unmasked: e.RoundUnmaskedEvent | None = None  # the newest secure sum
+        # what the script found last of what the model has learned
+        self.answers: tuple[e.ScriptAnswerEvent, ...] = ()
+        self.evaluation: e.ScriptEvaluationEvent | None = None
         self._without_part = set[int]()  # fragments in whose last round this node added up nothing
 
     def note_operation(self, operation: e.OperationCommittedEvent) -> None:
         """A free-standing operation of the script is decided."""
         self.operation = operation
         self.run.node.publish(operation)
+
+    def note_shown(self, told: ShowAnswer | ShowEvaluation) -> None:
+        """The script shows what the model has learned. Of answers those of the newest round that
+        has any are kept, `MOST_ANSWERS` of them.
+        """
+        of: Any = {"at": time.time(), "run": self.run.run_id}
+        event: e.RunEvent
+        if isinstance(told, ShowEvaluation):
+            event = self.evaluation = e.ScriptEvaluationEvent(
+                round=told.round, tokens=told.tokens, held_out=told.held_out, **of
+            )
+        else:
+            event = e.ScriptAnswerEvent(round=told.round, prompt=told.prompt, text=told.text, **of)
+            same = [each for each in self.answers if each.round == told.round]
+            self.answers = (*same, event)[-MOST_ANSWERS:]
+        self.run.node.publish(event)
 
     def note(self, fragment: int, event: object) -> None:
         """An event of the session of one fragment: what follows from it here, and what is published

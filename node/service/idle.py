@@ -1,5 +1,6 @@
 """A script that gives the run nothing: it has joined and attaches no model, or has attached and
-makes no step. Named in status, and once in log and events.
+makes no step. Named in status, and once in log and events. One that says what it prepares, such as
+that it loads a model, is not: status says what it does, and for how long.
 """
 
 from __future__ import annotations
@@ -26,15 +27,26 @@ class Idle:
         self._announced = False
         self._joined: dict[int, float] = {}  # by process, since when
         self._named = set[int]()  # of those, who was told
+        self._prepares: dict[int, str] = {}  # of those, what they say that they do first
 
     def joined(self, now: float, pid: int) -> None:
         """A script has entered the run; it is to attach a model, or to call collectives."""
         self._joined[pid] = now
 
+    def prepares(self, pid: int, what: str) -> None:
+        """That script says what it does before it attaches; "": nothing any more."""
+        if pid not in self._joined:
+            return
+        if what:
+            self._prepares[pid] = what
+        else:
+            self._prepares.pop(pid, None)
+
     def gone(self, pid: int) -> None:
         """That script attaches, or has ended."""
         self._joined.pop(pid, None)
         self._named.discard(pid)
+        self._prepares.pop(pid, None)
 
     def attached(self, now: float) -> None:
         """The script may train from now on."""
@@ -47,7 +59,7 @@ class Idle:
     def look(self, now: float) -> None:
         """Report each once: AFTER_S after a script joined, STEPLESS_S after one attached."""
         for pid, since in self._joined.items():
-            if pid not in self._named and now - since >= AFTER_S:
+            if pid not in self._named | self._prepares.keys() and now - since >= AFTER_S:
                 self._named.add(pid)
                 log.warning(
                     (
@@ -89,5 +101,30 @@ class Idle:
         return {
             str(pid): round(now - since, 1)
             for pid, since in self._joined.items()
-            if now - since >= AFTER_S
+            if now - since >= AFTER_S and pid not in self._prepares
         }
+
+    def preparing(self, now: float) -> dict[str, tuple[str, float]]:
+        """By process: what it does before it attaches, and seconds since it joined."""
+        return {
+            str(pid): (what, round(now - self._joined[pid], 1))
+            for pid, what in self._prepares.items()
+        }
+
+
+class JoinedScript:
+    """One of them. Implements `control.service.ExpectedScript`. ``idle`` None: of no run here."""
+
+    def __init__(self, idle: Idle | None, pid: int, wake: Callable[[], None]) -> None:
+        self._idle, self._pid, self._wake = idle, pid, wake
+
+    def prepares(self, what: str) -> None:
+        """What it does before it attaches."""
+        if self._idle is not None:
+            self._idle.prepares(self._pid, what)
+            self._wake()
+
+    def gone(self) -> None:
+        """It attaches, or has ended."""
+        if self._idle is not None:
+            self._idle.gone(self._pid)

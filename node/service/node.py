@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from ..run.registry import MODES
 from ..run.standing import Standing, forget_standing, load_standing, save_standing, standing_by
 from ..session.fragments import Whole
 from .context import NodeContext
+from .idle import JoinedScript
 from .links import Links
 from .run import RunService
 from .scripts import AttachedScript
@@ -518,14 +519,14 @@ class Node:
         return run.undecided and not refused
 
     # ---- scripts
-    def expect_script(self, run_id: RunId, pid: int) -> Callable[[], None]:
+    def expect_script(self, run_id: RunId, pid: int) -> JoinedScript:
         """A script has joined a run and is to attach."""
         run = self.by_id.get(run_id)
         if run is None:
-            return lambda: None
+            return JoinedScript(None, pid, lambda: None)
         run.idle.joined(trio.current_time(), pid)
         run.wake()
-        return lambda: run.idle.gone(pid)
+        return JoinedScript(run.idle, pid, run.wake)
 
     async def open_script(
         self,

@@ -99,6 +99,8 @@ class AttachedScript:
             answers(p.Start, self.starts, lambda id_, there: p.Starting(id_, *there)),
             answers(p.Rest, self.rests, p.Resting),
             hears(p.Report, self.report),
+            hears(p.ShowAnswer, self._show_answer),
+            hears(p.ShowEvaluation, self._show_evaluation),
             does(p.Depart, self.leave),
             answers(p.BufferOpen, self._reductions.buffer_open, buffer_opened),
             does(p.BufferClose, self._reductions.buffer_close),
@@ -239,6 +241,12 @@ class AttachedScript:
         if self.run.session is not None:
             self.run.session.work.report(metrics)
         self.run.node.publish(ScriptReportEvent(run=self.run.run_id, metrics=dict(metrics)))
+
+    def _show_answer(self, round: int, prompt: str, text: str) -> None:
+        self.run.chronicle.note_shown(p.ShowAnswer(round, prompt, text))
+
+    def _show_evaluation(self, round: int, tokens: int, held_out: float) -> None:
+        self.run.chronicle.note_shown(p.ShowEvaluation(round, tokens, held_out))
 
     def _compare(self, round_: int, digest: bytes) -> None:
         run, session = self.run, self.run.session

@@ -17,6 +17,7 @@ from ...collectives.swarm import Spent
 from ..run.events import RoundCommittedEvent, document
 from ..run.gain import cost_of, gain_of
 from ..run.quorum import quorum_of
+from ..run.rate import TrainingRate, rate_of
 from ..run.status import RunStatus
 from ..session.documents import rounded
 from ..session.pre_round import PreRoundView
@@ -72,11 +73,15 @@ def status_of(run: RunService) -> RunStatus:
         paused="" if finished(run) else run.pause.why,
         idle_s=run.idle.view(trio.current_time()),
         unattached=run.idle.unattached(trio.current_time()),
+        preparing=run.idle.preparing(trio.current_time()),
         script=bool(session and session.script),
         progress=list(_progress(run)),
         metrics=dict(run.metrics),
         last_round=last,
+        answers=run.chronicle.answers,
+        evaluation=run.chronicle.evaluation,
         gain=_gain(run),
+        rate=_rate(run, config),
         part=run.chronicle.part(run.node.identity.peer),
         last_operation=run.chronicle.operation,
         timings=run.timings.view(run.manifest.train.overlap if run.manifest else "none"),
@@ -131,6 +136,17 @@ def _gain(run: RunService) -> dict[str, float | None] | None:
     cost = cost_of(settings, manifest.parameters, members)
     found = gain_of(rounds, run.node.identity.peer, share, cost)
     return None if found is None else rounded(found._asdict())
+
+
+def _rate(run: RunService, members: Sequence[PeerId]) -> TrainingRate | None:
+    """How much the run and each member train on in a second; None where members do not learn each
+    other's samples.
+    """
+    if run.manifest is None or run.manifest.secure is not None:
+        return None
+    rows = [row for row in run.chronicle.rounds if row.contributors and not row.fragment]
+    counted = [(row.at, row.contributors) for row in rows]
+    return rate_of(counted, members, run.manifest.unit)
 
 
 def over_of(run: RunService) -> str:

@@ -17,6 +17,7 @@ from ..home.output import Terminal, bytes_text, short_peer, span_text
 from ..run.events import RoundCommittedEvent
 from ..run.gain import gain_words
 from ..run.quorum import no_quorum, quorum_of
+from ..run.rate import TrainingRate, rate_number, rate_words
 from ..run.status import FIGURES, RunStatus, read_run_status
 from .alone import entry_name, entry_text
 from .reach_views import outcome, reach_text
@@ -82,9 +83,12 @@ def run_lines(terminal: Terminal, run: RunStatus) -> list[str]:
         ("privacy", privacy_text(run.privacy) if run.privacy else ""),
         ("last", last_text(run, last) if last else ""),
         ("weights", "  ".join(f"{short_peer(peer)} {w:.3g}" for peer, w in weights.items())),
+        ("rate", rates_of_members(run.rate) if run.rate else ""),
         ("worth", gain_words(run.gain) if run.gain else ""),
         ("part", _NO_PART if run.part == 0 else ""),
         ("script", "  ".join(f"{key} {value:.6g}" for key, value in metrics)),
+        ("learned", run.evaluation.words() if run.evaluation else ""),
+        *(("answers", each.words()) for each in run.answers),
         ("traffic", traffic_text(run)),
         *((figure.label, figure.text(run)) for figure in FIGURES),
         *(
@@ -101,6 +105,14 @@ def run_lines(terminal: Terminal, run: RunStatus) -> list[str]:
         *waiting_lines(run),
         *trouble_lines(terminal, run.trouble),
     ]
+
+
+def rates_of_members(rate: TrainingRate) -> str:
+    """Of all, and of each: ``800 learned tokens a second, of 2 members: …jwEp 500, …aaVb 300``."""
+    each = ", ".join(
+        f"{short_peer(peer)} {rate_number(found)}" for peer, found in rate.members.items()
+    )
+    return f"{rate_words(rate.unit, rate.all, len(rate.members))}: {each}"
 
 
 _NO_PART = "none: this node's link is too slow to add up for the others; it sends and receives only"
@@ -297,6 +309,8 @@ def run_state(run: RunStatus) -> str:
         return f"{state}; begin without: atoll begin {run.run_id[:8]}"
     if run.paused:
         state = f"{escaped(run.paused)}; the node serves the run"
+    elif not run.script and run.preparing:
+        state = "seeding"
     elif not run.script:
         state = "seeding; no script is training here" + _since(run)
     elif since := _since(run):
@@ -309,6 +323,11 @@ def run_state(run: RunStatus) -> str:
         state += "".join(
             f"; process {escaped(pid, 16)} joined {span_text(seconds)} ago and has attached nothing"
             for pid, seconds in run.unattached.items()
+        )
+    if not run.script:
+        state += "".join(
+            f"; process {escaped(pid, 16)} {escaped(what, 200)}, for {span_text(seconds)}"
+            for pid, (what, seconds) in run.preparing.items()
         )
     lack = no_quorum(run.quorum)
     if run.seal is not None:

@@ -249,6 +249,116 @@ def refusal_of_a_stranger(invite: str, wanted: Path) -> str:
     return said[0]
 
 
+SLOW_DATA = """
+import json, pathlib, time
+def make():
+    while not pathlib.Path({go!r}).exists():
+        time.sleep(0.05)
+    return [json.loads(line) for line in open({rows!r})]
+"""
+RECIPE = [sys.executable, "-m", "atoll.node.recipes.finetune", "--progress", "--threads", "1"]
+
+
+def recipe(home: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The recipe that `atoll join` starts, with what it says as records on its stdout."""
+    return subprocess.Popen(
+        [*RECIPE, "--home", str(home), *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "ATOLL_HOME": str(home), "CI": "1"},
+    )
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[list[Path]]:
+    """Two homes whose nodes are up."""
+    homes = [tmp_path / "one", tmp_path / "two"]
+    for home in homes:
+        atoll(home, "up", "--background", *LISTEN)
+    yield homes
+    for home in homes:
+        atoll(home, "down")
+
+
+def test_status_top_and_page_have_the_figures_that_the_scripts_said(
+    up: list[Path], tmp_path: Path
+) -> None:
+    """What the page is sent is what `atoll top --json` prints."""
+    base = random_models.write_model(tmp_path / "tiny", "llama_tied")
+    homes, file = up, tmp_path / "run.toml"
+    file.write_text(
+        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "lora"\n'
+        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
+        "[train]\nsync_every = 2\nrounds = 8\nstart_with = 2\n"
+        "[train.inner]\nlr = 1e-2\nsteps = 16\ntokens_per_step = 128\n"
+        '[prompts]\ntexts = ["swarm 1"]\nevery = 1\ntokens = 4\n'
+    )
+    invite = atoll(homes[0], "new", str(file))["invite"]
+    rows, made, go = records(tmp_path / "two.jsonl", "two"), tmp_path / "own.py", tmp_path / "go"
+    made.write_text(SLOW_DATA.format(rows=str(rows), go=str(go)))
+    data = (str(records(tmp_path / "one.jsonl", "one")), f"{made}:make")
+    scripts = [
+        recipe(home, run, "--data", given, "--model", str(base), "--evaluate-every", "4")
+        for home, run, given in zip(homes, ("tiny", invite), data, strict=True)
+    ]
+    wanted = {str(scripts[1].pid): "reads its data"}
+    while prepared_at(homes[1]) != wanted:
+        assert scripts[1].poll() is None, scripts[1].communicate()
+        time.sleep(0.2)
+    go.touch()
+    said = list[list[dict[str, Any]]]()
+    for process in scripts:
+        out, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
+        said.append([json.loads(line) for line in out.splitlines()])
+    finals = {
+        record["peer"]: record for rows in said for record in rows if record["event"] == "final"
+    }
+    assert len(finals) == 2
+    for home, rows in zip(homes, said, strict=True):
+        found = atoll(home, "top", "tiny")
+        (run,) = atoll(home, "status")["runs"]
+        for peer in found["peers"]:
+            assert peer["samples"] == finals[peer["id"]]["samples_counted"]
+            assert peer["rounds"] == finals[peer["id"]]["counted"]
+        told = [row for row in rows if row["event"] == "evaluation"][-1]
+        (end,) = (row for row in rows if row["event"] == "final")
+        assert found["evaluation"]["held_out"] == run["evaluation"]["held_out"] == end["held_out"]
+        assert found["evaluation"] == {key: told[key] for key in ("round", "tokens", "held_out")}
+        mine = [row for row in rows if row["event"] == "sample"]
+        assert [answer[1:3] for answer in found["answers"]] == [
+            [row["round"], row["prompt"]] for row in mine
+        ]
+        assert [row["text"] for row in run["answers"]] == [row["text"] for row in mine[-1:]]
+        rounds = [event for event in told_of(home) if event["contributors"]]
+        assert [event["round"] for event in rounds] == list(range(1, 9))
+        span = rounds[-1]["at"] - rounds[0]["at"]
+        samples = sum(sum(event["contributors"].values()) for event in rounds[1:])
+        assert found["rate"]["unit"] == run["rate"]["unit"] == "tokens"
+        assert found["rate"]["all"] == run["rate"]["all"] == round(samples / span, 4)
+        rates = {peer["id"]: peer["rate"] for peer in found["peers"]}
+        assert rates == run["rate"]["members"]
+        assert sum(rates.values()) == pytest.approx(found["rate"]["all"], abs=1e-3)
+        last = [row for row in rows if row["event"] == "step"][-1]
+        assert found["quick"]["loss"] == run["metrics"]["loss"]
+        assert last["tokens_s"] > 0
+        assert run["metrics"]["tokens_s"] > 0
+    answered = [row["round"] for rows in said for row in rows if row["event"] == "sample"]
+    assert len(answered) == len(set(answered)) > 0  # each by the one member that is drawn for it
+
+
+def prepared_at(home: Path) -> dict[str, str]:
+    """What scripts of a home say that they do before they attach, by process."""
+    runs = atoll(home, "status")["runs"]
+    return {pid: what for run in runs for pid, (what, _) in run["preparing"].items()}
+
+
+def told_of(home: Path) -> list[dict[str, Any]]:
+    return told(home, "round.committed")
+
+
 def processes_of(home: Path) -> list[int]:
     """Command, node and script of one home."""
     mark, found = f"ATOLL_HOME={home}".encode(), list[int]()

@@ -937,7 +937,7 @@ def test_a_node_of_the_first_version_is_asked_nothing_that_it_does_not_know(tmp_
 
 
 def test_a_script_of_the_first_version_goes_on_with_a_new_node(node: Node) -> None:
-    for versions, spoken in (((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 4), ((5, 6), 5)):
+    for versions, spoken in (((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 4), ((6, 7), 6)):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(node.paths.control_socket))
             sock.sendall(p.frame(p.Hello(1, versions, os.getpid())))
@@ -998,6 +998,40 @@ def test_a_script_that_joins_is_expected_to_attach_until_it_does_or_is_gone(
     assert expected == [os.getpid()]
     swarm.close()
     node.until(lambda: not expected)
+
+
+def test_a_script_says_what_it_prepares_and_shows_what_the_model_has_learned(
+    node: Node, tmp_path: Path
+) -> None:
+    shown = node.service.run.shown
+    with join("reference", home=tmp_path, private=False) as swarm:
+        swarm.show_answer(0, "too", "early")
+        swarm.prepares("loads the run's model")
+        node.until(lambda: node.service.prepared == ["loads the run's model"])
+        swarm.open(LAYOUT, lambda initial: None).release()
+        swarm.prepares("nothing any more")
+        swarm.show_answer(3, "What is it?", "x" * 5000)
+        swarm.show_evaluation(3, 50_000, 1.25)
+        node.until(lambda: len(shown) == 2)
+        assert shown == [
+            p.ShowAnswer(3, "What is it?", "x" * 4096),
+            p.ShowEvaluation(3, 50_000, 1.25),
+        ]
+    assert node.service.prepared == ["loads the run's model"]
+    assert node.defects == []
+
+
+def test_a_node_of_an_earlier_version_is_not_told_what_it_does_not_know(
+    node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(p, "VERSION", 5)  # the node's, which shares this process
+    with join("reference", home=tmp_path, private=False) as swarm:
+        swarm.prepares("loads the run's model")
+        swarm.open(LAYOUT, lambda initial: None).release()
+        swarm.show_evaluation(3, 50_000, 1.25)
+        swarm.report({"loss": 1.0})
+        node.until(lambda: "loss" in node.service.run.session.metrics)
+    assert (node.service.prepared, node.service.run.shown) == ([], [])
 
 
 def test_a_script_says_goodbye_with_the_exception_that_ends_it(node: Node, tmp_path: Path) -> None:

@@ -111,6 +111,14 @@ SAID: list[tuple[e.RunEvent, str]] = [
     ),
     (e.ScriptReportEvent(metrics={"loss": 2.0}), 'script.report {"metrics": {"loss": 2.0}}'),
     (
+        e.ScriptAnswerEvent(round=4, prompt="And?", text="a\nring \x1b[1m“of”"),
+        r"round 4, “And?” → “a\nring \x1b[1m'of'”",
+    ),
+    (
+        e.ScriptEvaluationEvent(round=4, tokens=50_000, held_out=1.25),
+        "held-out loss 1.25 after round 4, on 50,000 tokens",
+    ),
+    (
         e.DataOrderEvent(equal={PEER: 3}),
         f"the same data in the same order are read by this script and by {P}",
     ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,15 @@ from msgspec import structs
 
 from atoll.collectives.errors import ConfigError
 from atoll.node.cli import run
-from atoll.node.cli.fitting import changed, judge, refuse_too_large, tokens_s, toml_of
+from atoll.node.cli.consent import check_fit
+from atoll.node.cli.fit import _row, _to_install
+from atoll.node.cli.fitting import changed, hold, judge, refuse_too_large, tokens_s, toml_of
 from atoll.node.cli.machines import machines_of
 from atoll.node.cli.needs import FreeHere, needs_of, shortages, step_settings
 from atoll.node.cli.templates import FINETUNE, with_model
 from atoll.node.manifest import Manifest, parse_manifest
 from atoll.node.manifest.tables import BaseTable, ShapeTable
+from atoll.node.recipes.models.libraries import has_bitsandbytes
 from atoll.node.recipes.models.shapes import (
     KNOWN,
     adapter_parameters,
@@ -292,6 +297,73 @@ def test_fit_tells_each_model_and_method(
     assert found["together"][0]["days"] > 0
     nothing = ["--machine", "3050/8GB", "--model", "ORG/Llama-3.1-70B"]
     assert "no method fits" in say(capsys, "--home", str(tmp_path), "fit", *nothing, code=1)
+
+
+def test_fit_and_plan_say_what_has_to_be_installed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = ["--home", str(tmp_path)]
+    given = [*home, "fit", "--machine", "4090/64GB"]
+    both = "adamw8bit and qlora need bitsandbytes, on each machine: pip install 'atoll[4bit]'"
+    assert both in [line.strip() for line in say(capsys, *given).splitlines()]
+    one = [*given, "--model", "ORG/Llama-3.2-3B"]
+    found = json.loads(say(capsys, *one, "--json"))["machines"][0]["models"][0]["methods"]
+    assert {method: each["install"] for method, each in found.items()} == {
+        "full": "atoll[4bit]",
+        "lora": "",
+        "qlora": "atoll[4bit]",
+    }
+    held = hold(
+        of_model("ORG/Llama-3.2-3B", "full"), KNOWN["Llama-3.2-3B"], machines_of(["24GB/256GB"])
+    )
+    assert (
+        "optimizer = \"adamw8bit\" needs pip install 'atoll[4bit]' on each machine" in held.advice
+    )
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_what_this_machine_has_is_not_asked_for(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, find = ModuleSpec("bitsandbytes", None) if there else None, importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: spec if name == "bitsandbytes" else find(name)
+    )
+    (card,) = machines_of(["24GB/64GB"])
+    rows = [_row(of_model("ORG/Llama-3.2-3B"), KNOWN["Llama-3.2-3B"], card, None)]
+    told = "adamw8bit and qlora need bitsandbytes, which is not installed here: pip install 'atoll[4bit]'"
+    assert _to_install(rows, here=True) == ([] if there else [told])
+    large = bound(of_model("ORG/Llama-3.1-8B", "full"), KNOWN["Llama-3.1-8B"])
+    with pytest.raises(ConfigError, match="GPU memory") as error:
+        refuse_too_large(large, FreeHere(256 * GIB, 45 * GIB, None))
+    assert 'optimizer = "adamw8bit"' in error.value.hint
+    assert error.value.hint.endswith(", which needs pip install 'atoll[4bit]'") is not there
+
+
+@pytest.mark.skipif(has_bitsandbytes(), reason="bitsandbytes is installed")
+@pytest.mark.parametrize(
+    ("method", "optimizer", "key"),
+    [
+        ("lora", "adamw8bit", "$.train.inner.optimizer"),
+        ("qlora", "adamw", "$.model.method"),
+        ("lora", "adamw", ""),
+    ],
+)
+def test_joining_what_takes_bitsandbytes_is_refused_without_it(
+    method: str, optimizer: str, key: str
+) -> None:
+    manifest = of_model("ORG/Llama-3.2-1B")
+    manifest = structs.replace(manifest, model=structs.replace(manifest.model, method=method))
+    inner = structs.replace(manifest.train.inner, optimizer=optimizer)
+    manifest = structs.replace(manifest, train=structs.replace(manifest.train, inner=inner))
+    check_fit(manifest, Path("train.py"), "chats.jsonl")  # a script of one's own loads its own
+    if not key:
+        check_fit(manifest, None, "chats.jsonl")
+        return
+    with pytest.raises(ConfigError, match="which bitsandbytes has") as error:
+        check_fit(manifest, None, "chats.jsonl")
+    assert (error.value.code, error.value.key) == ("E415", key)
+    assert error.value.hint.startswith("pip install 'atoll[4bit]'")
 
 
 def test_fit_refuses_what_it_cannot_know(

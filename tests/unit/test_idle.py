@@ -7,7 +7,7 @@ from typing import Any
 
 from atoll.node.run.events import document, read_event
 from atoll.node.run.status import read_run_status
-from atoll.node.service.idle import AFTER_S, STEPLESS_S, Idle
+from atoll.node.service.idle import AFTER_S, STEPLESS_S, Idle, JoinedScript
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
 
@@ -40,6 +40,33 @@ def test_who_joins_and_never_attaches_is_named_once() -> None:
     idle.gone(41)
     idle.gone(42)
     assert idle.unattached(1000.0) == {}
+
+
+def test_who_says_what_it_prepares_is_not_named_and_who_says_nothing_is() -> None:
+    told = list[Mapping[str, Any]]()
+    idle, woken = Idle("run", lambda event: told.append(document(event))), list[int]()
+    idle.joined(0.0, 41)
+    idle.joined(0.0, 42)
+    script = JoinedScript(idle, 41, lambda: woken.append(41))
+    script.prepares("loads the run's model")
+    idle.prepares(43, "is not here")
+    later = AFTER_S + 61
+    idle.look(later)
+    assert [event["pid"] for event in told] == [42]
+    assert list(idle.unattached(later)) == ["42"]
+    assert idle.preparing(later) == {"41": ("loads the run's model", later)}
+    assert woken == [41]
+    run = {"phase": "running", "preparing": {"41": ["loads the run's\x1b model", later]}}
+    assert run_state(read_run_status(run)) == (
+        "seeding; process 41 loads the run's\\x1b model, for 2 min 1 s"
+    )
+    idle.prepares(41, "")  # it says so itself
+    idle.look(later)
+    assert [event["pid"] for event in told] == [42, 41]
+    script.prepares("reads its data")
+    script.gone()
+    assert (idle.preparing(later), idle.processes) == ({}, [42])
+    JoinedScript(None, 44, lambda: None).gone()
 
 
 def test_who_attaches_and_never_steps_is_named_once() -> None:

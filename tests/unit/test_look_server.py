@@ -107,6 +107,5 @@ def test_what_if(tmp_path: Path) -> None:
     assert 0.9 < found["found"]["training_share"] < 1
     finer = asked(tmp_path, "/api/what-if?codec=int4&sync_every=50", **told).json()["found"]
     assert finer["bytes"] < found["found"]["bytes"]
-    assert finer["ddp_times"] > found["found"]["ddp_times"]
     for query in ("codec=int3", "peers=0", "peers=x", "mbit=nan", "sync_every=1e99"):
         assert "error" in asked(tmp_path, f"/api/what-if?{query}", **told).json()

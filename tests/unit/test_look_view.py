@@ -35,6 +35,7 @@ from atoll.node.look.view import About, RunPicture
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run import diary
 from atoll.node.run.events import read_event
+from atoll.node.run.rate import rate_of
 from atoll.node.run.status import read_run_status
 from atoll.security.identity import Identity
 
@@ -79,6 +80,7 @@ def test_rounds_members_and_figures() -> None:
     ring = {3: 4 * 2 / 3, 2: 4 * 1 / 2}
     exact = STEPS * NUMEL * (9 * ring[3] + 10 * ring[2] + 10 * ring[3])
     assert quick["ddp_bytes"] == pytest.approx(exact, abs=1)
+    assert quick["ddp_times"] == pytest.approx(exact / (30 * SENT))
     assert found["losses"]["0"]["rounds"] == list(range(1, 31))
 
 
@@ -176,6 +178,79 @@ def test_of_a_federated_run_only_what_validate_explains_is_shown() -> None:
     assert found["quick"]["samples"] is None
     assert list(found["losses"]) == ["0"], "one's own"
     assert [row["loss"] is None for row in found["peers"]] == [False, True, True]
+
+
+def test_tokens_a_second_of_all_and_of_each_are_what_the_log_counted() -> None:
+    """The third member is killed in round 11, another comes in round 21: in the newest 20 rounds
+    two contribute to 9, three to 10 and to the one that they begin at.
+    """
+    about = About(RUN, "reef", unit="tokens")
+    view = folded(30, 3, killed=11, late=21, about=about)
+    found = seen(view)
+    counted = sum(found["rounds"]["samples"][10:])
+    assert found["rate"] == {"unit": "tokens", "all": counted / (20 * ROUND_S), "members": 3}
+    each = SAMPLES / ROUND_S
+    assert [peer["rate"] for peer in found["peers"]] == [each, each, None, each]
+    lines = frame(found, 100, 24)
+    assert any("40 learned tokens a second, of 3 members" in line for line in lines)
+    heads = [line.split() for line in lines if line.startswith("MEMBER")]
+    assert heads == [["MEMBER", "TOKENS/S", "PATH", "RTT", "STATE", "ROUNDS"]]
+    (mine,) = (line for line in lines if line.startswith(name_of(peer_id(0))))
+    assert mine.split()[2] == "16"
+    whole = [(event["at"], event["contributors"]) for event in made_up(30, 3, killed=11, late=21)
+             if event["event"] == "round.committed"]  # fmt: skip
+    told = rate_of(whole, [peer_id(0), peer_id(1), peer_id(3)], "tokens")
+    assert told is not None  # as the node's status has it
+    assert (told.all, set(told.members.values())) == (found["rate"]["all"], {each})
+
+
+def test_of_a_run_that_hides_samples_no_rate_is_shown() -> None:
+    view = folded(5, about=About(RUN, "ward", "federated", allowed=Allowed(samples=False)))
+    found = seen(view)
+    assert found["rate"] is None
+    assert {peer["rate"] for peer in found["peers"]} == {None}
+    assert "a second" not in "\n".join(frame(found, 100, 24))
+
+
+def test_held_out_losses_and_answers_are_shown() -> None:
+    view = folded(3)
+    report = {"event": "script.report", "at": 1.0}
+    view.take(read_event({**report, "metrics": {"held_out": 2.5, "held_out_own": 2.75}}))
+    assert seen(view)["held_out"] == {"first": 0, "rounds": [3], "losses": [2.5]}
+    told = {"event": "script.evaluation", "at": 2.0, "round": 3, "tokens": 50_000}
+    view.take(read_event({**told, "held_out": 2.375}))
+    for number in range(70):
+        answer = {"event": "script.answer", "at": 3.0 + number, "round": number}
+        view.take(
+            read_event({**answer, "prompt": "What is it?", "text": f"a reef \x1b[2J {number}"})
+        )
+    found = seen(view)
+    assert found["evaluation"] == {"round": 3, "tokens": 50_000, "held_out": 2.375}
+    assert len(found["answers"]) == view_file.KEPT_ANSWERS
+    assert found["answers"][-1] == [72.0, 69, "What is it?", r"a reef \x1b[2J 69"]
+    text = "\n".join(frame(found, 100, 30))
+    assert "held-out loss 2.375 after round 3, 50,000 tokens" in text
+    assert "round 69, “What is it?” → “a reef" in text
+    view.take(read_event({**told, "held_out": math.nan}))
+    assert seen(view)["evaluation"]["held_out"] is None
+
+
+def test_what_members_found_of_held_out_data_goes_before_one_scripts_word() -> None:
+    view, worth = (
+        RunPicture(),
+        {"own": 3.0, "behind": None, "worse": None, "members": 3, "rounds": 2},
+    )
+    for event in made_up(4):
+        if event["event"] == "round.committed":
+            event["worth"] = {**worth, "anchor": float(event["round"])}
+        elif event["event"] == "script.report":
+            event["metrics"]["held_out"] = 9.0
+        view.take(read_event(event))
+    assert seen(view)["held_out"] == {
+        "first": 0,
+        "rounds": [1, 2, 3, 4],
+        "losses": [1.0, 2.0, 3.0, 4.0],
+    }
 
 
 def test_the_node_says_who_is_there_and_what_is_wrong() -> None:
@@ -297,6 +372,7 @@ def test_hostile_words_are_text_in_the_document_and_the_frame(text: str) -> None
         {"event": "peer.misbehaved", "peer": text, "reason": text},
         {"event": "run.trouble", "code": text[:4000], "message": text[:4000], "hint": text[:4000]},
         {"event": "run.waiting", "state": text, "what": text, "of": [text], "ends": text},
+        {"event": "script.answer", "round": 3, "prompt": text[:4000], "text": text[:4000]},
         {"event": "script.report", "metrics": {text[:64]: 1.0, "loss": 2.0}},
         {"event": "round.unmasked", "metrics": {text[:64]: 1.0}},
         {"event": text, "more": text},

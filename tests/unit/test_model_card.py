@@ -11,11 +11,19 @@ import torch
 from msgspec import structs
 
 from atoll.node.cli.templates import FINETUNE, with_model
+from atoll.node.look.machine import MachineReadings
 from atoll.node.manifest import parse_manifest, sign_manifest
 from atoll.node.manifest.tables import BaseTable
-from atoll.node.recipes.finetune.reporting import keep_evaluations
+from atoll.node.recipes.finetune.reporting import keep_energy, keep_evaluations
 from atoll.node.records.beginnings import weights_in
-from atoll.node.records.model_card import Worked, card_of, evaluation_in
+from atoll.node.records.model_card import (
+    ENERGY_FILE,
+    Energy,
+    Worked,
+    card_of,
+    energy_in,
+    evaluation_in,
+)
 from atoll.node.records.sharding import INDEX_FILE, cut, index_of, remove_others
 from atoll.optim.model.tensor_file import write_tensors
 from atoll.security.identity import Identity
@@ -55,6 +63,61 @@ def test_a_card_says_run_base_licence_work_and_evaluation() -> None:
     assert "1.2346 nats a token on 50,000 held-out tokens of one member, at round 30." in text
     assert r"Ada \[x\](http://evil)" in text
     assert "import peft" in text
+    assert "Energy: not counted on this machine." in text
+
+
+def test_a_card_says_the_energy_that_one_machine_counted() -> None:
+    text = card(energy=Energy({"package-0": 3.0e6, "GPU 0, H200 [x](y)": 4.2e6}, 3661.0))
+    assert (
+        r"* Energy: 2 kWh in 1 h 1 min, all that one member's machine took by its own counters "
+        r"(package-0, GPU 0, H200 \[x\](y)) while it trained. The others' is not known."
+    ) in text
+
+
+class Meter(MachineReadings):
+    """A machine with these counters."""
+
+    def __init__(self, *readings: tuple[dict[str, float], float | None]) -> None:
+        super().__init__(Path("/nowhere"))
+        self.readings = list(readings)
+
+    def read(self) -> dict[str, Any]:
+        zones, gpu = self.readings.pop(0)
+        gpus = [] if gpu is None else [{"index": 0, "name": "H200", "joules": gpu}]
+        return {"energy_joules": zones, "gpus": [*gpus, {"index": 1, "name": "mute"}]}
+
+
+def test_energy_is_counted_while_a_script_trains_and_over_its_lives(tmp_path: Path) -> None:
+    def zones(package: float, dram: float) -> dict[str, float]:
+        """The core's is part of its package's, and psys has both."""
+        inside = {"package-0/core": 999.0 * package, "psys": 999.0 * package}
+        return {"package-0": package, "package-0/dram": dram, **inside}
+
+    now, said = [0.0], list[str]()
+    meter = Meter((zones(5.0, 1.0), 100.0), (zones(15.0, 2.0), 130.0), (zones(25.0, 4.0), 10.0))
+    say = keep_energy(lambda record: said.append(record["event"]), tmp_path, meter, lambda: now[0])
+    now[0] = 30.0
+    say({"event": "round"})
+    assert energy_in(tmp_path) is None  # written once a minute, and at the end
+    now[0] = 40.0
+    say({"event": "final"})
+    counted = {"package-0": 20.0, "package-0/dram": 3.0, "GPU 0, H200": 30.0}
+    assert energy_in(tmp_path) == Energy(counted, 40.0)  # a driver that was loaded anew adds none
+    again = Meter((zones(7.0, 4.0), None), (zones(8.0, 4.0), 55.0))
+    say = keep_energy(lambda record: said.append(record["event"]), tmp_path, again, lambda: now[0])
+    now[0] = 101.0
+    say({"event": "round"})
+    assert energy_in(tmp_path) == Energy({**counted, "package-0": 21.0}, 101.0)
+    assert said == ["round", "final", "round"]
+
+
+def test_where_nothing_counts_energy_none_is_kept(tmp_path: Path) -> None:
+    say = keep_energy(lambda record: None, tmp_path, Meter(({}, None), ({}, None)))
+    say({"event": "final"})
+    assert list(tmp_path.iterdir()) == []
+    for text in ("", "{}", '{"joules": {"a": -1}, "seconds": 1}', '{"joules": [], "seconds": 1}'):
+        (tmp_path / ENERGY_FILE).write_text(text)
+        assert energy_in(tmp_path) is None
 
 
 def test_a_card_names_nobody_unasked_and_says_what_is_not_known() -> None:

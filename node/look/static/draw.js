@@ -37,6 +37,8 @@ function span(s) {
   }
   return `${s.toFixed(0)} s`;
 }
+// As the terminal has it: whole where it is large.
+const pace = (n) => (n === null || n === undefined ? "–" : n >= 100 ? Math.round(n).toLocaleString("en") : String(Number(n.toPrecision(3))));
 const clock = (at) => new Date(at * 1000).toLocaleTimeString();
 const percent = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(x > 0.995 && x < 1 ? 1 : 0)} %`);
 // Contributors are bits in hexadecimal, of any number of peers.
@@ -53,7 +55,7 @@ function timeline(canvas, width, rounds, first, members, chosen) {
   const c = canvas.getContext("2d");
   c.scale(scale, scale);
   c.font = "12.5px system-ui, sans-serif"; c.textBaseline = "middle";
-  const room = width - label, cell = Math.min(16, room / Math.max(1, many)), columns = Math.min(many, Math.floor(room));
+  const room = width - label, cell = room / Math.max(1, many), columns = Math.min(many, Math.floor(room));
   const colours = [colour("idle"), colour("lagoon"), colour("sun"), colour("red")];
   members.forEach((member, line) => {
     const y = line * row;
@@ -89,14 +91,35 @@ function timeline(canvas, width, rounds, first, members, chosen) {
   }
   return { label, cell: w / step, many, first };
 }
-// This node in the middle, the others around it; the line says how they are reached.
+const MANY = 8, words = (p) => (p.state === "lost" ? "lost" : [p.path || "path not known", p.rtt_ms === null ? "" : `${p.rtt_ms.toFixed(0)} ms`].filter(Boolean).join(", "));
+// How the others are reached: a picture of a few, a list of many, or of those whose names would lie over one another.
 function paths(box, peers) {
+  if (peers.filter((p) => p.member && !p.you).length >= MANY) return pathList(box, peers);
+  pathPicture(box, peers);
+  if (overlaps([...box.querySelectorAll("text")].map((text) => text.getBBox()))) pathList(box, peers);
+}
+const overlaps = (boxes) => boxes.some((a, i) => boxes.slice(0, i).some((b) => a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height && b.y < a.y + a.height));
+// Who is lost comes first, then who is reached through others.
+function pathList(box, peers) {
+  const list = el("ul", null, "reached"); list.tabIndex = 0; list.setAttribute("aria-label", "How members are reached");
+  const order = { relay: 1, none: 1, "": 2, punched: 3 };
+  const rank = (p) => (p.state === "lost" ? 0 : order[p.path] ?? 4);
+  list.append(...peers.filter((p) => p.member && !p.you).sort((a, b) => rank(a) - rank(b) || a.number - b.number).map((peer) => {
+    const item = el("li", null, peer.state === "lost" ? "lost" : peer.path || "unknown");
+    item.title = `${peer.path_text || "path not known"} ${peer.why}`.trim();
+    item.append(el("span", peer.name), el("span", words(peer), "note"));
+    return item;
+  }));
+  box.replaceChildren(list);
+}
+// This node in the middle, the others around it; the line says how they are reached.
+function pathPicture(box, peers) {
   const width = box.clientWidth || 480, height = 230, others = peers.filter((p) => p.member && !p.you), me = peers.find((p) => p.you);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": others.map((p) => `${p.name}: ${p.path || "path not known"}, ${p.state}`).join("; ") || "no other member" });
   const cx = width / 2, cy = height / 2 - 4, rx = Math.min(width / 2 - 74, 210), ry = 80;
   const styles = { direct: ["lagoon", ""], lan: ["lagoon", ""], punched: ["leaf", "7 4"], relay: ["sun", "2 5"] };
-  others.slice(0, 24).forEach((peer, i) => {
-    const angle = (2 * Math.PI * i) / Math.min(24, others.length) - Math.PI / 2 + Math.PI / Math.max(2, Math.min(24, others.length));
+  others.forEach((peer, i) => {
+    const angle = (2 * Math.PI * i) / others.length - Math.PI / 2 + Math.PI / Math.max(2, others.length);
     const x = cx + rx * Math.cos(angle), y = cy + ry * Math.sin(angle), lost = peer.state === "lost";
     const [name, dashes] = styles[peer.path] || ["soft", "1 6"];
     const line = svg("line", { x1: cx, y1: cy, x2: x, y2: y, "stroke-width": 2.2, stroke: colour(lost ? "red" : name), "stroke-dasharray": dashes, "stroke-linecap": "round", opacity: lost ? 0.45 : 1 });
@@ -104,7 +127,7 @@ function paths(box, peers) {
     const dot = svg("circle", { cx: x, cy: y, r: 8, fill: colour(lost ? "red" : name), stroke: colour("card"), "stroke-width": 3 });
     const text = svg("text", { x, y: y + 24, "text-anchor": "middle" }); text.textContent = peer.name;
     const soft = svg("text", { x, y: y + 38, "text-anchor": "middle", class: "soft" });
-    soft.textContent = lost ? "lost" : [peer.path || "path not known", peer.rtt_ms === null ? "" : `${peer.rtt_ms.toFixed(0)} ms`].filter(Boolean).join(", ");
+    soft.textContent = words(peer);
     picture.append(line, dot, text, soft);
   });
   picture.append(svg("circle", { cx, cy, r: 11, fill: colour("ink"), stroke: colour("card"), "stroke-width": 3 }));

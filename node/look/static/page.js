@@ -41,7 +41,7 @@ function head(doc) {
 }
 function figures(doc) {
   const q = doc.quick;
-  const ddp = q.bytes_sent && q.ddp_bytes > q.bytes_sent ? `DDP: ${bytes(q.ddp_bytes)}, ${(q.ddp_bytes / q.bytes_sent).toFixed(0)} times as much` : "";
+  const ddp = q.ddp_times ? `DDP: ${bytes(q.ddp_bytes)}, ${q.ddp_times.toFixed(0)} times as much` : "";
   const rows = [
     ["Round", doc.run.rounds ? `${q.round} / ${doc.run.rounds}` : String(q.round), "", "round"],
     ["Members", `${q.reachable} of ${q.members}`, "reachable", "members"],
@@ -50,23 +50,31 @@ function figures(doc) {
     ["Sent", bytes(q.bytes_sent), ddp || `${bytes(q.bytes_received)} received`, "sent"],
     ["Loss", q.loss === null ? "–" : q.loss.toPrecision(4), "of this node's script", "loss"],
   ];
+  if (doc.rate) {
+    const own = doc.metrics.tokens_s, unit = doc.rate.unit;
+    rows.push([`${unit[0].toUpperCase()}${unit.slice(1)} a second`, pace(doc.rate.all), `${unit === "tokens" ? "learned, " : ""}of ${doc.rate.members} members` + (Number.isFinite(own) ? `; this script reads ${pace(own)}` : ""), "rate"]);
+  }
   if (q.gain) rows.push(["Worth", `${q.gain.split(" ")[0]} ×`, q.gain, "gain"]);
   if (q.samples !== null) rows.push(["Samples", count(q.samples), "of all members", "samples"]);
   for (const [label, words] of q.figures) rows.push([label[0].toUpperCase() + label.slice(1), words.split(", ")[0], words.split(", ")[1] || "", label]);
   if (q.memory_bytes) rows.push(["Memory", bytes(q.memory_bytes), "of the node", "memory"]);
   const held = doc.metrics.held_out, own = doc.metrics.held_out_own;
   if (Number.isFinite(held) && Number.isFinite(own)) rows.push(["Held out", held.toPrecision(4), `own weights before it ${own.toPrecision(4)}`, "held-out"]);
+  if (doc.evaluation) rows.push(["Held-out loss", doc.evaluation.held_out === null ? "no number" : doc.evaluation.held_out.toPrecision(4), `after round ${doc.evaluation.round}, ${count(doc.evaluation.tokens)} tokens`, "evaluation"]);
   for (const [name, value] of Object.entries(doc.mean)) rows.push([name, value === null ? "–" : value.toPrecision(4), "mean of all sites", "mean"]);
   $("figures").replaceChildren(...rows.map(([what, value, more, key]) => { const box = el("div"), dd = el("dd", value); dd.dataset.key = key; if (more) dd.append(el("small", more)); box.append(el("dt", what), dd); return box; }));
 }
-function shownMembers(doc) {
+const LANES = 64;  // members whose rounds are drawn
+function seenMembers(doc) {
   const seen = doc.peers.filter((p) => p.member || p.rounds);
-  return seen.sort((a, b) => (b.you - a.you) || (b.member - a.member) || a.number - b.number).slice(0, 64);
+  return seen.sort((a, b) => (b.you - a.you) || (b.member - a.member) || a.number - b.number);
 }
 function drawRounds() {
   const doc = data.doc, rounds = data.rounds, width = $("timeline-box").clientWidth;
   const first = last ? Math.max(0, rounds.round.length - last) : 0;
-  drawn = timeline($("timeline"), width, rounds, first, shownMembers(doc), chosen);
+  const seen = seenMembers(doc);
+  drawn = timeline($("timeline"), width, rounds, first, seen.slice(0, LANES), chosen);
+  $("lanes").textContent = seen.length > LANES ? `${LANES} of ${seen.length} members` : "";
   const kinds = [["did", "contributed"], ["slow", "and was the slowest"], ["not", "did not"], ["lost", "lost"]].filter(([kind]) => kind !== "slow" || !doc.run.hidden.includes("timings"));
   if (!$("legend").children.length) $("legend").replaceChildren(...kinds.map(([cls, text]) => { const box = el("span"); box.append(el("i", "", cls), text); return box; }));
 }
@@ -82,43 +90,117 @@ function choose(i) {
   chosen = Math.max(drawn ? drawn.first : 0, Math.min(data.rounds.round.length - 1, i));
   $("round-now").textContent = roundWords(chosen); drawRounds();
 }
-function table(node, header, rows, keys = []) {
-  const top = el("tr"), body = el("tbody");
-  header.forEach((text, i) => { const th = el("th", text, keys[i]); th.scope = "col"; top.append(th); });
+// The head stays while it says the same, so that whoever stands on it with the keyboard is not moved.
+function table(node, header, rows, keys = [], head = (text) => text) {
+  const top = el("tr"), body = el("tbody"), same = node.tHead && node.dataset.head === header.join();
+  node.dataset.head = header.join();
+  if (!same) header.forEach((text, i) => { const th = el("th", null, keys[i]); th.scope = "col"; th.append(head(text, i)); top.append(th); });
   for (const [cls, cells] of rows) { const tr = el("tr", null, cls); cells.forEach((cell, i) => { const td = el("td", cell instanceof Node ? null : cell, keys[i]); if (cell instanceof Node) td.append(cell); tr.append(td); }); body.append(tr); }
+  if (same) { node.tBodies[0].replaceWith(body); return; }
   const thead = el("thead"); thead.append(top); node.replaceChildren(thead, body);
 }
-function members(doc) {
-  const hidden = doc.run.hidden, header = ["Member", "State", "Path", "Round trip", "Rounds"], keys = ["", "", "", "n", "n"];
-  if (!hidden.includes("samples")) { header.push("Samples"); keys.push("n"); }
-  if (!hidden.includes("timings")) { header.push("Slowest in"); keys.push("n"); }
-  header.push("Sent to", "Received"); keys.push("n", "n");
-  table($("members"), header, shownMembers(doc).map((p) => {
-    const name = el("span", p.name + (p.you ? " (you)" : "")); name.append(el("span", "…" + p.id.slice(-8), "id"));
-    const pill = el("span", p.state, "pill " + p.state);
-    const cells = [name, pill, p.you ? "here" : (p.path_text || p.path || "–") + (p.why ? `: ${p.why}` : ""), p.rtt_ms === null ? "–" : `${p.rtt_ms.toFixed(0)} ms`, String(p.rounds)];
-    if (!hidden.includes("samples")) cells.push(count(p.samples));
-    if (!hidden.includes("timings")) cells.push(String(p.slowest));
-    cells.push(bytes(p.sent), bytes(p.received));
-    return [p.member ? "" : "gone", cells];
-  }), keys);
+// By which column members stand, and whether the largest comes first; by none: this node, members, who is gone.
+let sorted = { by: "", down: false };
+function sortBy(by) {
+  sorted = { by, down: sorted.by === by ? !sorted.down : !["Member", "State", "Path"].includes(by) };
+  members(data.doc);
 }
-function chart(key, series, rows, unit) {
+// Name, the value that it is sorted by, how a cell shows it, and what must not be hidden for it.
+const COLUMNS = (doc) => [
+  ["Member", (p) => p.name || "", (name, p) => { const found = el("span", name + (p.you ? " (you)" : "")); found.append(el("span", "…" + p.id.slice(-8), "id")); return found; }],
+  ["State", (p) => p.state || "", (state) => el("span", state, "pill " + state)],
+  ["Path", (p) => (p.you ? "here" : p.path_text || p.path || "–"), (path, p) => path + (p.why ? `: ${p.why}` : "")],
+  ["Round trip", (p) => p.rtt_ms, (ms) => (ms === null ? "–" : `${ms.toFixed(0)} ms`)],
+  ["Rounds", (p) => p.rounds],
+  ...(doc.rate ? [[`${doc.rate.unit[0].toUpperCase()}${doc.rate.unit.slice(1)}/s`, (p) => p.rate, pace]] : []),
+  [doc.run.unit[0].toUpperCase() + doc.run.unit.slice(1), (p) => p.samples, count, "samples"],
+  ["Slowest in", (p) => p.slowest, String, "timings"],
+  ["Sent to", (p) => p.sent, bytes], ["Received", (p) => p.received, bytes],
+];
+function members(doc) {
+  const shown = COLUMNS(doc).filter(([, , , needs]) => !doc.run.hidden.includes(needs)), rows = seenMembers(doc);
+  const by = shown.find(([name]) => name === sorted.by);
+  if (by) {
+    const value = by[1], sign = sorted.down ? -1 : 1, known = (v) => v !== null && v !== undefined;
+    rows.sort((a, b) => known(value(b)) - known(value(a)) || sign * (typeof value(a) === "string" ? value(a).localeCompare(value(b)) : value(a) - value(b)) || a.number - b.number);
+  }
+  table($("members"), shown.map(([name]) => name), rows.map((p) => [p.member ? "" : "gone", shown.map(([, value, cell]) => (cell || String)(value(p), p))]), shown.map(([, value]) => (typeof value(rows[0] || doc.peers[0] || {}) === "string" ? "" : "n")), (name) => {
+    const button = el("button", name); button.type = "button"; button.addEventListener("click", () => sortBy(name));
+    return button;
+  });
+  [...$("members").tHead.rows[0].cells].forEach((th) => th.setAttribute("aria-sort", th.textContent !== sorted.by ? "none" : sorted.down ? "descending" : "ascending"));
+}
+function chart(key, series, rows, unit, more = {}) {
   const box = $(key), width = box.clientWidth, grid = { stroke: colour("line"), width: 1 }, font = "11px system-ui, sans-serif";
   if (charts[key]) charts[key].destroy();
   box.replaceChildren();
   const axis = { stroke: colour("soft"), grid, ticks: grid, font, size: 46 };
-  charts[key] = new uPlot({ width, height: 230, legend: { show: false }, cursor: { y: false, points: { size: 7 } }, scales: { x: { time: false } }, axes: [{ ...axis, size: 30 }, { ...axis, values: (u, v) => v.map((x) => (x === null ? "" : x.toPrecision(3).replace(/\.?0+$/, "") + unit)) }], series: [{}, ...series] }, rows, box);
+  charts[key] = new uPlot({ ...more, width, height: 230, legend: { show: false }, cursor: { y: false, points: { size: 7 } }, scales: { x: { time: false } }, axes: [{ ...axis, size: 30 }, { ...axis, values: (u, v) => v.map((x) => (x === null ? "" : x.toPrecision(3).replace(/\.?0+$/, "") + unit)) }], series: [{}, ...series] }, rows, box);
+}
+const loss = (v) => (v === null || v === undefined ? "no number" : v.toPrecision(4));
+const PALETTE = ["lagoon", "coral", "leaf", "sun", "soft"];
+// Lines of a chart of losses: of each member that told any, and of held-out data.
+function lossLines(doc) {
+  const names = Object.keys(doc.losses), dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  const hue = (s) => (names.length <= PALETTE.length ? colour(PALETTE[s]) : `hsl(${Math.round((360 * s) / names.length)} 62% ${dark ? 66 : 38}%)`);
+  const found = names.map((n, s) => ({ name: nameOf(Number(n)), told: doc.losses[n], stroke: hue(s) }));
+  if (doc.held_out.rounds.length) found.push({ name: "held out", told: doc.held_out, stroke: colour("ink"), dash: [5, 4] });
+  return found;
+}
+let lit = "";  // the line that is pointed at in the legend
+function light(name) {
+  lit = name;
+  const chart = charts.loss;
+  const at = chart ? chart.series.findIndex((one, i) => i && one.label === name) : -1;
+  if (chart) chart.setSeries(at > 0 ? at : null, { focus: true });
+  for (const one of $("loss-legend").children) one.setAttribute("aria-pressed", String(one.dataset.name === name));
+}
+function lossLegend(lines) {
+  const text = lines.map((line) => line.name + line.stroke).join(), box = $("loss-legend");
+  if (box.dataset.text !== text) {
+    box.dataset.text = text;
+    box.replaceChildren(...lines.map((line) => {
+      const button = el("button"), swatch = el("i"); button.type = "button"; button.dataset.name = line.name;
+      swatch.style.background = line.stroke;
+      button.append(swatch, el("span", line.name), el("b"));
+      for (const [event, name] of [["pointerenter", line.name], ["pointerleave", ""], ["focus", line.name], ["blur", ""]]) button.addEventListener(event, () => light(name));
+      return button;
+    }));
+  }
+  lines.forEach((line, i) => { box.children[i].lastChild.textContent = loss(line.told.losses[line.told.losses.length - 1]); });
+}
+// What the pointer is nearest to.
+function lossAt(chart) {
+  const i = chart.cursor.idx;
+  if (i === null || i === undefined || chart.cursor.left < 0) return;
+  const there = chart.series.map((one, s) => [one.label, s && chart.data[s][i]]).filter(([, v], s) => s && Number.isFinite(v));
+  if (!there.length) return;
+  const away = ([, v]) => Math.abs(chart.valToPos(v, "y") - chart.cursor.top), all = there.map(([, v]) => v);
+  const [name, v] = there.reduce((a, b) => (away(b) < away(a) ? b : a));
+  $("loss-now").textContent = `round ${chart.data[0][i]}: ${name} ${loss(v)}` + (there.length > 1 ? `; ${there.length} lines from ${loss(Math.min(...all))} to ${loss(Math.max(...all))}` : "");
 }
 function curves(doc) {
-  const names = Object.keys(doc.losses), at = new Map(), palette = ["lagoon", "coral", "leaf", "sun", "soft"];
-  names.forEach((number, s) => doc.losses[number].rounds.forEach((round, i) => { if (!at.has(round)) at.set(round, Array(names.length).fill(null)); at.get(round)[s] = doc.losses[number].losses[i]; }));
+  const lines = lossLines(doc), at = new Map();
+  lines.forEach(({ told }, s) => told.rounds.forEach((round, i) => { if (!at.has(round)) at.set(round, Array(lines.length).fill(null)); at.get(round)[s] = told.losses[i]; }));
   const xs = [...at.keys()].sort((a, b) => a - b);
-  $("loss-now").textContent = names.length ? names.map((n) => { const l = doc.losses[n].losses, v = l[l.length - 1]; return `${nameOf(Number(n))} ${v === null ? "no number" : v.toPrecision(4)}`; }).join(", ") : "no script has told one: sync.log(loss=loss)";
-  if (names.length) chart("loss", names.map((n, s) => ({ label: nameOf(Number(n)), stroke: colour(palette[s % 5]), width: 2, spanGaps: true, points: { show: false } })), [xs, ...names.map((_, s) => xs.map((x) => at.get(x)[s]))], "");
+  if (!lines.length) $("loss-now").textContent = "no script has told one: sync.log(loss=loss)";
+  else if (!$("loss-now").textContent || $("loss-now").textContent.startsWith("no script")) $("loss-now").textContent = "point at a line or at a name";
+  lossLegend(lines);
+  if (lines.length) {
+    const series = lines.map((line) => ({ label: line.name, stroke: line.stroke, dash: line.dash, width: 2, spanGaps: true, points: { show: false } }));
+    chart("loss", series, [xs, ...lines.map((_, s) => xs.map((x) => at.get(x)[s]))], "", { focus: { alpha: 0.15 }, hooks: { setCursor: [lossAt] } });
+    if (lit) light(lit);
+  }
   const r = data.rounds, from = last ? Math.max(0, r.round.length - last) : 0, cut = (v) => v.slice(from);
   if (r.round.length) chart("time", [{ label: "a round", stroke: colour("lagoon"), width: 2, points: { show: false } }, { label: "waited", stroke: colour("sun"), fill: colour("sun") + "33", width: 1.6, points: { show: false } }], [cut(r.round), cut(r.period_s), cut(r.waited_s)], " s");
   $("time-now").textContent = `a round ${span(doc.quick.period_s)}; of that this node waits for the result (filled) ${percent(doc.quick.training_share === null ? null : 1 - doc.quick.training_share)}`;
+}
+function answers(doc) {
+  const text = JSON.stringify(doc.answers), box = $("answers");
+  box.closest("section").hidden = !doc.answers.length;
+  if (box.dataset.text === text) return;
+  box.dataset.text = text;
+  box.replaceChildren(...[...doc.answers].reverse().map(([at, round, prompt, answer]) => { const li = el("li"), time = el("time", `round ${round}`); time.dateTime = new Date(at * 1000).toISOString(); const told = el("span"); told.append(el("b", prompt), el("br"), answer); li.append(time, told); return li; }));
 }
 function log() {
   const box = $("log").parentElement, low = box.scrollTop + box.clientHeight >= box.scrollHeight - 30;
@@ -133,7 +215,7 @@ function roundsTable() {
 }
 function draw() {
   const doc = data.doc, began = performance.now();
-  head(doc); figures(doc); drawRounds(); members(doc); paths($("paths"), doc.peers); curves(doc); log(); roundsTable();
+  head(doc); figures(doc); drawRounds(); members(doc); paths($("paths"), doc.peers); curves(doc); answers(doc); log(); roundsTable();
   $("reach").textContent = doc.reach;
   if (chosen < 0 && data.rounds.round.length) $("round-now").textContent = roundWords(data.rounds.round.length - 1);
   document.body.dataset.drawMs = (performance.now() - began).toFixed(1);
@@ -148,7 +230,7 @@ async function whatIf() {
     if (among) input.append(...among.map((one) => el("option", one))); else { input.inputMode = "decimal"; input.autocomplete = "off"; }
     input.value = told.given[key]; label.htmlFor = input.id; label.append(input); $("what").append(label);
   }
-  const f = told.found, rows = f ? [["Training", percent(f.training_share)], ["Steps and wait", span(f.period_s)], ["Up, a round", bytes(f.bytes)], ["DDP sends", f.ddp_times ? `${f.ddp_times.toFixed(0)} times as much` : "–"]] : [["", told.error]];
+  const f = told.found, rows = f ? [["Training", percent(f.training_share)], ["Steps and wait", span(f.period_s)], ["Up, a round", bytes(f.bytes)]] : [["", told.error]];
   $("what-found").replaceChildren(...rows.map(([a, b]) => { const box = el("div"); box.append(el("dt", a), el("dd", b)); return box; }));
   $("what-price").replaceChildren(...(f ? f.price.map((one) => el("li", one)) : []));
 }

@@ -12,7 +12,7 @@ losses      the loss as an exact sum, without logits of what is not learned
 feeding     which documents come next: one's own, or those that are leased
 optimizing  the inner optimizer, also one that steps in backward
 loop        the training loop, alone or as a member
-reporting   evaluations kept for the card of an exported model
+reporting   what the loop says, shown by the node, and kept for the card of an exported model
 measuring   what a step takes on this machine, with random weights
 train       from a file and a model to a ``final`` record
 launching   a process a card, which end together

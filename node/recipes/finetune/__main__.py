@@ -17,12 +17,13 @@ from ....collectives.errors import ConfigError
 from ....collectives.foreign import shown
 from ...home.own_data import data_of
 from ...home.paths import find_paths, user_path
+from ...look.machine import MachineReadings, find_nvml
 from ...manifest import load_run
 from ..models.bringing import bring_model
 from ..train import end_with_status
 from .launching import cards_of, devices_for
 from .loop import Say
-from .reporting import keep_evaluations
+from .reporting import keep_energy, keep_evaluations, show_records
 from .train import MemberJob, train_member
 
 
@@ -69,6 +70,7 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
                 why=f'Its manifest says data.source = "{manifest.data.source}".',
                 hint="--data FILE, or atoll config set data.path /path/chats.jsonl",
             )
+        swarm.prepares("loads the run's model")
         devices = devices_for(options.devices, manifest, tell)
         given = user_path(options.model) if options.model else None
         folder = bring_model(paths, swarm.run_id, manifest.model, given, tell)
@@ -80,6 +82,8 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
             options.threads,
             options.evaluate_every,
         )
+        kept = paths.run_dir(swarm.run_id)
+        say = show_records(keep_evaluations(say, kept), swarm)
         if devices > 1:
             tell(f"{devices} devices of this machine train as one member, a process each")
         with cards_of(devices, job, say) as cards:
@@ -89,7 +93,7 @@ def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[st
                 data,
                 swarm,
                 stop=stop.is_set,
-                say=keep_evaluations(say, paths.run_dir(swarm.run_id)),
+                say=keep_energy(say, kept, MachineReadings(nvml=find_nvml())),
                 tell=tell,
             )
         swarm.leave()

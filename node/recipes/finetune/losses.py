@@ -86,17 +86,20 @@ class SummedLoss:
         targets = ids.roll(-1, 1)
         mode = self.model.training
         self.model.eval()
-        raised = self._head.register_forward_hook(
-            lambda head, given, logits: logits * (LARGE / logits.abs().max().clamp_min(1e-9))
-        )
+        raised: Any = None
         try:
             batch = PackedBatch(ids, targets, None)
+            largest = self.model(**batch.inputs).logits.abs().max().clamp_min(1e-9)
+            raised = self._head.register_forward_hook(
+                lambda head, given, logits: logits * (LARGE / largest)
+            )
             apart = self._in_chunks(batch)
             whole = _summed(self.model(**batch.inputs).logits[0], targets[0])
         except (AttributeError, TypeError, RuntimeError):
             return False
         finally:
-            raised.remove()
+            if raised is not None:
+                raised.remove()
             self.model.train(mode)
         return bool((apart - whole).abs() <= TOLERANCE * whole.abs())
 

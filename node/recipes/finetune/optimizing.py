@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ....collectives.errors import ConfigError
 from ...manifest.tables import InnerTable
-
-BITSANDBYTES = "bitsandbytes.optim"
+from ..models.libraries import refuse_without_bitsandbytes
 
 
 def trained_parameters(model: Any) -> list[Tensor]:
@@ -42,14 +41,8 @@ def make_optimizer(trained: Sequence[Tensor], inner: InnerTable) -> torch.optim.
     groups = [group for group in groups if group["params"]]
     settings: dict[str, Any] = {"lr": inner.lr, "betas": (inner.beta1, inner.beta2)}
     if inner.optimizer == "adamw8bit":
-        try:
-            make: Any = import_module(BITSANDBYTES).AdamW8bit
-        except ImportError:
-            raise ConfigError(
-                "this run's optimizer is adamw8bit, which bitsandbytes has",
-                key="$.train.inner.optimizer",
-                hint="pip install 'atoll[4bit]', or a run with optimizer = \"adamw\"",
-            ) from None
+        refuse_without_bitsandbytes("", inner.optimizer)
+        make: Any = import_module("bitsandbytes.optim").AdamW8bit
         return make(groups, **settings)
     kinds = {each.device.type for each in trained}
     return torch.optim.AdamW(groups, fused=kinds <= {"cpu", "cuda"}, **settings)

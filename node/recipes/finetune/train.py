@@ -11,6 +11,7 @@ import torch
 
 from ....collectives.forced import make_folder
 from ....collectives.swarm import Swarm
+from ...client.swarm import RunSwarm
 from ...home.output import span_text
 from ...home.paths import find_paths
 from ...manifest import Manifest, adapters_of, load_run
@@ -65,8 +66,8 @@ def finetune(
 
     ``model``: a causal language model of transformers on its device, also inside PEFT; what
     requires a gradient is trained. ``swarm`` None: this machine alone. ``cards``: all of them call
-    this alike; the first one's data, swarm and ``stop`` are meant, and it alone speaks. ``folder``: where the state
-    is kept, from which the next call goes on. ``evaluate_every``: rounds. ``tell`` hears lines for
+    this alike; the first one's data, swarm and ``stop`` are meant, and it alone speaks.
+    ``folder``: where the state is kept, from which the next call goes on. ``evaluate_every``: rounds. ``tell`` hears lines for
     a person: what was read, what a sample looks like, how long a pass takes.
 
     Raises ConfigError for data (with file and line) and for models that cannot be trained so.
@@ -105,7 +106,7 @@ def train_member(
     job: MemberJob,
     cards: Cards = ONE_CARD,
     data: str = "",
-    swarm: Swarm | None = None,
+    swarm: RunSwarm | None = None,
     *,
     stop: Callable[[], bool] = lambda: False,
     say: Say = lambda record: None,
@@ -124,6 +125,8 @@ def train_member(
     )
     for note in found.notes:
         tell(note)
+    if swarm is not None:
+        swarm.prepares("reads its data")
     return finetune(
         found.model,
         found.tokenizer,

@@ -14,7 +14,7 @@ from ...home.refusals import refused
 
 EXTRA = "atoll[models]"
 REFUSED = "kernels"  # with it transformers and bitsandbytes fetch compiled code, and run it
-_OF_FOUR_BITS = "atoll[4bit]"
+BITSANDBYTES, OF_FOUR_BITS = "bitsandbytes", "atoll[4bit]"
 
 
 def library(name: str) -> Any:
@@ -36,7 +36,7 @@ def library(name: str) -> Any:
             _quieten(found)
         return found
     except ModuleNotFoundError as error:
-        extra = _OF_FOUR_BITS if name == "bitsandbytes" else EXTRA
+        extra = OF_FOUR_BITS if name == BITSANDBYTES else EXTRA
         raise ConfigError(
             f"{error.name or name} is not installed",
             code="E415",
@@ -60,6 +60,38 @@ def reading(what: str, *, key: str = "", why: str = "", hint: str = "") -> Gener
         raise found or ConfigError(
             f"{what}: {first_line(error, 400)}", key=key, code="E415", why=why, hint=hint
         ) from None
+
+
+def wants_bitsandbytes(method: str, optimizer: str) -> str:
+    """Which of a run's settings takes bitsandbytes, an extra of its own; "" where none does.
+
+    >>> wants_bitsandbytes("lora", "adamw8bit"), wants_bitsandbytes("qlora", "adamw")
+    ('optimizer = "adamw8bit"', 'method = "qlora"')
+    """
+    if optimizer == "adamw8bit":
+        return 'optimizer = "adamw8bit"'
+    return 'method = "qlora"' if method == "qlora" else ""
+
+
+def has_bitsandbytes() -> bool:
+    """Whether it is installed; it is not loaded."""
+    return util.find_spec(BITSANDBYTES) is not None
+
+
+def refuse_without_bitsandbytes(method: str, optimizer: str) -> None:
+    """Raise ConfigError E415 where a run's settings take bitsandbytes, and it is not installed."""
+    wants = wants_bitsandbytes(method, optimizer)
+    if not wants or has_bitsandbytes():
+        return
+    eight = "optimizer" in wants
+    raise ConfigError(
+        f"this run has {wants}, which bitsandbytes has",
+        key="$.train.inner.optimizer" if eight else "$.model.method",
+        code="E415",
+        why="It is an extra of its own, and not installed here.",
+        hint=f"pip install '{OF_FOUR_BITS}', or a run with "
+        + ('optimizer = "adamw"' if eight else 'method = "lora"'),
+    )
 
 
 def first_line(error: Exception, most: int = 300) -> str:
