@@ -198,18 +198,18 @@ def join_command(
         if founding is not None:
             say_invite(terminal, entered)
         own: dict[str, object] = {"--data": data, "--steps": steps, "--threads": threads}
-        if devices is not None:
-            own |= _devices_of(entered, script, devices)
+        own |= _devices_of(entered, script, devices)
         command = _command(entered, script, arguments, own)
         environment = _environment(terminal, info, data, mine=mine)
-        if begin:
-            environment[BEGIN_VARIABLE] = "1"
+        environment |= {BEGIN_VARIABLE: "1"} if begin else {}
         return _train(terminal, client, info, command, environment, script, drain)
 
 
-def _devices_of(signed: SignedManifest, script: Path | None, devices: int) -> dict[str, object]:
-    """The option of the script. Raises UsageError where it has none."""
-    if script is not None or not recipe_of(signed).endswith("finetune"):
+def _devices_of(
+    signed: SignedManifest, script: Path | None, devices: int | None
+) -> dict[str, object]:
+    """The option of the script. Raises UsageError where it has none and one is given."""
+    if devices is not None and (script is not None or not recipe_of(signed).endswith("finetune")):
         raise click.UsageError(
             "--devices is for a pretrained model ([model] hub, folder or gguf): a script of yours "
             "is started by torchrun, and the built-in model needs one device"
