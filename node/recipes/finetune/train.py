@@ -67,8 +67,9 @@ def finetune(
     ``model``: a causal language model of transformers on its device, also inside PEFT; what
     requires a gradient is trained. ``swarm`` None: this machine alone. ``cards``: all of them call
     this alike; the first one's data, swarm and ``stop`` are meant, and it alone speaks.
-    ``folder``: where the state is kept, from which the next call goes on. ``evaluate_every``: rounds. ``tell`` hears lines for
-    a person: what was read, what a sample looks like, how long a pass takes.
+    ``folder``: where the state is kept, from which the next call goes on. ``evaluate_every``:
+    rounds. ``tell`` hears lines for a person: what was read, what a sample looks like, how long a
+    pass takes.
 
     Raises ConfigError for data (with file and line) and for models that cannot be trained so.
     """
