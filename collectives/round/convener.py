@@ -442,10 +442,7 @@ class Convener:
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
             mine = view.contribution[0] if view.contribution else b""
             return view.next_ballot(now, aside=mine in self.lost)
-        # who keeps back what it announced may announce another thing each time
-        barred = {c.member for c in plan.contributors if c.cid in self.lost} - {view.me}
-        offers = [c for c in view.offers() if c.cid not in self.lost and c.member not in barred]
-        keep = self._reading(offers)
+        keep = self._reading([c for c in view.offers() if c.cid not in self.lost])
         self.slow |= {part.owner for part in plan.parts if view.actions.suspected(part.owner)}
         if (
             not view.enough(keep)

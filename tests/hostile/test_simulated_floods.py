@@ -4,11 +4,10 @@ round.
 
 from __future__ import annotations
 
-from itertools import count, islice
+from itertools import islice
 
 import pytest
 import session_table
-from blake3 import blake3
 from session_table import Peer, Table
 
 from atoll.collectives import messages as m
@@ -161,33 +160,6 @@ def test_ballots_without_end_hold_up_no_round_that_needs_who_hears_them(table: T
     reasons = {each.reason for each in victim.heard if isinstance(each, ev.PeerMisbehaved)}
     assert reasons == {"ballots faster than any clock"}
     assert victim.session.budgets.deaf_to(table.world.now, liar)
-    table.end()
-
-
-def test_what_a_member_announces_anew_without_end_is_waited_for_once(table: Table) -> None:
-    """Each plan names another contribution of it, none of which comes; the next one none."""
-    victim, liar = table.peers[0], table.peers[1].name
-    quiet, _ = trained(table, 6, 0.0)
-    over = list[bool]()
-
-    def announce() -> None:
-        if over:
-            return
-        machine = victim.machine
-        for _ in range(20):
-            cid = blake3(f"{table.world.now}/{next(numbers)}".encode()).digest()[:16]
-            ready = wire(
-                m.Ready(machine.base, cid, 1, False), round_=machine.round, log=machine.log
-            )
-            victim.do(lambda session, now, ready=ready: session.on_message(now, liar, ready))
-        table.world.after(0.02, announce)
-
-    numbers = count()
-    announce()
-    took, lost = trained(table, 12, 0.0)
-    over.append(True)
-    assert not lost
-    assert max(took) <= max(quiet) + 2.5, (quiet, took)  # 6.5 s where each was waited for
     table.end()
 
 
