@@ -90,8 +90,7 @@ EARLY_MESSAGES = 512  # messages of the next round kept while this one is being 
 FAR_BALLOTS = 1 << 20  # beyond the own one; no clock brings a round so far
 MOST_RAISES = 32  # of the ballot, by one member, at once; beyond, one in a `Timing.takeover_s`
 MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
-# a source that sent nothing for so many pulls is asked again; what is under way would only come
-# twice
+# a source that sent nothing for so many pulls is asked again: what is under way would come twice
 PATIENCE_PULLS = 7.5
 
 
@@ -154,8 +153,7 @@ class RoundMachine:
         # ---- state and entries
         # Merkle root of the state before the open round; None while it is being hashed
         self.root: bytes | None = None
-        # the entries are known but the state is still being fetched: nothing can be applied or
-        # voted on
+        # entries are known, the state is still being fetched: nothing can be applied or voted on
         self.stateless = False
         self.ahead: list[Certified] = []  # verified entries beyond the open round
         self.round_s: float | None = None  # how long the last round took
@@ -1659,11 +1657,9 @@ class RoundMachine:
             self.enter(now, ballot, aside=aside)
 
     def _outruns(self, now: float, who: Member, ballot: int) -> bool:
-        """Whether no honest member can have come to this ballot of its own. Who followed whoever
-        owns `LAST_BALLOT` there would have none left, and the log would stand still for ever; who
-        followed one that raises it without end would carry out no other's plan. Raises
-        RemoteProtocolError for raises that are faster than any clock.
-        """
+        """Whether no honest member can have come to this ballot: whoever followed would have no
+        ballot left, or carry out no other's plan. Raises RemoteProtocolError for raises that are
+        faster than any clock."""
         newest, takes_s = max(self.ballot, self.journal.promised), self.timing.takeover_s
         if newest < ballot <= newest + FAR_BALLOTS:
             since = max(self.open.raised.get(who, 0.0), now - MOST_RAISES * takes_s)

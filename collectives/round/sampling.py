@@ -26,8 +26,7 @@ from ..swarm import SampleSettings
 
 TURNS = 8  # times the last round with contributors: so long drawn members have for theirs
 AGAIN = 1.1  # times the draw before: also members that have become that much slower get there
-# times what drawn members have: so long what they offered may be on its way, if conveners try in
-# vain
+# times what drawn members have: their offers may be under way so long, if conveners try in vain
 DELIVERED = 2.0
 # a turn counts as at most so many times the turn before: scripts may have rested in it
 SLOWER = 2.0

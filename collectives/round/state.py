@@ -257,8 +257,7 @@ class OpenRound:
     slowest: int | None = None
     # When all others were last told of the own contribution, since too few were known.
     announced_at: float = -1e9
-    # the ballot in which the own contribution is not offered: it held up the others in the one
-    # before
+    # the ballot in which the own contribution is not offered: it held up the one before
     aside: int = -1
 
     def note_vote(self, who: Member, ballot: int, entry_hash: bytes, signature: bytes) -> None:

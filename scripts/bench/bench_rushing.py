@@ -31,6 +31,7 @@ from statistics import median
 from _bench import emit, progress
 from _kits import TESTS  # first: it makes the kits of tests/ importable
 from bad_input_kit import PATIENCE_S, Member, ended, new_run, one_round
+from torch import Tensor
 
 from atoll.collectives.errors import AtollError
 
@@ -87,11 +88,15 @@ class Turns(threading.Thread):
         while steps < self.most and not (steps and swarm.closing > base):
             time.sleep(self.step_s)
             steps += 1
-        ticket = swarm.contribute(samples=max(1, steps), write=lambda out: out.zero_())
+        ticket = swarm.contribute(samples=max(1, steps), write=_write_zeros)
         outcome = ticket.wait(PATIENCE_S)
         if outcome.counted:
             self.rounds.add(outcome.round)
         self.steps.append(steps)
+
+
+def _write_zeros(out: Tensor) -> None:
+    out.zero_()
 
 
 def play(options: argparse.Namespace, odd: int) -> Played:
