@@ -79,8 +79,8 @@ def base_lines(
         lines = [f"base     {size}, not known on this machine: --model PATH"]
     if travels(model):
         lines.append(
-            f"{'':7}  this machine then hands it on to members that lack it "
-            "(atoll config set models.share false: it does not)"
+            f"{'':7}  this machine then hands it on to members that lack it; else: "
+            "atoll config set models.share false"
             if share
             else f"{'':7}  this machine does not hand it on ([models] share = false)"
         )

@@ -203,8 +203,7 @@ def join_command(
         if founding is not None:
             say_invite(terminal, entered)
         own: dict[str, object] = {"--data": data, "--steps": steps, "--threads": threads}
-        own |= _devices_of(entered, script, devices)
-        command = _command(entered, script, arguments, own)
+        command = _command(entered, script, arguments, own | _devices_of(entered, script, devices))
         environment = _environment(terminal, info, data, mine=mine, begin=begin)
         return _train(terminal, client, info, command, environment, script, drain)
 

@@ -185,7 +185,7 @@ def test_a_member_takes_no_entry_of_more_members(kind: TopologyKind) -> None:
     with pytest.raises(RemoteProtocolError, match=f"{kind} run: at most {most:,}") as caught:
         machine.on_acceptor_message(3.0, who, m.Accept(machine.journal.promised, proposed(crowd)))
     assert caught.value.peer == who.peer
-    welcome = len(machine.welcome(members(most + 9)))  # what they show must fit, too
+    welcome = len(machine.entrance.welcome(members(most + 9)))  # what they show must fit, too
     assert welcome == most - 3 if kind == "butterfly" else 1000 < welcome < most
     process.end()
 

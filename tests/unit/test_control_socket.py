@@ -937,7 +937,14 @@ def test_a_node_of_the_first_version_is_asked_nothing_that_it_does_not_know(tmp_
 
 
 def test_a_script_of_the_first_version_goes_on_with_a_new_node(node: Node) -> None:
-    for versions, spoken in (((1,), 1), ((1, 2), 2), ((2, 3), 3), ((3, 4), 4), ((6, 7), 6)):
+    for versions, spoken in (
+        ((1,), 1),
+        ((1, 2), 2),
+        ((2, 3), 3),
+        ((3, 4), 4),
+        ((5, 99), 5),
+        ((6, 7), 6),
+    ):
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(node.paths.control_socket))
             sock.sendall(p.frame(p.Hello(1, versions, os.getpid())))

@@ -350,18 +350,20 @@ def test_what_this_machine_has_is_not_asked_for(
     ],
 )
 def test_joining_what_takes_bitsandbytes_is_refused_without_it(
-    method: str, optimizer: str, key: str
+    method: str, optimizer: str, key: str, tmp_path: Path
 ) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text('{"text": "a"}\n', encoding="utf-8")
     manifest = of_model("ORG/Llama-3.2-1B")
     manifest = structs.replace(manifest, model=structs.replace(manifest.model, method=method))
     inner = structs.replace(manifest.train.inner, optimizer=optimizer)
     manifest = structs.replace(manifest, train=structs.replace(manifest.train, inner=inner))
-    check_fit(manifest, Path("train.py"), "chats.jsonl")  # a script of one's own loads its own
+    check_fit(manifest, Path("train.py"), str(chats))  # a script of one's own loads its own
     if not key:
-        check_fit(manifest, None, "chats.jsonl")
+        check_fit(manifest, None, str(chats))
         return
     with pytest.raises(ConfigError, match="which bitsandbytes has") as error:
-        check_fit(manifest, None, "chats.jsonl")
+        check_fit(manifest, None, str(chats))
     assert (error.value.code, error.value.key) == ("E415", key)
     assert error.value.hint.startswith("pip install 'atoll[4bit]'")
 

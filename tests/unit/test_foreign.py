@@ -247,6 +247,11 @@ TOLD = {
 """Fields of messages that may hold anything, and where that is dealt with."""
 
 OURS = {
+    "node.bases.own.OwnBase": "where this machine's own copy lies",
+    "node.run.rate.TrainingRate": "a report",
+    "node.recipes.finetune.preparing.StorePlace": "between processes of one member",
+    "node.recipes.finetune.train.MemberJob": "between processes of one member",
+    "node.recipes.finetune.launching._CardJob": "between processes of one member",
     "collectives.swarm.RunSettings": "made from a checked manifest",
     "node.records.audit.Audited": "a report",
     "node.records.audit.ConfigurationChange": "a report",

@@ -36,7 +36,7 @@ DIRECT = {
 }
 MODULES = {"pynvml": "nvidia_ml_py"}
 """Modules whose package has another name."""
-WHERE_INSTALLED = {"opacus"}  # it brings a training stack of its own, and nobody needs it
+WHERE_INSTALLED = {"opacus", "bitsandbytes"}  # large, and only some settings need them
 COME_WITH_LIBP2P = {"multiaddr", "base58", "google", "exceptiongroup", "dns"}
 
 

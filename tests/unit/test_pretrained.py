@@ -400,7 +400,10 @@ def test_another_quantisation_of_the_model(folder: Path, tmp_path: Path) -> None
     other.write_bytes(b"GGUF in eight bits")
     replace, model = msgspec.structs.replace, found.manifest.model
     assert model.base is not None
-    base = replace(model.base, files={mine.name: sha256_of(mine)})
+    size = mine.stat().st_size
+    base = replace(
+        model.base, files={mine.name: sha256_of(mine)}, sizes={mine.name: size}, size=size
+    )
     model = replace(model, entry="gguf", folder=None, gguf=mine.name, base=base)
     found = FoundModel(replace(found.manifest, model=model), None)
     assert "tiny.Q4_1.gguf differs" in str(refused(tmp_path / "member", found, other))

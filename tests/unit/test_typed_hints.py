@@ -23,7 +23,7 @@ from atoll.node.views.documents import finished_text, run_lines, run_state, stat
 
 WORD = re.compile(
     r"--?[a-z][a-z-]*|[A-Z][A-Z0-9-]*(\.toml)?|V\d\d|:?\d+|[0-9a-f]{8}|[\w./]+\.(py|toml|jsonl)(:\w+)?"
-    r"|(node|notify|data)\.\w+|\./node2|federated-hospital|site-a|bash|train|\'\'"
+    r"|(node|notify|data|models)\.\w+|true|false|\./node2|federated-hospital|site-a|bash|train|\'\'"
 )
 """What may follow a command: options, names that the reader fills in, numbers, ids, settings,
 files, and some words.
