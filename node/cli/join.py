@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import threading
 import time
-from collections.abc import Collection, Generator
+from collections.abc import Collection, Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import takewhile
@@ -464,7 +465,25 @@ def _train(
             watched.close()
         status = child.exit_status
         killed = status - 128 if status > 128 and not child.interrupted else 0
-    return tell_ending(terminal, info, progress, status, killed, time.monotonic() - started_s)
+    again = again_line(info.run_id, command, script)
+    took_s = time.monotonic() - started_s
+    return tell_ending(terminal, info, progress, status, killed, took_s, again)
+
+
+def again_line(run_id: str, command: Sequence[str], script: Path | None) -> str:
+    """What is typed to go on: what the run does not know, its data and the like, is said again.
+
+    >>> again_line("abcdefghij", ["python", "-m", "m", "--data", "my chats.jsonl"], None)
+    "atoll join abcdefgh --data 'my chats.jsonl'"
+    """
+    words = ["atoll", "join", run_id[:8]]
+    if script is not None:
+        words += ["--script", str(script)]
+        return shlex.join(words)
+    for option in ("--data", "--steps", "--threads", "--devices"):
+        if option in command:
+            words += [option, command[list(command).index(option) + 1]]
+    return shlex.join(words)
 
 
 def _again(terminal: Terminal, info: RunInfo, view: TrainingView) -> NodeClient | None:
@@ -516,9 +535,10 @@ def tell_ending(
     status: int,
     killed: int,
     seconds: float,
+    again: str,
 ) -> int:
     """Say how it went. ``killed``: the number of the signal that ended the script, where it was
-    not this command's; 0: none.
+    not this command's; 0: none. ``again``: the command that goes on.
     """
     from ..records.export import CHECKPOINT_FOLDER
     from ..views.documents import privacy_text
@@ -559,7 +579,7 @@ def tell_ending(
             ending = f"was killed by {_signal_name(killed)} after {took}"
         elif 0 < status <= 128:  # what it did before is the others' rounds as well
             ending = f"ended with status {status}: its last lines say why"
-        terminal.say(f"the script {ending}. Again: atoll join {info.run_id[:8]}")
+        terminal.say(f"the script {ending}. Again: {again}")
     if progress.privacy:
         terminal.say(f"Privacy: {privacy_text(progress.privacy)}")
     if (

@@ -947,7 +947,7 @@ def test_a_run_that_ends_before_its_last_round_is_finished_for_who_trained_in_it
     progress.take_status(read_run_status(status))
     info = RunInfo("abc", "tide", "p", RunSettings(rounds=9))
     terminal = Terminal(home=str(tmp_path))
-    assert tell_ending(terminal, info, progress, 0, 0, 60.0) == 0
+    assert tell_ending(terminal, info, progress, 0, 0, 60.0, "atoll join tiny") == 0
     told = capsys.readouterr().err
     assert f"tide is finished: {over or 'all its 9 rounds are committed'}, " in told
     assert "Again: atoll join" not in told
