@@ -185,6 +185,7 @@ class ReferenceSession:
             answers(p.Tallies, self.tallies, lambda id_, found: p.TallyList(id_, tuple(found))),
             answers(p.Start, self.starts, lambda id_, there: p.Starting(id_, *there)),
             answers(p.Rest, self.rests, p.Resting),
+            answers(p.NextNumber, lambda name, least: least, p.Numbered),
             hears(p.Report, self.report),
             hears(p.ShowAnswer, self.show_answer),
             hears(p.ShowEvaluation, self.show_evaluation),

@@ -121,6 +121,7 @@ class ConnectionRequests:
             for anchors in session.anchors:
                 anchors.abandon()
             session.detached(self._farewell)
+        self._calls = CallTable()  # its rows name this object
 
     def farewell(self, said: p.Farewell) -> None:
         """The client closes the connection on purpose, or since its script ends."""

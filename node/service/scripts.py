@@ -324,6 +324,8 @@ class AttachedScript:
         self._detach()
         self._reductions.detached()
         self.contribution.close()
+        # Its rows name this object: the circle would keep what the script wrote until a collection.
+        self.calls = CallTable()
         self._ended(farewell)
 
     # ---- events
