@@ -418,7 +418,7 @@ def _train(
     progress = RunProgress(info.name, info.settings.rounds, round=info.round)
     started_s = time.monotonic()
     with (
-        TrainingView(terminal, progress) as view,
+        TrainingView(terminal, progress, own_script=script is not None) as view,
         ChildCommand(
             command,
             environment,

@@ -113,9 +113,13 @@ def sparkline(values: Iterable[float]) -> str:
 class TrainingView:
     """The view, as a context. Its methods may be called from any thread."""
 
-    def __init__(self, terminal: Terminal, progress: RunProgress) -> None:
+    def __init__(
+        self, terminal: Terminal, progress: RunProgress, *, own_script: bool = True
+    ) -> None:
+        """``own_script``: whether a script of the user's trains, whose loop may be at fault."""
         self._terminal = terminal
         self._progress = progress
+        self._own_script = own_script
         self._live: Live | None = None
         self._lock = threading.RLock()
         self._closed = False
@@ -229,7 +233,13 @@ class TrainingView:
                     code = escaped(event.code, 16)
                     self.say(f"{code} {of}{escaped(event.said, 2000)}; atoll explain {code}")
                 case e.ScriptIdleEvent():
-                    self.say(f"{event.words()}; does its loop call optimizer.step()?")
+                    why = (
+                        "does its loop call optimizer.step()?"
+                        if self._own_script
+                        else "a first step may take minutes on a slow or busy machine, where "
+                        "--threads 1 may be faster"
+                    )
+                    self.say(f"{event.words()}; {why}")
                 case e.StorageTroubleEvent() | e.RunTroubleEvent():
                     self.say(f"{event.code} {event.message}; {event.hint}")
                 case _:

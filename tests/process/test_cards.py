@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ import cards_kit
 import pytest
 import torch
 from cards_kit import CASES, go_on, play
+from ranks_kit import play_two_ranks
 
 from atoll.node.recipes.finetune.keeping import read_state
 from atoll.node.recipes.finetune.sharding import ONE_CARD
@@ -33,25 +32,8 @@ STEPS = [
 
 def play_by_two(folder: Path, **environment: str) -> Path:
     """Two processes play all cases, and keep in ``folder`` what they found."""
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(folder), str(rank)],
-            env={**os.environ, "PYTHONPATH": str(SCRIPT.parent), **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=600) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(
-        f"{out}\n{error}" for out, error in said
-    )
-    assert [out.splitlines() for out, _ in said] == [list(CASES)] * 2
+    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parent), **environment}
+    assert play_two_ranks(SCRIPT, folder, environment, 600) == [list(CASES)] * 2
     return folder
 
 

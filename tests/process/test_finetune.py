@@ -31,6 +31,14 @@ from atoll.security.identity import Identity
 
 pytest.importorskip("peft", reason="peft is not installed")
 pytestmark = pytest.mark.slow
+RUN = (
+    'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "{}"\n'
+    '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
+)
+THREE_ROUNDS = (
+    "[train]\nsync_every = 2\nrounds = 3\nstart_with = 2\n"
+    "[train.inner]\nlr = 1e-2\nsteps = 6\ntokens_per_step = 128\n"
+)
 
 LOAD = """
 import sys, torch, transformers
@@ -94,13 +102,7 @@ def test_two_members_type_a_file_and_an_invite(method: str, tmp_path: Path) -> N
     base = random_models.write_model(tmp_path / "tiny", "llama_tied")
     one, two = tmp_path / "one", tmp_path / "two"
     file = tmp_path / "run.toml"
-    file.write_text(
-        f'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "{method}"\n'
-        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
-        "[train]\nsync_every = 2\nrounds = 3\nstart_with = 2\n"
-        "[train.inner]\nlr = 1e-2\nsteps = 6\ntokens_per_step = 128\n"
-        "[evaluate]\n[checkpoint]\nevery = 1\n"
-    )
+    file.write_text(RUN.format(method) + THREE_ROUNDS + "[evaluate]\n[checkpoint]\nevery = 1\n")
     given = ("--yes", "--no-input", "--threads", "1")
     mine = records(tmp_path / "mine.jsonl", "swarm")
     other = records(tmp_path / "other.jsonl", "model")
@@ -174,12 +176,7 @@ def test_a_base_comes_from_a_member_though_its_fetcher_is_killed_and_no_stranger
     (base / "vocab.txt").write_bytes(random.Random(0).randbytes(12 << 20))
     one, two = tmp_path / "one", tmp_path / "two"
     file = tmp_path / "run.toml"
-    file.write_text(
-        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "lora"\n'
-        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
-        "[train]\nsync_every = 2\nrounds = 3\nstart_with = 2\n"
-        "[train.inner]\nlr = 1e-2\nsteps = 6\ntokens_per_step = 128\n"
-    )
+    file.write_text(RUN.format("lora") + THREE_ROUNDS)
     given = ("--yes", "--no-input", "--threads", "1")
     mine = records(tmp_path / "mine.jsonl", "swarm")
     other = records(tmp_path / "other.jsonl", "model")
@@ -289,9 +286,7 @@ def test_status_top_and_page_have_the_figures_that_the_scripts_said(
     base = random_models.write_model(tmp_path / "tiny", "llama_tied")
     homes, file = up, tmp_path / "run.toml"
     file.write_text(
-        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "lora"\n'
-        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
-        "[train]\nsync_every = 2\nrounds = 8\nstart_with = 2\n"
+        RUN.format("lora") + "[train]\nsync_every = 2\nrounds = 8\nstart_with = 2\n"
         "[train.inner]\nlr = 1e-2\nsteps = 16\ntokens_per_step = 128\n"
         '[prompts]\ntexts = ["swarm 1"]\nevery = 1\ntokens = 4\n'
     )
@@ -394,9 +389,7 @@ def test_a_member_is_killed_and_returns_and_a_third_joins_late(tmp_path: Path) -
     one, two, three = (tmp_path / name for name in ("one", "two", "three"))
     file = tmp_path / "run.toml"
     file.write_text(
-        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "lora"\n'
-        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
-        "[train]\nsync_every = 20\nstart_with = 2\nrounds = 100_000\n"
+        RUN.format("lora") + "[train]\nsync_every = 20\nstart_with = 2\nrounds = 100_000\n"
         '[train.inner]\nlr = 1e-3\nschedule = "constant"\ntokens_per_step = 128\n'
         "[checkpoint]\nevery = 1\n"
     )
@@ -442,9 +435,7 @@ def run_of_many_rounds(tmp_path: Path) -> tuple[Path, Path]:
     base = random_models.write_model(tmp_path / "tiny", "llama_tied")
     file = tmp_path / "run.toml"
     file.write_text(
-        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "lora"\n'
-        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
-        "[train]\nsync_every = 3\nrounds = 100_000\n"
+        RUN.format("lora") + "[train]\nsync_every = 3\nrounds = 100_000\n"
         '[train.inner]\nlr = 1e-3\nschedule = "constant"\ntokens_per_step = 128\n'
         "[checkpoint]\nevery = 1\n"
     )
@@ -457,11 +448,7 @@ def test_two_devices_are_one_member(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     file = tmp_path / "run.toml"
     file.write_text(
-        'schema = 1\nname = "tiny"\n[model]\nfolder = "tiny"\nmethod = "full"\n'
-        '[data]\nsource = "local"\nlength = 64\nheld_out = 0.1\n'
-        "[train]\nsync_every = 2\nrounds = 3\nstart_with = 2\n"
-        "[train.inner]\nlr = 1e-2\nsteps = 6\ntokens_per_step = 128\n"
-        "[evaluate]\n[checkpoint]\nevery = 1\n"
+        RUN.format("full") + THREE_ROUNDS + "[evaluate]\n[checkpoint]\nevery = 1\n"
         '[prompts]\ntexts = ["swarm 1"]\nevery = 1\ntokens = 4\n'
     )
     given = ("--yes", "--no-input", "--threads", "1")

@@ -5,11 +5,10 @@ cannot do is refused in all of it.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks_kit import play_two_ranks
 
 SCRIPT = Path(__file__).parent / "rank_cases.py"
 NAMES = [
@@ -27,22 +26,4 @@ def test_a_job_of_two_ranks(tmp_path: Path) -> None:
         "GLOO_SOCKET_IFNAME": "lo",
         "PYTHONPATH": str(SCRIPT.parent.parent),
     }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(tmp_path / "store"), str(rank)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=300) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(
-        f"{out}\n{error}" for out, error in said
-    )
-    assert [out.splitlines() for out, _ in said] == [sorted(NAMES)] * 2
+    assert play_two_ranks(SCRIPT, tmp_path / "store", environment, 300) == [sorted(NAMES)] * 2

@@ -965,6 +965,20 @@ def test_a_lost_member_is_told_by_what_was_decided(capsys: pytest.CaptureFixture
     ]
 
 
+@pytest.mark.parametrize(
+    ("own_script", "why"),
+    [(True, "does its loop call optimizer.step()?"), (False, "a first step may take minutes")],
+)
+def test_only_who_has_a_loop_is_asked_about_it(
+    own_script: bool, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with TrainingView(Terminal(), RunProgress("tide", 9), own_script=own_script) as view:
+        view.take_event(read_event({"event": "script.idle", "seconds": 130.0}))
+    assert f"the script has made no step in the 2 min 10 s since it attached; {why}" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_run_that_is_paused_is_said_to_be_once_and_when_it_goes_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
