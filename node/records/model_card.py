@@ -112,11 +112,15 @@ def card_of(
     lines.append(_energy_line(energy))
     if how:
         lines += ["", "```python", how, "```"]
+    by = (
+        "Trained by one machine on its data, which"
+        if worked is not None and len(worked.rounds) == 1
+        else "Trained by several machines together, over the internet, each on its own data, which"
+    )
     lines += [
         "",
-        "Trained by several machines together, over the internet, each on its own data, which this "
-        "card does not know. `atoll.json` has all settings; members can check who decided what "
-        "with `atoll audit`.",
+        f"{by} this card does not know. `atoll.json` has all settings; members can check who "
+        "decided what with `atoll audit`.",
         "",
     ]
     return "\n".join(lines).encode()

@@ -64,6 +64,9 @@ def test_a_card_says_run_base_licence_work_and_evaluation() -> None:
     assert r"Ada \[x\](http://evil)" in text
     assert "import peft" in text
     assert "Energy: not counted on this machine." in text
+    assert "Trained by several machines together" in text
+    alone = card(worked=Worked({"a": 30}, 4_096_000))  # type: ignore[dict-item]
+    assert "Trained by one machine on its data" in alone
 
 
 def test_a_card_says_the_energy_that_one_machine_counted() -> None:
