@@ -24,9 +24,8 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +48,8 @@ from ...collectives.swarm import RunSettings
 from .buffers import ModelBuffer, check_patterns, model_buffers
 from .frozen import base_digest
 from .traits import traits_of
+from .vector import SEGMENT_ELEMENTS, Piece, RangeSource, Segment
 
-SEGMENT_ELEMENTS = 1 << 20
 # Of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model.
 HOST_ELEMENTS = 1 << 17
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -71,52 +70,6 @@ first.
 def no_sums(settings: RunSettings, parameters: int) -> dict[str, Tensor]:
     """Nothing."""
     return {}
-
-
-class RangeSource(Protocol):
-    """Anything that can copy ranges of a flat vector: an AnchorView, or `FlatTensor`."""
-
-    def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """Copy elements [start, start + destination.numel()) into ``destination`` (float32,
-        contiguous, on the CPU).
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class FlatTensor:
-    """A float32 tensor of shape (numel,) as a `RangeSource`."""
-
-    flat: Tensor
-
-    def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        destination.copy_(self.flat[start : start + destination.numel()])
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Elements [start, stop) of a segment and the live tensor, or the flat view of a range of it,
-    they belong to. Where that has a master, ``live`` is the master, and ``rounded`` the tensor that
-    is written along.
-    """
-
-    start: int
-    stop: int
-    live: Tensor
-    rounded: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Elements [start, stop) of the flat vector, all on one device."""
-
-    start: int
-    stop: int
-    pieces: tuple[Piece, ...]
-
-    @property
-    def numel(self) -> int:
-        return self.stop - self.start
 
 
 class FlatVector:

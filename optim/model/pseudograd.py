@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .flat import FlatVector, RangeSource
+from .vector import ModelVector, RangeSource
 
 
 @torch.no_grad()
-def write_pseudo_gradient(flat: FlatVector, base: RangeSource, out: Tensor) -> None:
+def write_pseudo_gradient(flat: ModelVector, base: RangeSource, out: Tensor) -> None:
     """Write ``base - live`` into ``out``: float32, shape (numel,), on the CPU.
 
     ``base`` is the anchor the live parameters started from. One subtraction an element, straight

@@ -27,18 +27,18 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from .flat import FlatVector, RangeSource
+from .vector import ModelVector, RangeSource
 
 LOST_SHARE = 0.5  # 0.3 and 0.5 were equally good
 
 
-def adopt(flat: FlatVector, new: RangeSource) -> None:
+def adopt(flat: ModelVector, new: RangeSource) -> None:
     """Make the live values the new anchor, exactly."""
     flat.read_from(new)
 
 
 @torch.no_grad()
-def rebase(flat: FlatVector, new: RangeSource, start: RangeSource) -> None:
+def rebase(flat: ModelVector, new: RangeSource, start: RangeSource) -> None:
     """``live ← new + (live - start)``, computed in float32, in segments.
 
     ``start`` is an anchor or a snapshot of the live values; both are taken as the live tensors
@@ -56,7 +56,7 @@ def rebase(flat: FlatVector, new: RangeSource, start: RangeSource) -> None:
 
 
 @torch.no_grad()
-def mix(flat: FlatVector, new: RangeSource, share: float, start: Tensor | None = None) -> None:
+def mix(flat: ModelVector, new: RangeSource, share: float, start: Tensor | None = None) -> None:
     """``live ← share·live + (1 - share)·new``; with ``start`` that of ``start`` plus what was
     trained since: ``live + (1 - share)·(new - start)``.
     """
@@ -72,7 +72,7 @@ def mix(flat: FlatVector, new: RangeSource, share: float, start: Tensor | None =
 
 
 @torch.no_grad()
-def expect(flat: FlatVector, base: RangeSource, own: Tensor, rate: float, momentum: float) -> None:
+def expect(flat: ModelVector, base: RangeSource, own: Tensor, rate: float, momentum: float) -> None:
     """Replace one's whole progress since the anchor ``base`` by what the outer step will make of
     one's share in the mean.
 
@@ -97,7 +97,7 @@ def expect(flat: FlatVector, base: RangeSource, own: Tensor, rate: float, moment
 
 
 @torch.no_grad()
-def complete(flat: FlatVector, base: RangeSource, fresh: Collection[int]) -> None:
+def complete(flat: ModelVector, base: RangeSource, fresh: Collection[int]) -> None:
     """Add to new masters what rounding took of the anchor that they were made of: ``master ← master
     + (base - rounded base)``. ``fresh``: ids of the live tensors whose masters they are.
     """

@@ -79,11 +79,11 @@ class GradientReplica(Replica):
                 if index in self._sums:
                     part.copy_(self._sums[index].reshape(-1)).div_(float(self.unsent))
         self._note_progress(out)
-        self._carry_over(out)
+        self.extras.carry_over(out)
         self._sums.clear()
 
     def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:
-        self._settle_carried(counted)
+        self.extras.settle(counted)
         self.frozen = None
         if not counted:
             self._dropped(frozen.samples, PAST)

@@ -50,9 +50,10 @@ from ..federated.site import (
     method_of,
     unpack,
 )
-from ..model.flat import FlatTensor, FlatVector, RangeSource
+from ..model.flat import FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import adopt
+from ..model.vector import FlatTensor, RangeSource
 from ..rounds.replica import OfferedContribution, Replica
 from ..rounds.replica import WaitedOutcome as Look
 
@@ -361,8 +362,7 @@ class SiteReplica(Replica):
             out[: self.flat.parameters].div_(self.made)
             at = self._ranges[STEPS]
             out[at].copy_(self._vector(self.base, at.start, 1)).sub_(self.made)
-        if self.feedback is not None:
-            self.feedback.add_to(out)
+        self.extras.carry_over(out)
 
     def _counts(self, samples: int) -> int:
         if self._work is None:
@@ -437,8 +437,7 @@ class SiteReplica(Replica):
         if not self.takes_part:
             self.unsent = 0  # what a script went on with while it waited
             return self._move(new, MEANWHILE)
-        if self.feedback is not None:
-            self.feedback.settle(counted)
+        self.extras.settle(counted)
         if counted:
             self.kept.resolve(True)
         else:  # an earlier life may have offered the same change: `_begin` asks the log

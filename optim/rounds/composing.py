@@ -13,9 +13,11 @@ from torch import nn
 from ...collectives.swarm import RunSettings, Swarm
 from ..model.flat import FlatVector, no_sums
 from ..model.registry import MODES
+from .fragments import MakeReplica, make_strands
 from .replica import Replica
+from .run_extras import RunExtras
 from .schedule import StepCounter
-from .strand import MakeReplica, Strand, make_strands
+from .strand import Strand
 
 
 class Turns(Protocol):
@@ -89,8 +91,10 @@ def strands_of(
     """The strands of a run at this script: as `make_strands`, of the replicas that it asks for."""
     settings = swarm.settings
     own = examples if settings.site is not None or settings.sample is not None else 0
-    make = replicas_of(settings, own)
-    return make_strands(swarm, flat, counter, clock, dropped, make, own)
+    strands = make_strands(swarm, flat, counter, clock, dropped, replicas_of(settings, own), own)
+    for replica in (strand.replica for strand in strands):
+        replica.extras = RunExtras(replica.flat, settings, looks_back=replica.looks_back)
+    return strands
 
 
 def flat_vector(model: nn.Module, settings: RunSettings, **how: Any) -> FlatVector:

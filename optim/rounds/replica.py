@@ -14,10 +14,8 @@ expect of the round, their own share of it taken, the others' to come (`reconcil
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from random import Random
 from typing import Any, Protocol
 
 import torch
@@ -27,16 +25,12 @@ from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.group import Evaluated
 from ...collectives.layout import Layout
 from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
-from ..model.accuracy import EVERY, measured_chunking, realised_errors
-from ..model.feedback import Feedback
-from ..model.flat import SEGMENT_ELEMENTS, FlatTensor, FlatVector, RangeSource
-from ..model.momentum import ContributionMomentum
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
+from ..model.vector import SEGMENT_ELEMENTS, FlatTensor, ModelVector, RangeSource
 from ..outer import effective_outer
-from .outliers import NormWatch
+from .extras import Extras
 from .schedule import FLOOR_S, expected_share
-from .way_back import WayBack
 
 NOT_FINITE = (
     "{} holds NaN or infinity; the model goes back to the anchor (the inner optimizer's "
@@ -49,16 +43,6 @@ NULL = (
 )
 
 MOVED = "{}. The model goes back to the anchor"
-
-OUTLIER = (
-    "its norm {:.3g} is far above those of rounds before, {:.3g}; the model goes back to the anchor"
-)
-
-WAY_BACK = (
-    "they lead back to the anchor of round {}, as an earlier checkpoint does that is put into the "
-    'model; the model goes to the newest anchor. If that is meant: attachment.moved("why")'
-)
-
 
 MISSED = 3
 """Rounds in a row that may count others and not this member. What it did in all of them would weigh
@@ -133,7 +117,7 @@ class Replica:
 
     def __init__(
         self,
-        flat: FlatVector,
+        flat: ModelVector,
         swarm: ReplicaSwarm,
         clock: Callable[[], float],
         dropped: Callable[[int, str], None],
@@ -146,16 +130,8 @@ class Replica:
         self.made = 0  # inner steps in it
         self.frozen: OfferedContribution | None = None
         self.settings = settings or RunSettings()
-        self.feedback = Feedback(flat.layout, self.settings) if self.settings.has_feedback else None
-        beta = self.settings.worker_momentum
-        self.momentum = ContributionMomentum(flat.parameters, beta) if beta else None
-        outliers = self.settings.outliers
-        self._norms = NormWatch(outliers) if outliers is not None else None
-        self._way_back = self._watch_way_back()
+        self.extras = Extras()
         self._carried = False  # whether there is progress from an older anchor in the live values
-        self._chunking = measured_chunking(flat.layout, self.settings)
-        # what a round of contributions like the one measured last loses, by its name in reports
-        self.realised: dict[str, float] = {}
         self._missed = 0  # rounds in a row that counted others only
         self.still = 0  # contributions in a row that were zero, though steps were made for them
         # mean of the inner steps that are contributed next, and what an evaluation found
@@ -189,7 +165,7 @@ class Replica:
         the anchor).
         """
         self.base = self.swarm.open(self.flat.layout, self.flat.write_initial)
-        self._remember_anchor()
+        self.extras.take_anchor(self.base)
         adopt(self.flat, self.base)
 
     def reenter(self) -> WaitedOutcome | None:
@@ -270,46 +246,8 @@ class Replica:
             return NOT_FINITE.format(bad)
         if self.moved:
             return MOVED.format(self.moved)
-        if self._norms is not None and (why := self._outlier(self._norms)):
-            return why
-        return self._leads_back(self._way_back) if self._way_back is not None else ""
-
-    def _outlier(self, norms: NormWatch) -> str:
-        """Why what was trained is not to be contributed, "" where it is. In a job of several ranks
-        each looks at its slices, and all drop what one of them finds.
-        """
-        usual, squares = norms.mean, 0.0
-        for segment, live in self.flat.pull():
-            anchor = torch.empty(segment.numel, dtype=torch.float32, device="cpu")
-            self.base.copy_into(anchor, segment.start)
-            moved = max(0, min(segment.stop, self.flat.parameters) - segment.start)
-            length = torch.linalg.vector_norm(anchor.sub_(live)[:moved], dtype=torch.float64)
-            squares += float(length) ** 2
-        norm = math.sqrt(squares)
-        return self.flat.agreed(
-            OUTLIER.format(norm, usual) if norms.is_outlier(norm, self.unsent) else ""
-        )
-
-    def _watch_way_back(self) -> WayBack | None:
-        """None in runs whose members are to contribute in every round whatever they have done, or
-        keep a part of an older anchor.
-        """
-        settings = self.settings
-        sworn = settings.secure or settings.privacy or settings.btard
-        if not self.looks_back or sworn or settings.mixing is not None:
-            return None
-        return WayBack(self.flat, Random(self.flat.parameters))
-
-    def _remember_anchor(self) -> None:
-        if self._way_back is not None:
-            self._way_back.add(self.base)
-
-    def _leads_back(self, watch: WayBack) -> str:
-        """Why what was trained is not to be contributed, "" where it is."""
-        if self.on_purpose or self._carried:
-            return ""
-        round_ = watch.leads_to(jumped=not self.ordinary)
-        return self.flat.agreed("" if round_ is None else WAY_BACK.format(round_))
+        whole = not (self.on_purpose or self._carried)
+        return self.extras.find_fault(self.base, self.unsent, whole=whole, ordinary=self.ordinary)
 
     def collect(self, samples: int) -> None:
         """So many samples more are in the live parameters."""
@@ -353,10 +291,7 @@ class Replica:
     def forget(self) -> None:
         """The live values have no history with the anchor: nothing is carried over."""
         self.own = None
-        if self.feedback is not None:
-            self.feedback.zero()
-        if self.momentum is not None:
-            self.momentum.settle(False)
+        self.extras.forget()
 
     def at_base(self) -> bool:
         """Whether the live parameters equal ``base`` bit for bit (running statistics aside)."""
@@ -419,34 +354,19 @@ class Replica:
 
     def _fill(self, out: Tensor) -> None:
         self._write(out)
-        due = not self.realised or self.base.round % EVERY == 0
-        if self._chunking is not None and self.takes_part and due:
-            self.realised = realised_errors(self._chunking, out, self.flat.layout)
+        if self.takes_part:
+            self.extras.measure(out, self.base.round)
 
     def _write(self, out: Tensor) -> None:
         write_pseudo_gradient(self.flat, self.base, out)
         self._note_progress(out)
-        self._carry_over(out)
+        self.extras.carry_over(out)
 
     def _note_progress(self, out: Tensor) -> None:
         """Before anything is carried over: whether any parameter has moved. Looks no further than
         the first part that has."""
         parts = out[: self.flat.parameters].split(SEGMENT_ELEMENTS)
         self.still = 0 if any(bool(part.any()) for part in parts) else self.still + 1
-
-    def _carry_over(self, out: Tensor) -> None:
-        """What contributions before leave in this one."""
-        if self.momentum is not None:
-            self.momentum.take(out)
-        if self.feedback is not None:
-            self.feedback.add_to(out)
-
-    def _settle_carried(self, counted: bool) -> None:
-        """The contribution is decided."""
-        if self.momentum is not None:
-            self.momentum.settle(counted)
-        if self.feedback is not None:
-            self.feedback.settle(counted)
 
     def _decided(self, frozen: OfferedContribution, outcome: Outcome, new: AnchorView) -> None:
         total = sum(share.samples for share in outcome.contributors)
@@ -469,7 +389,7 @@ class Replica:
         return self._missed >= MISSED
 
     def _adopt(self, frozen: OfferedContribution, counted: bool, new: AnchorView) -> None:
-        self._settle_carried(counted)
+        self.extras.settle(counted)
         if too_old := self._is_too_old(counted, new):
             self._missed = 0
             self._dropped(frozen.samples, TOO_OLD.format(MISSED))
@@ -552,7 +472,7 @@ class Replica:
 
     def _take(self, new: AnchorView) -> None:
         old, self.base = self.base, new
-        self._remember_anchor()
+        self.extras.take_anchor(self.base)
         old.release()
 
 

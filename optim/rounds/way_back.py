@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...collectives.swarm import AnchorView
-from ..model.flat import FlatVector
+from ..model.vector import ModelVector
 
 LEAST = 6  # anchors before anything is looked at
 SAMPLED, RUN = 2048, 16  # elements, in runs of neighbours
@@ -47,7 +47,7 @@ class _Anchor:
 class WayBack:
     """The earlier anchors of one vector, in a sample of its parameters."""
 
-    def __init__(self, flat: FlatVector, rng: Random) -> None:
+    def __init__(self, flat: ModelVector, rng: Random) -> None:
         """``rng`` draws the sample; 256 KiB are kept."""
         self._flat, numel = flat, flat.parameters
         # Elements [start, start + run) for each of the starts, in order, are the sample.

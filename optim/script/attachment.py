@@ -41,9 +41,10 @@ from ..model.accuracy import ENCODING_ERROR
 from ..model.flat import showing
 from ..rounds.composing import flat_vector, strands_of, turns_of
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
+from ..rounds.fragments import Bases, enter
 from ..rounds.replica import WaitedOutcome
 from ..rounds.schedule import Since, StepCounter, WaitBudget
-from ..rounds.strand import Bases, Strand, enter
+from ..rounds.strand import Strand
 from .buffer_watch import BufferWatch
 from .checks import (
     check_arguments,
@@ -861,7 +862,7 @@ class Attachment:
         """
         found = dict[str, float]()
         for strand in self._strands:
-            for name, error in strand.replica.realised.items():
+            for name, error in strand.replica.extras.realised.items():
                 found[name] = max(error, found.get(name, 0.0))
         most, wished = found.get(ENCODING_ERROR, 0.0), self.swarm.settings.error
         if wished is not None and most > MUCH_MORE * wished and not self._told_error:

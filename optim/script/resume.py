@@ -9,6 +9,9 @@ import torch
 
 from ...collectives.errors import AtollError, LocalProtocolError, OutOfDateError, StateError
 from ...collectives.swarm import AnchorView, Swarm
+from ..model.feedback import Feedback
+from ..model.momentum import ContributionMomentum
+from ..rounds.run_extras import RunExtras
 from ..rounds.strand import Strand
 from .state import SavedAttachment, SavedStrand, Totals, is_current, unpack
 
@@ -26,10 +29,11 @@ def save(swarm: Swarm, strands: list[Strand], totals: Totals) -> dict[str, Any]:
         swarm.run_id, tuple(_saved(strand) for strand in strands), totals
     ).pack()
     for index, strand in enumerate(strands):
-        if strand.replica.feedback is not None:
-            saved["strands"][str(index)]["residual"] = strand.replica.feedback.residual.clone()
-        if strand.replica.momentum is not None:
-            saved["strands"][str(index)]["momentum"] = strand.replica.momentum.value.clone()
+        feedback, momentum = _kept(strand)
+        if feedback is not None:
+            saved["strands"][str(index)]["residual"] = feedback.residual.clone()
+        if momentum is not None:
+            saved["strands"][str(index)]["momentum"] = momentum.value.clone()
         if swarm.settings.overlap == "eager":
             own, numel = strand.replica.own, strand.replica.flat.numel
             saved["strands"][str(index)]["own"] = (
@@ -39,6 +43,12 @@ def save(swarm: Swarm, strands: list[Strand], totals: Totals) -> dict[str, Any]:
     if keeper is not None:
         saved["swarm"] = keeper.state_dict()
     return saved
+
+
+def _kept(strand: Strand) -> tuple[Feedback | None, ContributionMomentum | None]:
+    """The residual and the momentum that a strand carries from one contribution to the next."""
+    extras = strand.replica.extras
+    return (extras.feedback, extras.momentum) if isinstance(extras, RunExtras) else (None, None)
 
 
 def _saved(strand: Strand) -> SavedStrand:
@@ -119,13 +129,13 @@ class PendingLoad:
         replica.forget()
         strand.schedule.restart(old.elapsed_s)
         exact = current and not old.frozen and replica.resumes
-        if current and replica.feedback is not None and residual is not None:
-            if residual.shape != replica.feedback.residual.shape:
+        feedback, _ = _kept(strand)
+        if current and feedback is not None and residual is not None:
+            if residual.shape != feedback.residual.shape:
                 raise StateError(
-                    f"a residual of {residual.numel()} elements, for "
-                    f"{replica.feedback.residual.numel()}"
+                    f"a residual of {residual.numel()} elements, for {feedback.residual.numel()}"
                 )
-            replica.feedback.residual.copy_(residual)
+            feedback.residual.copy_(residual)
         if exact and own is not None:
             replica.own = own.clone()
         replica.share = strand.schedule.share = old.share
@@ -146,7 +156,7 @@ class PendingLoad:
 
     def _go_on(self, strand: Strand, momentum: torch.Tensor | None) -> None:
         """Worker momentum is of no one anchor: it goes on wherever the run is."""
-        own = strand.replica.momentum
+        _, own = _kept(strand)
         if own is not None and momentum is not None:
             if momentum.shape != own.value.shape:
                 raise StateError(

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from ...collectives.errors import ConfigError, NotAdmittedError, StateError
 from ...collectives.seeded import Seeded, SeededTask
 from ...collectives.swarm import AnchorView, Outcome, Swarm
-from ..model.flat import FlatTensor
 from ..model.pseudograd import write_pseudo_gradient
+from ..model.vector import FlatTensor
 from ..rounds.composing import flat_vector
 
 logger = logging.getLogger("atoll")

@@ -15,7 +15,8 @@ from atoll.collectives.swarm import RunSettings
 from atoll.node.cli.simulating_fleet import _settings
 from atoll.node.manifest import parse_manifest
 from atoll.optim import SoloSwarm, attach
-from atoll.optim.model.flat import FlatTensor, FlatVector, buffers_of
+from atoll.optim.model.flat import FlatVector, buffers_of
+from atoll.optim.model.vector import FlatTensor
 from atoll.optim.script.buffer_watch import _agree, _sketch, due
 
 

@@ -44,7 +44,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.optim import Attachment, DiLoCo, SoloSwarm, attach
 from atoll.optim.data.ledger import attached_to
-from atoll.optim.model.flat import FlatTensor, FlatVector
+from atoll.optim.model.flat import FlatVector
+from atoll.optim.model.vector import FlatTensor
 from atoll.optim.script.checks import hooked
 from atoll.optim.script.consent import Consent
 from atoll.optim.script.optimizer_state import held_tensors

@@ -13,9 +13,10 @@ from atoll.collectives.codecs.mixtures import mixture_of
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import RunSettings
 from atoll.optim.model import flat as flat_module
-from atoll.optim.model.flat import FlatTensor, FlatVector
+from atoll.optim.model.flat import FlatVector
 from atoll.optim.model.pseudograd import write_pseudo_gradient
 from atoll.optim.model.reconcile import rebase
+from atoll.optim.model.vector import FlatTensor
 
 
 class Mixed(nn.Module):

@@ -14,9 +14,10 @@ from round_table import Offer, RoundTable
 from torch import nn
 
 from atoll.collectives.swarm import RunSettings
-from atoll.optim.model.flat import FlatTensor, FlatVector
+from atoll.optim.model.flat import FlatVector
 from atoll.optim.model.pseudograd import write_pseudo_gradient
 from atoll.optim.model.reconcile import adopt, rebase
+from atoll.optim.model.vector import FlatTensor
 from atoll.optim.rounds.replica import OfferedContribution, Replica
 
 AVERAGING = RunSettings(method="local_sgd", sync_every=1)
