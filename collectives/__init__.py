@@ -17,7 +17,8 @@ codec_names    the codecs, and what is known of them without torch
 outer_rules    the outer optimizers, likewise
 growth         how many steps the first rounds have, where they are shorter
 arrivals       for whom a round waits that does not wait for everybody: settings
-swarm          the Swarm seam: what a training script sees; no implementation
+swarm          settings of a run, outcomes and anchors of its rounds
+script_swarm   the Swarm seam: what a training script sees; no implementation
 plain          tensors whose values are their memory: flat, as bytes, as words
 target         where a result goes: a tensor of the caller, as it was when it was given
 awaiting       handles under asyncio and trio, and those that nobody waits for

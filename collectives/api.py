@@ -57,8 +57,9 @@ from .plain import (
     whole,
     words_of,
 )
+from .script_swarm import MAX_OP_ID, Call, Operating, Swarm
 from .series import NumberedName, series_tag
-from .swarm import MAX_OP_ID, Call, Operating, Outcome, Swarm
+from .swarm import Outcome
 from .target import Target
 
 if TYPE_CHECKING:

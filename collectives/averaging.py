@@ -54,8 +54,9 @@ from .plain import (
     plainly,
     whole,
 )
+from .script_swarm import Call, Operating, Swarm
 from .series import NumberedName
-from .swarm import Call, Operating, Outcome, Status, Swarm
+from .swarm import Outcome, Status
 from .target import Target
 
 if TYPE_CHECKING:

@@ -26,7 +26,8 @@ from .plain import (
     whole,
     words_of,
 )
-from .swarm import CoordinateRule, GramRule, Operating, Reduction
+from .script_swarm import Operating
+from .swarm import CoordinateRule, GramRule, Reduction
 from .target import Target
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from .errors import LocalProtocolError
 from .plain import check_swarm
-from .swarm import MAX_TAG
+from .script_swarm import MAX_TAG
 
 MAX_SERIES_NAME = 48
 """Characters of a series' name: those of its operations have a number, too."""

@@ -35,17 +35,9 @@ from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
 from ..collectives.plain import buffer_length
 from ..collectives.reduce import codec_fault, operation_codec
+from ..collectives.script_swarm import Call, PeerView
 from ..collectives.series import OWN_NAME
-from ..collectives.swarm import (
-    Call,
-    Outcome,
-    PeerView,
-    Reduction,
-    RunSettings,
-    Share,
-    Tally,
-    sample_count,
-)
+from ..collectives.swarm import Outcome, Reduction, RunSettings, Share, Tally, sample_count
 from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid
 from .outer import OuterStep, effective_outer, reading_of
@@ -203,7 +195,7 @@ class AnchorStore:
 
 
 class MemoryShelf:
-    """A `collectives.swarm.Shelf` that ends with the process."""
+    """A `collectives.script_swarm.Shelf` that ends with the process."""
 
     def __init__(self) -> None:
         self._data: bytes | None = None

@@ -41,7 +41,8 @@ from atoll.collectives.group import Certified, Contributor, Entry, Member, Plan,
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.round import RECENT, SPAN, Journal, SealRecord, rounds_in
-from atoll.collectives.swarm import AnchorView, Outcome, OuterSettings, RunSettings, Share, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import AnchorView, Outcome, OuterSettings, RunSettings, Share
 from atoll.node.session.ports import DataPlane, Storage
 
 LAYOUT = make_layout([("w", (3, 5)), ("b", (4,))])

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import Call, Outcome, RunSettings, Share
+from atoll.collectives.script_swarm import Call
+from atoll.collectives.swarm import Outcome, RunSettings, Share
 from atoll.optim import SoloSwarm
 
 PEER = PeerId("me")

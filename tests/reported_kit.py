@@ -14,7 +14,8 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from atoll.collectives.swarm import OuterSettings, RunSettings, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import Attachment, attach

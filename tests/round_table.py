@@ -25,7 +25,8 @@ from atoll.collectives.errors import (
 from atoll.collectives.group import Evaluated, Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
-from atoll.collectives.swarm import Call, Outcome, PeerView, RunSettings, Share, Tally
+from atoll.collectives.script_swarm import Call, PeerView
+from atoll.collectives.swarm import Outcome, RunSettings, Share, Tally
 from atoll.optim.data.shard import Shard
 from atoll.optim.outer import effective_outer, reading_of
 from atoll.optim.solo import AnchorLease, AnchorStore

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ...collectives.errors import LocalProtocolError, StorageError
 from ...collectives.plain import buffer_length, plainly
-from ...collectives.swarm import Call
+from ...collectives.script_swarm import Call
 from ...security.rule_names import parse_reducer
 from ..control.descriptors import Descriptor, let_go, number_of
 from ..home.lifecycle import close_in_children

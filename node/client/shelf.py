@@ -13,7 +13,7 @@ NAME = "site"
 
 
 class FileShelf:
-    """A `collectives.swarm.Shelf`. The file is replaced as a whole and synchronised: a crash leaves
+    """A `collectives.script_swarm.Shelf`. The file is replaced as a whole and synchronised: a crash leaves
     the old one or the new one.
     """
 

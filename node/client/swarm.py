@@ -49,16 +49,9 @@ from ...collectives.group import Evaluated
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.plain import DEVICES, flat_of, placed
+from ...collectives.script_swarm import Call, PeerView
 from ...collectives.series import OWN_NAME
-from ...collectives.swarm import (
-    MAX_SAMPLES,
-    Call,
-    Outcome,
-    PeerView,
-    Reduction,
-    Tally,
-    sample_count,
-)
+from ...collectives.swarm import MAX_SAMPLES, Outcome, Reduction, Tally, sample_count
 from ..control import protocol as p
 from ..control.descriptors import Descriptor, close_all, received
 from ..control.shared_memory import AnchorSlot
@@ -108,7 +101,7 @@ def _as_closed(error: AtollError) -> SwarmClosedError:
 
 class RunSwarm(SeededWork):
     """This script's place in one run, through this machine's node. `join` makes it, and
-    `atoll.optim.attach` takes it; the methods are those of `collectives.swarm.Swarm`.
+    `atoll.optim.attach` takes it; the methods are those of `collectives.script_swarm.Swarm`.
 
         with join() as swarm:
             sync = attach(model, optimizer, swarm, batch_size=32)

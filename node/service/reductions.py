@@ -12,15 +12,16 @@ from torch import Tensor
 from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
+from ...collectives.script_swarm import Call
 from ...collectives.series import OWN_NAME
-from ...collectives.swarm import Call, Outcome
+from ...collectives.swarm import Outcome
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import PooledBuffer
 from ..run.events import OperationCommittedEvent
 from ..session import events as ev
+from ..session.calls import calls_of
 from ..session.documents import weights_of
-from ..session.other_logs import calls_of
 from .buffers import BufferPool
 from .run import RunService
 

@@ -15,7 +15,8 @@ import trio
 from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
 from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
-from ...collectives.swarm import Call, Outcome, PeerView, Spent, Tally
+from ...collectives.script_swarm import Call, PeerView
+from ...collectives.swarm import Outcome, Spent, Tally
 from ..control import protocol as p
 from ..control.calls import CallTable, answers, does, hears
 from ..control.requests import ConnectionRequests
@@ -25,8 +26,8 @@ from ..manifest import Manifest
 from ..run.events import DataOrderEvent, ScriptReportEvent
 from ..run.same_order import said_by, shows_order
 from ..session import events as ev
+from ..session.calls import calls_of
 from ..session.fragments import Whole
-from ..session.other_logs import calls_of
 from .reductions import Reductions
 from .run import RunFailed, RunService
 from .views import finished, spent

@@ -4,19 +4,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
-from ...collectives.errors import LocalProtocolError
 from ...collectives.group import Entry
 from ...collectives.identifiers import PeerId
 from ...collectives.messages import Envelope
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ...collectives.codecs.encoded import EncodedVector
-    from ...collectives.swarm import Call
-    from .session import Session
+    pass
 
 PREFIX = "op"  # how the name of an operation's log begins
 
@@ -56,37 +51,3 @@ class OtherLogs:
 
     def drop_all(self) -> None:
         """The end of the session: the data plane lets go of what it holds for them."""
-
-
-@runtime_checkable
-class Calls(Protocol):
-    """Other logs that a script may open: free-standing operations."""
-
-    def prepare(self, now: float, call: Call, numel: int) -> Any:
-        """An `Operation`: its configuration and shape are fixed. Raises NotEnoughPeersError
-        while this peer is not a member, ConfigError, and LocalProtocolError when it was called
-        already, otherwise by other members, or when too many are under way.
-        """
-        ...
-
-    def start(
-        self, now: float, call: Call, numel: int, vector: Tensor | EncodedVector, cid: bytes
-    ) -> None:
-        """Call it with ``vector`` of its shape, untouched until OperationDone or `abandon`."""
-        ...
-
-    def abandon(self, now: float, op_id: str) -> str:
-        """The caller no longer waits, and the operation goes on. Returns why it is open."""
-        ...
-
-    def next_number(self, name: str, least: int) -> int:
-        """Of a series of operations: the first number, ``least`` or more, that is not used."""
-        ...
-
-
-def calls_of(session: Session) -> Calls:
-    """What a session's script calls. Raises LocalProtocolError where it takes part in nothing."""
-    found = session.operations
-    if not isinstance(found, Calls):
-        raise LocalProtocolError("this member takes part in no free-standing operations")
-    return found

@@ -22,25 +22,16 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.plain import buffer_length, placed
+from ...collectives.script_swarm import Call, PeerView, Shelf
 from ...collectives.series import OWN_NAME
-from ...collectives.swarm import (
-    Call,
-    Outcome,
-    PeerView,
-    Reduction,
-    RunSettings,
-    Shelf,
-    Spent,
-    Tally,
-    sample_count,
-)
+from ...collectives.swarm import Outcome, Reduction, RunSettings, Spent, Tally, sample_count
 from ...optim.data.shard import Shard
 from ...optim.outer import effective_outer, reading_of
 from ...optim.outer.worth import WorthWatch
 from ...optim.solo import AnchorLease
 from ..run.same_order import SameOrder, said_by
 from ..session import events as ev
-from ..session.other_logs import calls_of
+from ..session.calls import calls_of
 from ..session.replica import ModelReplica, PlainSlots
 from ..session.session import Session
 from .process import NodeProcess, Place

@@ -33,8 +33,9 @@ from ...collectives.errors import ConfigError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.messages import shared_decoding
 from ...collectives.round import OPEN, Doors, Timing
+from ...collectives.script_swarm import Swarm
 from ...collectives.simulation import Network, World
-from ...collectives.swarm import RunSettings, Swarm
+from ...collectives.swarm import RunSettings
 from ...optim.outer import effective_outer
 from ...optim.solo import MemoryShelf
 from ...security.identity import Identity

@@ -23,7 +23,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from ...collectives.digest import batch_digest
-from ...collectives.swarm import Swarm
+from ...collectives.script_swarm import Swarm
 
 MOST_ELEMENTS = 1 << 20  # of a tensor that are looked at
 REMEMBERED = 64  # rounds

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import Swarm
+from ...collectives.script_swarm import Swarm
 from ..data.shard import Shard
 
 SEED_BITS = 62  # samplers add the number of an epoch to a seed

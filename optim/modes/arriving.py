@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import AnchorView, RunSettings, Swarm
+from ...collectives.script_swarm import Swarm
+from ...collectives.swarm import AnchorView, RunSettings
 from ..federated.arrivals import buffered_factor, faded, fixed_weight
 from ..model.flat import FlatVector
 from ..model.pseudograd import write_pseudo_gradient

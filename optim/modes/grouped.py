@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ...collectives.errors import AtollError, ConfigError
-from ...collectives.swarm import AnchorView, RunSettings, Swarm
+from ...collectives.script_swarm import Swarm
+from ...collectives.swarm import AnchorView, RunSettings
 from ..federated.arrivals import faded
 from ..model.flat import FlatVector
 from ..model.reconcile import adopt

@@ -28,16 +28,8 @@ from torch import Tensor
 from ...collectives.errors import ConfigError
 from ...collectives.layout import STEPS
 from ...collectives.round.sampling import draw_members
-from ...collectives.swarm import (
-    AnchorView,
-    Outcome,
-    PeerView,
-    Pending,
-    RunSettings,
-    Shelved,
-    SiteSettings,
-    Swarm,
-)
+from ...collectives.script_swarm import PeerView, Shelved, Swarm
+from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings, SiteSettings
 from ..federated.inner import mean_direction
 from ..federated.member import InnerSteps, Served, first_control
 from ..federated.personal import ditto

@@ -15,18 +15,8 @@ from ...collectives.errors import ConfigError, LocalProtocolError
 from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
-from ...collectives.swarm import (
-    AnchorView,
-    Call,
-    Outcome,
-    PeerView,
-    Pending,
-    Reduction,
-    RunSettings,
-    Spent,
-    Swarm,
-    Tally,
-)
+from ...collectives.script_swarm import Call, PeerView, Swarm
+from ...collectives.swarm import AnchorView, Outcome, Pending, Reduction, RunSettings, Spent, Tally
 from ..data.shard import Shard
 from ..model.flat import FlatVector
 from .slices import RankVector, Slices, reshard, slice_model

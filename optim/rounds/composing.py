@@ -10,7 +10,8 @@ from typing import Any, Protocol, cast
 
 from torch import nn
 
-from ...collectives.swarm import RunSettings, Swarm
+from ...collectives.script_swarm import Swarm
+from ...collectives.swarm import RunSettings
 from ..model.flat import FlatVector, no_sums
 from ..model.registry import MODES
 from .fragments import MakeReplica, make_strands

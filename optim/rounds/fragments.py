@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ...collectives.group import Evaluated
 from ...collectives.layout import Layout
-from ...collectives.swarm import AnchorView, FragmentSwarm, Outcome, Pending, RunSettings, Swarm
+from ...collectives.script_swarm import FragmentSwarm, Swarm
+from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
 from ..model.flat import FlatVector
 from .replica import Replica, ReplicaSwarm
 from .schedule import StepCounter

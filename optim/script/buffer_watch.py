@@ -31,7 +31,8 @@ from torch import Tensor, nn
 from ...collectives.api import Gathered, Handle, all_gather
 from ...collectives.errors import AtollError, LocalProtocolError
 from ...collectives.identifiers import PeerId
-from ...collectives.swarm import RunSettings, Swarm
+from ...collectives.script_swarm import Swarm
+from ...collectives.swarm import RunSettings
 from ..model.buffers import ModelBuffer
 from ..model.flat import buffers_of, unwrap
 from ..model.tensor_file import bytes_of

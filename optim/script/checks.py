@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...collectives.errors import AtollError, ConfigError
-from ...collectives.swarm import FragmentSwarm, RunSettings, Shelved, Swarm, sample_count
+from ...collectives.script_swarm import FragmentSwarm, Shelved, Swarm
+from ...collectives.swarm import RunSettings, sample_count
 from ..data.declared import declared
 from ..model.flat import FlatVector, clean_name, unwrap
 from .saving import some

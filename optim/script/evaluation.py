@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId
 from ...collectives.metrics import number_of
-from ...collectives.swarm import Swarm
+from ...collectives.script_swarm import Swarm
 from ..outer.readings import LARGEST
 from ..outer.worth import BEHIND, by, drawn
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ...collectives.errors import AtollError
 from ...collectives.layout import Layout
-from ...collectives.swarm import Swarm
+from ...collectives.script_swarm import Swarm
 from ..model.flat import clean_name, unwrap
 from .buffer_watch import MOST_NAMED, NAME, is_average
 from .saving import some

@@ -23,7 +23,8 @@ from torch.optim.lr_scheduler import (
 )
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import RunSettings, Swarm
+from ...collectives.script_swarm import Swarm
+from ...collectives.swarm import RunSettings
 from ..data.ledger import attached_to
 from .rates import RateHistory
 

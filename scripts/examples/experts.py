@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from atoll.collectives.swarm import RunSettings, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import RunSettings
 from atoll.node import join
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.lab.experts import Clusters, Mixture, find_clusters

@@ -35,7 +35,7 @@ from atoll.collectives.exchange.outbox import Flow, Outbox, Outgoing, Sender
 from atoll.collectives.group import Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.pace import Pace
-from atoll.collectives.swarm import Call
+from atoll.collectives.script_swarm import Call
 from atoll.node.__main__ import main
 from atoll.node.run.membership_records import Record, Records, SignedRecord, encode, sign_record
 from atoll.node.service.bans import MESSAGE

@@ -17,7 +17,8 @@ from atoll.collectives.exchange import Exchange, ResultComplete
 from atoll.collectives.exchange.header import PART, RESULT, pack, slot_id
 from atoll.collectives.group import Plan
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import Call, LimitSettings
+from atoll.collectives.script_swarm import Call
+from atoll.collectives.swarm import LimitSettings
 from atoll.node.modes.operations.operations import ACCOUNTS, LIFETIME_S, UNCALLED_S
 from atoll.node.session import events as ev
 from atoll.node.session.actions import ROUND_PREFIX

@@ -14,7 +14,8 @@ from atoll.collectives import api
 from atoll.collectives.averaging import average
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.plain import tag_of, tree_kind
-from atoll.collectives.swarm import MAX_TAG, RunSettings
+from atoll.collectives.script_swarm import MAX_TAG
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 

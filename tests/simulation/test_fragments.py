@@ -14,7 +14,8 @@ from seeds import daily
 from atoll.collectives.api import all_reduce
 from atoll.collectives.errors import ConfigError, LocalProtocolError, ModelMismatchError
 from atoll.collectives.layout import Layout, cut, make_layout
-from atoll.collectives.swarm import FragmentSwarm, Outcome, OuterSettings, RunSettings
+from atoll.collectives.script_swarm import FragmentSwarm
+from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.session.fragments import Fragments, fragment_log
 from atoll.node.simulation.local_member import LocalMember

@@ -11,8 +11,9 @@ import torch
 from seeds import RARE
 
 from atoll.collectives.api import enter
+from atoll.collectives.script_swarm import MAX_TAG
 from atoll.collectives.series import number_of, series_tag
-from atoll.collectives.swarm import MAX_TAG, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim.lab.gossip import NoLoCo, TwoLevel, over_group, over_swarm
 from atoll.optim.lab.gossip.exchange import LATE

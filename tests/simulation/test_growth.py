@@ -15,8 +15,8 @@ from seeds import RARE
 from session_table import Peer, Table
 
 from atoll.collectives.round import RECENT, MemoryJournal
+from atoll.collectives.script_swarm import Call
 from atoll.collectives.simulation import Network, World
-from atoll.collectives.swarm import Call
 from atoll.node.session.record import MAX_SPENT
 from atoll.node.simulation.process import Place
 

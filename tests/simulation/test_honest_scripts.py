@@ -17,7 +17,8 @@ from remembering_kit import Sharpness
 from seeds import RARE
 from torch import Tensor, nn
 
-from atoll.collectives.swarm import OuterSettings, RunSettings, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.run.verdicts import NOT_COUNTED, STILL
 from atoll.node.simulation.local_member import LocalMember

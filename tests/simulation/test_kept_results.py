@@ -10,7 +10,7 @@ from session_table import Peer, Table
 from atoll.collectives import messages as m
 from atoll.collectives.group import convener
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import Call
+from atoll.collectives.script_swarm import Call
 from atoll.node.modes.operations.naming import operation_key
 from atoll.node.modes.operations.operation import Operation
 from atoll.node.session import events as ev

@@ -19,7 +19,8 @@ from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.codecs.mixtures import codecs_of, mixture_of
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec, cut, make_layout
-from atoll.collectives.swarm import RunSettings, SecureSettings, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import RunSettings, SecureSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import parse_manifest
 from atoll.node.simulation.local_member import LocalMember

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.swarm import OuterSettings, RunSettings, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.simulation.local_member import LocalMember
 from atoll.node.simulation.local_swarm import LocalSwarm
 from atoll.optim import SoloSwarm, attach

@@ -16,7 +16,8 @@ from atoll.collectives.errors import AtollError, StorageError
 from atoll.collectives.exchange import CommandFailed, Exchange, ExchangeEvent, ResultComplete
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import Journal, MemoryJournal
-from atoll.collectives.swarm import Share, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import Share
 from atoll.node.client import join
 from atoll.node.local import LocalSwarm
 from atoll.node.session.memory_storage import MemoryStorage

@@ -21,7 +21,8 @@ from atoll.collectives.codecs.mixtures import (
     mixture_of,
 )
 from atoll.collectives.layout import Layout, cut, make_layout
-from atoll.collectives.swarm import OuterSettings, RunSettings, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim import attach
 

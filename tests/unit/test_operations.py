@@ -18,7 +18,8 @@ from atoll.collectives.exchange import ExchangeEvent, LaneDown, LaneUp
 from atoll.collectives.group import MAX_LOG_NAME, Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.partition import slots_for
-from atoll.collectives.swarm import MAX_TAG, OuterSettings
+from atoll.collectives.script_swarm import MAX_TAG
+from atoll.collectives.swarm import OuterSettings
 from atoll.node.modes.operations.naming import MAX_NUMEL, Spec, config_key, operation_key, parse
 from atoll.node.modes.operations.volatile import VolatileJournal
 from atoll.node.service.buffers import BufferPool

@@ -23,7 +23,8 @@ from atoll.collectives.errors import (
     SwarmClosedError,
 )
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import Outcome, OuterSettings, PeerView, RunSettings, Share
+from atoll.collectives.script_swarm import PeerView
+from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Share
 from atoll.collectives.telemetry import subscribe
 from atoll.optim import Attachment, SoloSwarm, attach
 from atoll.optim.rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone

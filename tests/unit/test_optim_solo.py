@@ -14,7 +14,8 @@ from atoll.collectives.errors import (
     SwarmClosedError,
 )
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import OuterSettings, RunSettings, Share, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import OuterSettings, RunSettings, Share
 from atoll.optim import SoloSwarm
 
 LAYOUT = make_layout([("w", (3, 2)), ("b", (2,))])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from atoll.collectives.errors import LocalProtocolError, StorageError
-from atoll.collectives.swarm import Call
+from atoll.collectives.script_swarm import Call
 from atoll.node.client.shared import Buffers
 from atoll.node.control.shared_memory import SharedBuffer
 

@@ -13,7 +13,8 @@ import torch
 from seeds import seeds
 from torch import Tensor, nn
 
-from atoll.collectives.swarm import OuterSettings, RunSettings, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import SoloSwarm, attach

@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Swarm
+from atoll.collectives.script_swarm import Swarm
+from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import Attachment, SoloSwarm, attach

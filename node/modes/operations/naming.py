@@ -17,7 +17,8 @@ from ....collectives.group import MAX_STAR, Config, Member, TopologyKind
 from ....collectives.groups import group_fault, group_of
 from ....collectives.reduce import REDUCERS, codec_fault, operation_codec, words_each
 from ....collectives.round import Shape
-from ....collectives.swarm import MAX_TAG, MOST_OPERATION_ELEMENTS, TAG, Call
+from ....collectives.script_swarm import MAX_TAG, TAG, Call
+from ....collectives.swarm import MOST_OPERATION_ELEMENTS
 from ....security.rules.reducers import find_reducer
 from ...session.other_logs import PREFIX, is_operation
 from ...session.shapes import shape_of

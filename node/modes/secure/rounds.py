@@ -31,7 +31,8 @@ from ....collectives.identifiers import PeerId
 from ....collectives.round import KIN_BYTES
 from ....collectives.round.log import RECENT
 from ....collectives.round.turns import AWAY_S
-from ....collectives.swarm import MAX_OP_ID, Call, SecureSettings
+from ....collectives.script_swarm import MAX_OP_ID, Call
+from ....collectives.swarm import SecureSettings
 from ....security.masking import Binding, DealerError, Unmasking
 from ....security.masking.binding import LEAST_MEMBERS
 from ....security.masking.keys import Words

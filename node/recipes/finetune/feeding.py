@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from torch.utils.data import DataLoader
 
-from ....collectives.swarm import Swarm
+from ....collectives.script_swarm import Swarm
 from ....optim.data.order import Order
 from .packing import Document
 from .preparing import TokenStore

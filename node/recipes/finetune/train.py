@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from ....collectives.forced import make_folder
-from ....collectives.swarm import Swarm
+from ....collectives.script_swarm import Swarm
 from ...client.swarm import RunSwarm
 from ...home.output import span_text
 from ...home.paths import find_paths
