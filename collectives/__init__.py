@@ -14,6 +14,7 @@ layout         what the flat vector means: names, shapes, offsets
 seeded         work that follows from a public seed: settings of BTARD
 metrics        metrics of a script as floats; what is none is left out with a warning
 codec_names    the codecs, and what is known of them without torch
+codec_costs    what codecs cost, likewise
 outer_rules    the outer optimizers, likewise
 growth         how many steps the first rounds have, where they are shorter
 arrivals       for whom a round waits that does not wait for everybody: settings
@@ -39,6 +40,7 @@ reduce         the Reducer seam in four forms: mean, sum, maximum, minimum, prod
 schemes        places and their peers, as data: checked, and compiled to a plan
 trees          over which members a part is summed, and its result handed down
 registry       modes by name, loaded once a run asks for one
+rows           codecs and rules that are found by name
 witnesses      who adds up a part beside its owner, where members may lie
 record_layer   authenticated records for lanes
 codecs/        the formats of encoded values, of chunks and of whole vectors

@@ -7,7 +7,6 @@ manifests, plans and entries that carry a name carry its version.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -108,14 +107,6 @@ ROUND_ERROR = {name: facts.round_error for name, facts in FACTS.items() if facts
 """Codecs that a wished error chooses from, finest first. Coarser ones lose so much that members
 carry it into the next round: whoever wants one names it."""
 
-PLANNED = tuple(
-    facts.name
-    for facts in sorted(FACTS.values(), key=lambda facts: -facts.bytes_per_value)
-    if facts.planned
-)
-"""Codecs that a plan chooses from, longest first; not those that are sparse both ways: what they
-cost was measured for rounds of 5 and 10 steps only, and rises from one to the other
-(docs/benchmarks-training.md)."""
 
 LARGEST_ERROR = ROUND_ERROR["int4"]
 
@@ -128,9 +119,6 @@ REMOVED = {
 }
 """Codecs that earlier manifests and scripts may name, and which to use in their place."""
 
-EXACT_CODEC, EXACT_EXTRA, EXACT_LEAST = "fp32", 0.03, 4096
-"""Of small tensors: their codec; how many more bytes a round may have for it, 3 in 100; and how
-many values may have it in any case (16 KiB)."""
 
 MASKED_CODEC, MASKED_MEAN_BYTES = BITS.name, 2.0
 """Of runs with secure rounds; and bytes a value each way, on average, for the mean: beside the
@@ -159,34 +147,6 @@ def unknown_codec(
         why="Codecs turn vectors into bytes.",
         hint=f"Choose one of: {', '.join(CODECS)}",
     )
-
-
-def round_bytes_per_value(codec: str) -> float:
-    """Mean of what a contribution and a result have a value."""
-    return (BYTES_PER_VALUE[codec] + BYTES_PER_VALUE[RESULTS.get(codec, codec)]) / 2
-
-
-def exact_share(codec: str) -> float:
-    """The share of a large model's parameters that may be sent in fp32 in place of a codec, being
-    of small tensors: 1 in 100 with int8, fewer with a codec of fewer bits.
-    """
-    one, exact = round_bytes_per_value(codec), BYTES_PER_VALUE[EXACT_CODEC]
-    return EXACT_EXTRA * one / (exact - one) if one < exact else 1.0
-
-
-def most_exact(codec: str, parameters: int) -> int:
-    """How many of so many parameters that are: their share, or EXACT_LEAST if that is more."""
-    return min(parameters, max(math.floor(exact_share(codec) * parameters), EXACT_LEAST))
-
-
-def most_bytes(codec: str, parameters: int) -> tuple[float, float]:
-    """What a contribution and a result have at most, with as many values of small tensors as may
-    be.
-    """
-    exact = most_exact(codec, parameters)
-    up, down = (BYTES_PER_VALUE[name] for name in (codec, RESULTS.get(codec, codec)))
-    head, rest = exact * BYTES_PER_VALUE[EXACT_CODEC], parameters - exact
-    return head + rest * up, head + rest * down
 
 
 def chunk_elements(codec: str, numel: int) -> int:

@@ -29,7 +29,7 @@ from session_table import LAYOUT, Table
 from atoll.collectives import messages as m
 from atoll.collectives.codec_names import CODECS
 from atoll.collectives.codecs.codec import Chunking
-from atoll.collectives.codecs.mixtures import ranges_of
+from atoll.collectives.codecs.ranges import ranges_of
 from atoll.collectives.engine.packing import full_length, unpack
 from atoll.collectives.errors import (
     BadSignatureError,

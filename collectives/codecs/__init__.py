@@ -2,7 +2,8 @@
 `accuracy` and `mixtures` need no torch:
 
 accuracy    which codecs make a wished error
-mixtures    which elements of a flat vector have which codec, as text
+ranges      which elements of a flat vector have which codec, read from text
+mixtures    which they are to have, and the text
 wire        Codec, Wire: the seam, and typed views of encoded bytes
 kernels     the arithmetic: pure torch, `out=`, the same bits everywhere
 native      most of the arithmetic compiled (native.c), where there was a compiler

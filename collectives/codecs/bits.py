@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..codec_names import CodecFacts
 from ..errors import LocalProtocolError
 from .wire import Codec, EncodedChunk, check_length, view
 
@@ -63,6 +64,11 @@ class BitsCodec:
     def finite(self, wire: EncodedChunk) -> bool:
         """They are no numbers."""
         return True
+
+
+def make_codec(facts: CodecFacts, results: Codec | None) -> Codec:
+    """The codec."""
+    return BitsCodec()
 
 
 def _words(x: Tensor) -> Tensor:

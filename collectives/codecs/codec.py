@@ -23,18 +23,14 @@ from ..codec_names import (
     CODECS,
     DEFAULT_CHUNK_ELEMENTS,
     FACTS,
-    CodecFacts,
-    CodecFamily,
     chunk_elements,
     unknown_codec,
 )
-from .bits import BitsCodec
+from ..rows import ROWS
 from .blocks import BlockCodec
 from .floats import FloatCodec
-from .levels import LevelsCodec
 from .mixed import MixedCodec
-from .mixtures import Range, ranges_of
-from .sparse import SparseCodec
+from .ranges import Range, ranges_of
 from .wire import Codec, EncodedChunk
 
 __all__ = [
@@ -48,21 +44,17 @@ __all__ = [
 ]
 
 
-_FAMILIES: dict[CodecFamily, Callable[[CodecFacts], Codec]] = {
-    "floats": lambda facts: FloatCodec(facts.name, facts.size),
-    "blocks": lambda facts: BlockCodec(facts.name, facts.size, dither=facts.dither),
-    "levels": lambda facts: LevelsCodec(facts.name, get_codec(facts.results)),
-    "sparse": lambda facts: SparseCodec(facts.name, facts.size, get_codec(facts.results)),
-    "bits": lambda _: BitsCodec(),
-}
-
-
 def get_codec(name: str) -> Codec:
     """A codec of its own for the calling thread. Raises ConfigError for an unknown name."""
     facts = BITS if name == BITS.name else FACTS.get(name)
     if facts is None:
         raise unknown_codec(name)
-    return _FAMILIES[facts.family](facts)
+    if facts.family == "floats":
+        return FloatCodec(facts.name, facts.size)
+    if facts.family == "blocks":
+        return BlockCodec(facts.name, facts.size, dither=facts.dither)
+    results = get_codec(facts.results) if facts.results else None
+    return ROWS.load(facts.family, "make_codec", key=f"codec {name!r}")(facts, results)
 
 
 @dataclass(frozen=True, slots=True)

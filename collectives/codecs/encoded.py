@@ -9,11 +9,12 @@ from torch import Tensor
 
 from ..errors import LocalProtocolError
 from ..layout import Layout
-from . import device, kernels
+from ..rows import ROWS
+from . import kernels
 from .blocks import BlockCodec
 from .codec import Chunking, EncodedChunk, get_codec
 from .floats import FloatCodec
-from .mixtures import ranges_of
+from .ranges import ranges_of
 
 
 class EncodedVector:
@@ -51,7 +52,7 @@ class EncodedVector:
         finite: others must not get these bytes.
         """
         if flat.device.type != "cpu":
-            return device.encode(self.chunking, flat, self.data)
+            return ROWS.load("device", "encode", key="device")(self.chunking, flat, self.data)
         finite = True
         for codec, elements, first, stop in self.chunking.runs():
             start = first * self.chunking.chunk_elements
@@ -71,7 +72,7 @@ class EncodedVector:
     def decode(self, out: Tensor) -> None:
         """Read into float32 (numel,), contiguous, on any device."""
         if out.device.type != "cpu":
-            return device.decode(self.chunking, self.data, out)
+            return ROWS.load("device", "decode", key="device")(self.chunking, self.data, out)
         for codec, elements, first, stop in self.chunking.runs():
             start = first * self.chunking.chunk_elements
             values = (

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ..codec_names import CodecFacts
 from . import kernels, native
 from .wire import Codec, EncodedChunk, LazyWire, Scratch, check_length, padded, view
 
@@ -174,6 +175,11 @@ class LevelsCodec(RecordCodec):
 
     def _sound(self, records: Tensor, width: int) -> bool:
         return sound(records)
+
+
+def make_codec(facts: CodecFacts, results: Codec) -> Codec:
+    """The codec of these facts."""
+    return LevelsCodec(facts.name, results)
 
 
 def packed(count: int) -> int:

@@ -1,11 +1,6 @@
-"""Which elements of a flat vector have which codec, as text that travels in plans and entries: no
-torch, no layout needed to read it.
-
-    int8                    all elements
-    bf16:40960+int8         the first 40,960 elements bf16, the rest int8
+"""Which codec each tensor of a model has, and the text that says it (`ranges`).
 
 A layout that is arranged by codec (`arranged`) gives a short text whatever the size of the model.
-`mixture_of` makes the text.
 
 Blocks of values share a scale, and do not end where a tensor ends. Running statistics of channels
 differ by orders of magnitude, and so do updates of tensors: what is small next to its neighbours
@@ -16,32 +11,18 @@ False in its settings) goes on as it was.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..codec_names import (
-    CODECS,
-    DEFAULT_CHUNK_ELEMENTS,
-    EXACT_CODEC,
-    EXACT_LEAST,
-    MASKED_CODEC,
-    RESULTS,
-    most_exact,
-    unknown_codec,
-)
+from ..codec_costs import EXACT_CODEC, EXACT_LEAST, most_exact
+from ..codec_names import CODECS, MASKED_CODEC, unknown_codec
 from ..errors import ConfigError
 from ..group import MAX_CODEC_NAME
 from ..layout import Layout, TensorSpec, pattern_of
 from .accuracy import choose_codecs
 
-Range = tuple[str, int, int]
-"""codec, first element, last element + 1"""
-
 SMALL_ELEMENTS = 16_384
 """The longest tensor that is small: of a longer one at most 2 of 64 blocks have values of
 another."""
-
-_PIECE = re.compile(r"([a-z0-9_]+)(?::([1-9][0-9]{0,13}))?")
 
 
 def codec_of(name: str, default: str, patterns: Mapping[str, str]) -> str:
@@ -142,11 +123,6 @@ def _text(runs: Sequence[tuple[str, int]]) -> str:
     return "+".join([*(f"{codec}:{count}" for codec, count in runs[:-1]), runs[-1][0]])
 
 
-def has_partial_sums(text: str) -> bool:
-    """Whether the sum of some contributions can travel like a contribution."""
-    return not any(piece.partition(":")[0] in RESULTS for piece in text.split("+"))
-
-
 def arranged(
     specs: Iterable[TensorSpec],
     default: str,
@@ -191,26 +167,3 @@ def arranged(
         found.append(TensorSpec(spec.name, spec.shape, offset, spec.role))
         offset += spec.numel
     return found
-
-
-def ranges_of(text: str, numel: int) -> tuple[Range, ...]:
-    """The ranges that a text means for a vector of ``numel`` elements. Raises ConfigError when it
-    means none.
-    """
-    found, at = list[Range](), 0
-    pieces = text.split("+")
-    for index, piece in enumerate(pieces):
-        match = _PIECE.fullmatch(piece)
-        last = index == len(pieces) - 1
-        if match is None or (match[2] is None) != last or (found and found[-1][0] == match[1]):
-            raise unknown_codec(text)
-        if match[1] not in DEFAULT_CHUNK_ELEMENTS:
-            raise unknown_codec(match[1])
-        stop = numel if last else at + int(match[2])
-        if at >= stop or stop > numel:
-            raise ConfigError(
-                f"codec {text!r} does not fit a vector of {numel} elements", key="codec"
-            )
-        found.append((match[1], at, stop))
-        at = stop
-    return tuple(found)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..codec_names import CodecFacts
 from . import native
 from .levels import HEAD, RecordCodec, from_levels, packed, sound, to_levels
 from .wire import Codec, padded
@@ -79,6 +80,11 @@ class SparseCodec(RecordCodec):
         return torch.stack((first | (second & 15) << 8, second >> 4 | third << 4), 2).view(
             records.shape[0], -1
         )[:, :kept]
+
+
+def make_codec(facts: CodecFacts, results: Codec) -> Codec:
+    """The codec of these facts."""
+    return SparseCodec(facts.name, facts.size, results)
 
 
 def _index_bytes(kept: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
-from ..codecs.mixtures import ranges_of
+from ..codecs.ranges import ranges_of
 from ..errors import ConfigError, RemoteProtocolError
 from ..group import Certified, Config, Member, Vote, is_quorum
 from ..identifiers import PeerId

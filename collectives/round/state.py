@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from .. import messages as m
 from ..bounds import most_members
-from ..codecs.mixtures import has_partial_sums
+from ..codecs.ranges import has_partial_sums
 from ..digest import meaning
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId

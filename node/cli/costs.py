@@ -8,12 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ...collectives.codec_names import (
-    CODECS,
-    MASKED_MEAN_BYTES,
-    most_exact,
-    round_bytes_per_value,
-)
+from ...collectives.codec_costs import most_exact, round_bytes_per_value
+from ...collectives.codec_names import CODECS, MASKED_MEAN_BYTES
 from ...collectives.codecs.accuracy import bytes_per_value, coarse_share, ladder
 from ...optim.federated.methods import SUMS
 from ...security.rule_names import parse_reducer

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from ...collectives.codec_names import PLANNED
+from ...collectives.codec_costs import PLANNED
 from ...collectives.errors import ConfigError
 from ..manifest import Manifest, why_not_sharded
 from ..manifest.tables import ShapeTable

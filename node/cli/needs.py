@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ...collectives.codec_names import BYTES_PER_VALUE, RESULTS, exact_share
+from ...collectives.codec_costs import exact_share
+from ...collectives.codec_names import BYTES_PER_VALUE, RESULTS
 from ...collectives.codecs.accuracy import bytes_per_value, ladder
 from ...collectives.outer_rules import OUTER_RULES
 from ...collectives.swarm import MOST_REPLAYED, RunSettings

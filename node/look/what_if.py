@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...collectives.codec_names import CODECS, DEFAULT_CODEC, round_bytes_per_value
+from ...collectives.codec_costs import round_bytes_per_value
+from ...collectives.codec_names import CODECS, DEFAULT_CODEC
 from ...collectives.errors import ConfigError
 from ...optim.planning import Choice, Conditions, PeerConditions, estimate, price
 from .view import RunPicture

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ...collectives.codec_names import DEFAULT_CODEC, chunk_elements, most_bytes
+from ...collectives.codec_costs import most_bytes
+from ...collectives.codec_names import DEFAULT_CODEC, chunk_elements
 from ...collectives.identifiers import PeerId
 from ...collectives.partition import comparable, parts_for
 from .conditions import Conditions, PeerConditions

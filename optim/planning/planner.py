@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from ...collectives.codec_names import DEFAULT_CODEC, FACTS, PLANNED
+from ...collectives.codec_costs import PLANNED
+from ...collectives.codec_names import DEFAULT_CODEC, FACTS
 from ...collectives.growth import RoundLengths
 from ...collectives.layout import MAX_FRAGMENTS
 from ..rounds.again import LEAST_STEPS, MARGIN

@@ -17,7 +17,7 @@ import torch
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from atoll.collectives.api import enter
-from atoll.collectives.codec_names import round_bytes_per_value
+from atoll.collectives.codec_costs import round_bytes_per_value
 from atoll.collectives.layout import cut
 from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
 from atoll.node.local import LocalSwarm

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from atoll.collectives.codecs.codec import CODECS, Chunking, get_codec
 from atoll.collectives.codecs.encoded import EncodedVector
-from atoll.collectives.codecs.mixtures import arranged, codec_of, mixture_of, ranges_of
+from atoll.collectives.codecs.mixtures import arranged, codec_of, mixture_of
+from atoll.collectives.codecs.ranges import ranges_of
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.layout import Layout, TensorSpec, make_layout
 

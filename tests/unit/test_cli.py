@@ -16,7 +16,8 @@ import click
 import msgspec
 import pytest
 
-from atoll.collectives.codec_names import CODECS, most_exact, round_bytes_per_value
+from atoll.collectives.codec_costs import most_exact, round_bytes_per_value
+from atoll.collectives.codec_names import CODECS
 from atoll.collectives.errors import AtollError, ConfigError
 from atoll.collectives.swarm import RunSettings
 from atoll.node.cli import COMMANDS, GROUPS, cli, run, take_any_text

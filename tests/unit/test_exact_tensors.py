@@ -7,13 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from atoll.collectives.codec_names import (
-    CODECS,
-    EXACT_LEAST,
-    most_bytes,
-    most_exact,
-    round_bytes_per_value,
-)
+from atoll.collectives.codec_costs import EXACT_LEAST, most_bytes, most_exact, round_bytes_per_value
+from atoll.collectives.codec_names import CODECS
 from atoll.collectives.codecs.mixtures import (
     SMALL_ELEMENTS,
     arranged,

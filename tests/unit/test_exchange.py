@@ -26,7 +26,7 @@ from exchange_kit import (
 
 from atoll.collectives.codec_names import FACTS
 from atoll.collectives.codecs.codec import CODECS
-from atoll.collectives.codecs.mixtures import ranges_of
+from atoll.collectives.codecs.ranges import ranges_of
 from atoll.collectives.digest import chunk_hash
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.exchange import (

@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from atoll.collectives.codecs.codec import CODECS
-from atoll.collectives.codecs.mixtures import has_partial_sums
+from atoll.collectives.codecs.ranges import has_partial_sums
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.exchange import NonFinite, PartReduced, ReductionReport
 from atoll.collectives.exchange import header as wire_header

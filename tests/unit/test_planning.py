@@ -20,7 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from seeds import daily
 
-from atoll.collectives.codec_names import PLANNED, most_bytes
+from atoll.collectives.codec_costs import PLANNED, most_bytes
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import MAX_MEMBERS
 from atoll.collectives.round import Timing

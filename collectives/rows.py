@@ -1,0 +1,16 @@
+"""Where the parts of `collectives` are that some runs ask for by name: one row each. Nothing else in
+the kernel names them.
+"""
+
+from __future__ import annotations
+
+from .registry import ModeRegistry
+
+ROWS = ModeRegistry(
+    {
+        "levels": "collectives.codecs.levels",
+        "sparse": "collectives.codecs.sparse",
+        "bits": "collectives.codecs.bits",
+        "device": "collectives.codecs.device",
+    }
+)
