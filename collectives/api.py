@@ -37,6 +37,7 @@ from .foreign import WORDS, quoted
 from .given import RULES, Reduction, Rule, check_reduction, given_of
 from .identifiers import HASH_BYTES, PeerId
 from .layout import make_layout
+from .outcomes import Outcome
 from .plain import (
     DEVICES,
     LONGEST_WAIT_S,
@@ -59,7 +60,6 @@ from .plain import (
 )
 from .script_swarm import MAX_OP_ID, Call, Operating, Swarm
 from .series import NumberedName, series_tag
-from .swarm import Outcome
 from .target import Target
 
 if TYPE_CHECKING:

@@ -43,6 +43,7 @@ from .awaiting import awaited, warn_of_dropped
 from .errors import AtollError, LocalProtocolError
 from .group import MAX_MEMBERS
 from .groups import MAX_DIMENSIONS, grid_dims, is_cube
+from .outcomes import Outcome, Status
 from .plain import (
     DEVICES,
     agreed,
@@ -56,7 +57,6 @@ from .plain import (
 )
 from .script_swarm import Call, Operating, Swarm
 from .series import NumberedName
-from .swarm import Outcome, Status
 from .target import Target
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import TypeVar
 
-from .swarm import Pending
+from .outcomes import Pending
 
 T = TypeVar("T")
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.001, 0.05

@@ -26,8 +26,9 @@ from .plain import (
     whole,
     words_of,
 )
+from .reduce import Reduction
 from .script_swarm import Operating
-from .swarm import CoordinateRule, GramRule, Reduction
+from .swarm import CoordinateRule, GramRule
 from .target import Target
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from blake3 import blake3
 
 from .errors import LocalProtocolError
 from .identifiers import PeerId
+from .outcomes import Outcome
 from .script_swarm import MAX_TAG, TAG, Call, Operating, Swarm
-from .swarm import Outcome
 
 if TYPE_CHECKING:
     from torch import Tensor

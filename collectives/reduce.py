@@ -26,8 +26,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .swarm import Reduction
-
 
 @dataclass(frozen=True, slots=True)
 class Factors:
@@ -353,3 +351,6 @@ def to_float32(x: float) -> float:
     """The nearest float32, so that factors are the same numbers wherever they are computed."""
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(math.ldexp(mantissa, 24)), exponent - 24)
+
+
+Reduction = Literal["mean", "sum", "max", "min", "product"]

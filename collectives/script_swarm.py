@@ -20,7 +20,9 @@ from .group import Evaluated
 from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
 from .layout import Layout
-from .swarm import MAX_REDUCER, AnchorView, Outcome, Pending, Reduction, RunSettings, Tally
+from .outcomes import AnchorView, Outcome, Pending, Tally
+from .reduce import Reduction
+from .swarm import MAX_REDUCER, RunSettings
 
 MAX_OP_ID = 64  # characters
 MAX_TAG = 48

@@ -6,15 +6,11 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
-    Generic,
     Literal,
-    Protocol,
-    TypeVar,
 )
 
 import msgspec
@@ -30,40 +26,21 @@ from .codec_names import (
 )
 from .errors import ConfigError
 from .foreign import PLAIN, WORDS
-from .group import Config, Count, Member, TopologyKind
-from .growth import MOST_GROWTH, RoundLengths
-from .identifiers import PeerId
+from .group import TopologyKind
 from .layout import MAX_FRAGMENTS, BufferClass
+from .outer_rules import PLAIN_MEAN, WARMING, OuterSettings
+from .round_settings import MAX_SAMPLES, RoundSettings, SampleSettings, WorkSettings
 from .seeded import BtardSettings
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    pass
 
-Status = Literal["committed", "open", "lost"]
 MAX_REDUCER = 64  # characters of its name
-T = TypeVar("T", covariant=True)
-OuterRule = Literal[
-    "nesterov",
-    "sgd",
-    "adam",
-    "yogi",
-    "adagrad",
-    "co2",
-    "adamw",
-    "delayed_nesterov",
-    "heloco",
-]
-"""What steps the anchor (`optim.outer.rules`), as manifests name it."""
 
-Reduction = Literal["mean", "sum", "max", "min", "product"]
 CoordinateRule = Literal["median", "trimmed_mean", "meamed"]
 GramRule = Literal["krum", "multi_krum", "mda", "geometric_median", "centred_clip", "caf", "flag"]
 """What a round makes of contributions of which some may be anything (`security.rules`): each
 element by itself, or rows by their Gram matrix."""
-
-
-MAX_SAMPLES = 1 << 48
-"""A contribution has fewer."""
 
 
 def sample_count(samples: Any) -> int:
@@ -88,51 +65,6 @@ def sample_count(samples: Any) -> int:
             hint="samples(n) is told how many the step under way processes, such as len(batch).",
         )
     return count
-
-
-MOST_WARMUP = 1_000_000
-"""Outer steps, which a float32 counts."""
-
-
-class OuterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The outer optimizer, applied to the anchor in the node: one of `optim.outer.rules`. Each
-    reads what it needs of the rest. `optim.outer.presets` has values that were tried.
-    """
-
-    kind: Literal[OuterRule, "momentum"]
-    lr: float
-    momentum: float = 0.0
-    # Of adam, yogi and adamw; this and the next are published values (arXiv 2003.00295).
-    beta2: float = 0.99
-    epsilon: float = 1e-3  # of adam, yogi, adagrad and adamw
-    weight_decay: float = 0.0  # of adamw
-    clip: float = 3.0  # of co2: times the mean norm of the momentum
-    # Restart momentum and halve lr for a while when the update's norm or the loss jumps.
-    governor: bool = False
-    # Make the mean as long as its contributions are on average, however many they are.
-    stretch: bool = False
-    clip_norm: float | None = None  # the longest mean; a longer one is scaled down to it
-    every: int = 4  # of delayed_nesterov: steps between two of momentum
-    spread: float = 0.0  # of delayed_nesterov: the share of momentum that the steps between take
-    agreement: float = 0.5  # of heloco: the cosine with momentum from which nothing is corrected
-    momentum_dtype: Literal["fp32", "bf16"] = "fp32"  # how momenta are kept between rounds
-    # Of nesterov and momentum: outer steps over which lr and momentum grow from 1 and 0, those of
-    # the plain mean.
-    warmup: int = 0
-    # Steps of the plain mean before the warm-up. 0: where rounds grow (`growth`), until they have
-    # their full length.
-    hold: int = 0
-    # With a governor that goes by evaluations: after so many readings in a row that speak against
-    # averaging it takes the plain mean. 0: it does not go by them.
-    watch: int = 0
-    # The governor says what it sees, and changes nothing: members that lie could move it.
-    advises: bool = False
-    # Of how many steps the rounds are short and grow: none of them is a jump to the governor.
-    short: int = 0
-
-
-PLAIN_MEAN = OuterSettings("sgd", 1.0)
-"""The new anchor is the mean of the members' models (`optim.outer.presets` says for whom)."""
 
 
 TensorPattern = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=WORDS)]
@@ -220,51 +152,6 @@ class PrivacySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return min(examples, self.most_examples) / self.most_examples
 
 
-class Spent(msgspec.Struct, frozen=True):
-    """What a member has spent of its privacy, counted before each contribution leaves it: never
-    below what others can know.
-
-    ``epsilon``: so far, for ``delta``; ``steps``: contributions handed over; ``left``: how many
-    more stay within ``stop_at_epsilon``. ``clip``: the bound of the open round, which follows
-    ``quantile`` where that is not None.
-    """
-
-    clip: float
-    quantile: float | None
-    epsilon: float
-    delta: float
-    stop_at_epsilon: float
-    steps: int
-    left: int
-
-
-class WorkSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a site of a run of sites does in a round, one of the three: so many inner ``steps``,
-    so many ``samples``, or so many ``epochs`` of its own examples. It contributes when that is
-    done, whatever others have done, and the round waits for all who take part (`round.turns`).
-
-    ``weights``: what a site counts in the mean: its number of examples, which it has declared, or
-    as much as any other. Never what it has processed.
-    """
-
-    steps: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
-    samples: Annotated[int, msgspec.Meta(ge=1, lt=MAX_SAMPLES)] | None = None
-    epochs: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] | None = None
-    weights: Literal["examples", "equal"] = "examples"
-
-    @property
-    def declares(self) -> bool:
-        """Whether each site must say how many examples it has."""
-        return self.weights == "examples" or self.epochs is not None
-
-    def __str__(self) -> str:
-        if self.steps is not None:
-            return f"{self.steps} steps"
-        if self.samples is not None:
-            return f"{self.samples} samples"
-        return "one epoch" if self.epochs == 1 else f"{self.epochs} epochs"
-
-
 class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What members of a run of sites do beside plain inner steps, and keep for themselves
     (`optim.federated.methods`, `optim.federated.personal`).
@@ -281,26 +168,6 @@ class SiteSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ahead: Annotated[float, msgspec.Meta(gt=0, le=1e6)] = 0.01
     pull: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
     work: WorkSettings | None = None
-
-
-class SampleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many members take part in a round: a share of them, or a number (``count``), and at least
-    ``least`` (`round.sampling`).
-    """
-
-    share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 1.0
-    count: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
-    least: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
-
-    def wanted(self, members: int) -> int:
-        """How many of so many."""
-        return min(
-            members,
-            max(
-                self.least,
-                self.count if self.count is not None else math.ceil(self.share * members),
-            ),
-        )
 
 
 class EvaluateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -338,38 +205,12 @@ class LimitSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     member_bytes: int = 256 << 20
 
 
-MOST_REPLAYED = 16
-"""Rounds: a checkpoint is tried after so many at the latest, since all results that follow one are
-kept.
-"""
-
-
-class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunSettings(RoundSettings, frozen=True, forbid_unknown_fields=True):
     """The part of a run's manifest that governs rounds and optimizers. The manifest has authority
     over the script.
     """
 
     method: Literal["diloco", "local_sgd", "gradient_averaging"] = "diloco"
-    sync_every: int | None = 100  # H: inner steps a round; None: rounds end by time
-    round_s: float | None = None  # seconds a round, when sync_every is None
-    target_samples: int | None = None  # samples of all members a round, when both are None
-    local_after: int = 0  # rounds of one inner step before those of sync_every (post-local SGD)
-    # The first so many rounds of sync_every are made as shorter ones, of one step at first
-    # (`collectives.growth`).
-    growth: Annotated[int, msgspec.Meta(ge=0, le=MOST_GROWTH)] = 0
-    # What is trained on while a round is under way (`optim.rounds.replica`).
-    overlap: Literal["none", "late", "eager"] = "none"
-    # Inner steps from a contribution to its result, with overlap; None: to the end of the next
-    # round.
-    delay: int | None = None
-    # Of the time to be spent on training: sync_every and delay are planned again as rounds go on;
-    # None: never.
-    share: float | None = None
-    # The longest round that is planned; None: by the size of the model.
-    max_steps: int | None = None
-    # Share of live parameters kept on an anchor without all of one's own progress; None: all of
-    # that.
-    mixing: float | None = None
     # carry what the codec loses into the next contribution; those of a bit or two a value always do
     feedback: bool = False
     # Share of that which is still carried a round later (SparseLoCo's β).
@@ -382,7 +223,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     codec: str = DEFAULT_CODEC
     # Shell pattern of tensor names -> their codec, where it is another; the longest that matches
     # decides.
-    codecs: dict[str, str] = {}
+    codecs: dict[str, str] = msgspec.field(default_factory=dict[str, str])
     # Of a round, that picks the codec of each tensor that ``codecs`` does not name.
     error: Annotated[float, msgspec.Meta(gt=0, le=LARGEST_ERROR)] | None = None
     # Statistics and small tensors are sent in fp32 (`codecs.mixtures.exact_of`).
@@ -393,9 +234,6 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # How many logs the model is cut into.
     fragments: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAGMENTS)] = 1
     lying: int = 0  # members of a configuration that may do anything, and the log stays one
-    rounds: int | None = None  # committed rounds after which the run is done; None: no end
-    # How long a script waits for a round before it trains on; None: from measured rates.
-    deadline_s: float | None = None
     # One member adds up all of a round: the organiser's, or another while that is away.
     coordinator: bool = False
     # Contributions are masked: ``reducer`` is then "copy", and ``codec`` "bits".
@@ -412,7 +250,7 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: LimitSettings = LimitSettings()  # of free-standing operations
     adapters: AdapterSettings = AdapterSettings()
     # Shell pattern of names of buffers -> their class; the longest that matches decides.
-    buffers: dict[str, BufferClass] = {}
+    buffers: dict[str, BufferClass] = msgspec.field(default_factory=dict[str, BufferClass])
     evaluate: EvaluateSettings | None = None  # None: members do not evaluate
 
     def __post_init__(self) -> None:
@@ -440,20 +278,28 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.feedback or not RESULTS.keys().isdisjoint({self.codec, *self.codecs.values()})
 
     @property
-    def lengths(self) -> RoundLengths:
-        """How many inner steps each round has."""
-        return RoundLengths(self.sync_every, self.growth, self.local_after)
-
-    @property
     def work(self) -> WorkSettings | None:
-        """What a site does in a round of a run of sites; None in other runs."""
         return self.site.work if self.site is not None else None
 
     @property
-    def may_be_without(self) -> bool:
-        """Whether rounds may be without a member that would hold up all others: not where each has
-        to take part, or where rounds choose whom they wait for in another way.
+    def noised(self) -> bool:
+        return self.privacy is not None
+
+    @property
+    def effective_outer(self) -> OuterSettings:
+        """Plain averaging for the method "local_sgd", else ``outer``, whose momentum waits for
+        ``hold`` rounds, or else until rounds have their full length: in the first ones after one
+        another it adds up what they have in common.
         """
+        if self.method == "local_sgd":
+            return PLAIN_MEAN
+        if not self.growth or self.outer.kind not in WARMING:
+            return self.outer
+        short = self.lengths.short_rounds
+        return msgspec.structs.replace(self.outer, hold=self.outer.hold or short, short=short)
+
+    @property
+    def may_be_without(self) -> bool:
         apart = self.secure or self.privacy or self.btard or self.site or self.sample
         plain = not (apart or self.arrivals or self.lying or self.coordinator)
         return plain and self.reducer == "mean" and self.method != "gradient_averaging"
@@ -466,138 +312,3 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.overlap != "none" or (
             self.arrivals is not None and self.arrivals.groups is not None
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One counted contribution of a committed round. ``weight``: what a robust rule of whole
-    vectors gave it (after mixing: its share in all mixtures), as far as this member saw it weighed.
-    """
-
-    peer: PeerId
-    samples: int
-    weight: float | None = None
-
-
-class Tally(msgspec.Struct, frozen=True, array_like=True):
-    """What one certified entry of the log says of the data: who was counted for how many samples,
-    and who is a member from then on.
-
-    ``round``: committed rounds in the state after it. ``hash``: the entry's; "" where there is no
-    log.
-    """
-
-    entry: Count
-    round: Count
-    shares: tuple[tuple[Member, Count], ...]
-    members: Config
-    hash: Annotated[bytes, msgspec.Meta(max_length=64)] = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a contribution. A lost peer is a value here, not an exception.
-
-    ``committed``: decided and applied; ``contributors`` names exactly what the mean was taken over,
-    ``counted`` says whether one's own contribution is among it. ``open``: the deadline passed and
-    the round is still undecided: the contribution stays frozen, training goes on. ``lost``: no
-    round counts it or ever will, since it was lost with an earlier node (``round`` is 0), or
-    refused (``round``: the newest committed by then). No contributors are named; what was trained
-    is the script's to contribute again.
-
-    ``bytes_sent`` and ``bytes_received``: what this peer's node moved, encryption and control
-    messages included, since the outcome of the contribution before (so that they add up over
-    rounds), or while the all-reduce was under way.
-
-    ``unfit``: the contribution was refused for what it holds (NaN, infinity, a value too large for
-    its codec), and always would be.
-
-    ``over``: why this member contributes nothing more to the run ("" where it may): its privacy is
-    spent, or that of so many others that no round can be made.
-
-    ``differs``: others have called something else under this name; ``overflows``: what was decided
-    is more than its codec holds. What an operation's caller waits for raises either, with
-    ``reason``, as LocalProtocolError.
-
-    ``vanished``: of a free-standing operation with a codec, the share of this member's values that
-    are not 0 and that its codec turned into 0 on the way (`codecs.vanished`).
-    """
-
-    status: Status
-    round: int
-    contributors: tuple[Share, ...] = ()
-    counted: bool = False
-    lost: tuple[PeerId, ...] = ()
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    elapsed_s: float = 0.0
-    reason: str = ""
-    # Of an operation: name and size of the configuration that it was decided under.
-    config: str = ""
-    members: int = 0
-    unfit: bool = False
-    vanished: float = 0.0
-    differs: bool = False
-    overflows: bool = False
-    over: str = ""
-
-
-class AnchorView(Protocol):
-    """A committed generation of the anchor: float32 (numel,), read-only. Valid until `release`."""
-
-    @property
-    def round(self) -> int:
-        """Committed rounds that are in it."""
-        ...
-
-    @property
-    def samples(self) -> int:
-        """How many samples all members together have contributed to it: what learning-rate
-        schedules follow.
-        """
-        ...
-
-    @property
-    def lag(self) -> float:
-        """How many inner steps a round takes to be decided, by what the contributors of the newest
-        round in it measured: their median. 0 where none says so."""
-        ...
-
-    @property
-    def steps(self) -> int:
-        """How many inner steps this member makes from it, where the run gives members each their
-        number (`Groups`); 0: as the manifest says, or, for one that has a contribution to offer,
-        that its group was counted without it."""
-        ...
-
-    @property
-    def digest(self) -> str:
-        """blake3 of its bytes, in hex; may be computed when first asked for."""
-        ...
-
-    @property
-    def numel(self) -> int:
-        """Number of elements."""
-        ...
-
-    def copy_into(self, destination: Tensor, start: int = 0) -> None:
-        """Copy elements [start, start + destination.numel()) into ``destination`` (float32,
-        contiguous, on the CPU).
-        """
-        ...
-
-    def release(self) -> None:
-        """Give the lease back; the view must not be used afterwards. Idempotent."""
-        ...
-
-
-class Pending(Protocol, Generic[T]):
-    """A result to come. `wait` with a timeout never raises for lateness: it returns the state."""
-
-    def done(self) -> bool:
-        """Whether `wait` would return the final result at once."""
-        ...
-
-    def wait(self, timeout_s: float | None = None) -> T:
-        """The result; after ``timeout_s`` seconds an "open" Outcome. May be called again."""
-        ...

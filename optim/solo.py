@@ -33,14 +33,15 @@ from ..collectives.group import Evaluated, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
+from ..collectives.outcomes import Outcome, Share, Tally
 from ..collectives.plain import buffer_length
-from ..collectives.reduce import codec_fault, operation_codec
+from ..collectives.reduce import Reduction, codec_fault, operation_codec
 from ..collectives.script_swarm import Call, PeerView
 from ..collectives.series import OWN_NAME
-from ..collectives.swarm import Outcome, Reduction, RunSettings, Share, Tally, sample_count
+from ..collectives.swarm import RunSettings, sample_count
 from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid
-from .outer import OuterStep, effective_outer, reading_of
+from .outer import OuterStep, reading_of
 from .outer.readings import Reported, median_lag
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class AnchorStore:
         self.layout = layout
         self.round = self.samples = 0
         self.lag = 0.0
-        self._step = OuterStep(effective_outer(settings), layout)
+        self._step = OuterStep(settings.effective_outer, layout)
         numel = self._step.state_numel(layout.numel)
         self.momentum = (
             torch.zeros(numel, dtype=torch.float32, device="cpu")
@@ -345,7 +346,7 @@ class SoloSwarm:
         if self.settings.has_feedback:
             mean = torch.empty_like(mean)
             as_decoded(contribution_grid(store.layout, self.settings), self._frozen, mean)
-        outer = effective_outer(self.settings)
+        outer = self.settings.effective_outer
         store.commit(mean, [(samples, reading_of(mean, store.layout, outer, loss, lag))])
         self._counted.append(self._counted[-1] + samples)
         share = Share(self.peer, samples)

@@ -17,7 +17,7 @@ sys.path[:0] = [str(ROOT / "tests" / "process")]
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from atoll.collectives.swarm import Outcome  # noqa: E402
+from atoll.collectives.outcomes import Outcome  # noqa: E402
 from atoll.node import join  # noqa: E402
 from atoll.node.client import NodeClient  # noqa: E402
 from atoll.node.home.paths import find_paths  # noqa: E402

@@ -23,8 +23,9 @@ from torch import nn
 
 from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import Doors
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.run.doors import doors_of
 from atoll.node.run.gate import Gate

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives.errors import AtollError
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 from atoll.node import join
 from atoll.node.home.lifecycle import read_node_file
 from atoll.node.home.paths import find_paths

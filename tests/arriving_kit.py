@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach

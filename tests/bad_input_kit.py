@@ -19,7 +19,7 @@ import torch
 from swarm_kit import free_port
 
 from atoll.collectives.layout import Layout, make_layout
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 from atoll.node import join
 from atoll.node.client import NodeClient, RunSwarm
 from atoll.node.home.paths import Paths, find_paths

@@ -40,9 +40,11 @@ from atoll.collectives.exchange import (
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Plan, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
+from atoll.collectives.outcomes import AnchorView, Outcome, Share
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import RECENT, SPAN, Journal, SealRecord, rounds_in
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import AnchorView, Outcome, OuterSettings, RunSettings, Share
+from atoll.collectives.swarm import RunSettings
 from atoll.node.session.ports import DataPlane, Storage
 
 LAYOUT = make_layout([("w", (3, 5)), ("b", (4,))])

@@ -10,7 +10,8 @@ from exported_models import output
 from torch import Tensor, nn
 
 from atoll.collectives.digest import chunk_hash, merkle_root
-from atoll.collectives.swarm import AnchorView, RunSettings
+from atoll.collectives.outcomes import AnchorView
+from atoll.collectives.swarm import RunSettings
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.records.export import Exported, export_run

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outcomes import Outcome, Share
 from atoll.collectives.script_swarm import Call
-from atoll.collectives.swarm import Outcome, RunSettings, Share
+from atoll.collectives.swarm import RunSettings
 from atoll.optim import SoloSwarm
 
 PEER = PeerId("me")

@@ -17,8 +17,8 @@ from federated_numpy import Array, D, Site
 from numpy.typing import NDArray
 from torch import nn
 
+from atoll.collectives.outcomes import Outcome
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import Outcome
 from atoll.optim import attach
 
 COUNTS, ROUNDS, LR, BATCH = (960, 640, 20), 10, 0.1, 32

@@ -29,7 +29,7 @@ from faults import SLOW_SHARE, Fault, choose
 from swarm_kit import Peer, Peers, unfold
 
 from atoll.collectives.errors import AtollError
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
 from atoll.optim.outer import OuterStep

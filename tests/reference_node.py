@@ -36,9 +36,11 @@ from atoll.collectives.errors import (
 from atoll.collectives.group import NO_READING, Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
+from atoll.collectives.outcomes import Outcome, Share, Spent, Tally
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.reduce import works_on_bits
 from atoll.collectives.script_swarm import Call, PeerView
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Share, Spent, Tally
+from atoll.collectives.swarm import RunSettings
 from atoll.node.control import protocol as p
 from atoll.node.control.calls import CallTable, answers, does, hears
 from atoll.node.control.parent import watch_parent

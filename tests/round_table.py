@@ -25,10 +25,11 @@ from atoll.collectives.errors import (
 from atoll.collectives.group import Evaluated, Member, Reading
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
+from atoll.collectives.outcomes import Outcome, Share, Tally
 from atoll.collectives.script_swarm import Call, PeerView
-from atoll.collectives.swarm import Outcome, RunSettings, Share, Tally
+from atoll.collectives.swarm import RunSettings
 from atoll.optim.data.shard import Shard
-from atoll.optim.outer import effective_outer, reading_of
+from atoll.optim.outer import reading_of
 from atoll.optim.solo import AnchorLease, AnchorStore
 
 
@@ -180,7 +181,7 @@ class TableSwarm:
                 raise LocalProtocolError("a contribution is undecided")
             vector = torch.empty(store.layout.numel)
             write(vector)
-            reading = reading_of(vector, store.layout, effective_outer(self.settings), loss, lag)
+            reading = reading_of(vector, store.layout, self.settings.effective_outer, loss, lag)
             offer = self.table.offers[self.peer] = Offer(
                 self.table, self.peer, vector, samples, reading
             )

@@ -9,7 +9,8 @@ import torch
 from session_table import LAYOUT, LIMIT_S, Peer, Table
 
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings, SecureSettings
 from atoll.node.modes.secure.wire import PREFIX, AuthoredMessage, decode
 from atoll.node.run.evidence import check
 from atoll.node.session import events as ev

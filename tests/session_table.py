@@ -11,9 +11,10 @@ import torch
 
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import RoundMachine, Timing
 from atoll.collectives.simulation import Network, World
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.node.session.session import Session

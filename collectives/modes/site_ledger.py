@@ -27,7 +27,7 @@ from ..group import Admitted, Config, Entry, Member, SpentWord
 from ..identifiers import PeerId
 from ..round.sampling import draw_members
 from ..round.site_names import SiteNames
-from ..swarm import SampleSettings
+from ..round_settings import SampleSettings
 
 if TYPE_CHECKING:
     from ..round.log import Log

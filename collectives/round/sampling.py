@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from ..group import Config, Member
 from ..messages import Ready
-from ..swarm import SampleSettings
+from ..round_settings import SampleSettings
 
 TURNS = 8  # times the last round with contributors: so long drawn members have for theirs
 AGAIN = 1.1  # times the draw before: also members that have become that much slower get there

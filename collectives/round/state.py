@@ -16,7 +16,7 @@ from ..digest import meaning
 from ..group import Certified, Config, Contributor, Entry, Member, Plan, TopologyKind
 from ..identifiers import PeerId
 from ..pace import Pace
-from ..swarm import SampleSettings
+from ..round_settings import SampleSettings
 from .own_results import OwnResults
 
 if TYPE_CHECKING:

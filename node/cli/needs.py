@@ -18,7 +18,8 @@ from ...collectives.codec_costs import exact_share
 from ...collectives.codec_names import BYTES_PER_VALUE, RESULTS
 from ...collectives.codecs.accuracy import bytes_per_value, ladder
 from ...collectives.outer_rules import OUTER_RULES
-from ...collectives.swarm import MOST_REPLAYED, RunSettings
+from ...collectives.round_settings import MOST_REPLAYED
+from ...collectives.swarm import RunSettings
 from ..home.output import bytes_text, span_text
 from ..manifest import Manifest, adapters_of, why_not_sharded
 from ..manifest.tables import ShapeTable

@@ -234,7 +234,7 @@ def _as_it_is(
     """What the file's own settings would do, for people and for JSON. ``own``: the size that the
     file says.
     """
-    from ...collectives.swarm import PLAIN_MEAN
+    from ...collectives.outer_rules import PLAIN_MEAN
     from ...optim.planning import costs_of, estimate, price_of
 
     run = planned.run

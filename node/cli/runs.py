@@ -425,7 +425,7 @@ def export_command(
     of a PEFT model the folder that PeftModel.from_pretrained loads. What is not the whole model is
     called partial.safetensors.
     """
-    from ...collectives.swarm import MOST_REPLAYED
+    from ...collectives.round_settings import MOST_REPLAYED
     from ..manifest import load_run
     from ..records.export import export_run
     from ..records.sharding import LARGEST

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...collectives.errors import AtollError, LocalProtocolError
 from ...collectives.identifiers import PeerId
-from ...collectives.swarm import Outcome
+from ...collectives.outcomes import Outcome
 from ..control.descriptors import Descriptor, received
 from ..control.protocol import Done
 from .eager import eager

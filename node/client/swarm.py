@@ -48,10 +48,13 @@ from ...collectives.errors import (
 from ...collectives.group import Evaluated
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
+from ...collectives.outcomes import Outcome, Tally
 from ...collectives.plain import DEVICES, flat_of, placed
+from ...collectives.reduce import Reduction
+from ...collectives.round_settings import MAX_SAMPLES
 from ...collectives.script_swarm import Call, PeerView
 from ...collectives.series import OWN_NAME
-from ...collectives.swarm import MAX_SAMPLES, Outcome, Reduction, Tally, sample_count
+from ...collectives.swarm import sample_count
 from ..control import protocol as p
 from ..control.descriptors import Descriptor, close_all, received
 from ..control.shared_memory import AnchorSlot
@@ -69,7 +72,7 @@ from .starting import await_start
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ...collectives.swarm import Spent
+    from ...collectives.outcomes import Spent
     from ...optim import Attachment
     from ...optim.data.shard import Shard
 
@@ -414,7 +417,6 @@ class RunSwarm(SeededWork):
         ):
             raise LocalProtocolError(f"a contribution of {samples} samples")
         from ...optim.outer import (
-            effective_outer,
             reading_of,
         )  # they load torch, which the caller has
 
@@ -439,7 +441,7 @@ class RunSwarm(SeededWork):
             reading = reading_of(
                 vector,
                 cut(self._layout, self.fragments)[fragment],
-                effective_outer(self.settings),
+                self.settings.effective_outer,
                 loss,
                 lag,
             )

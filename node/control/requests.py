@@ -12,7 +12,7 @@ from typing import Any
 from ...collectives.errors import AtollError, ConfigError, LocalProtocolError, VersionMismatchError
 from ...collectives.identifiers import RunId
 from ...collectives.layout import Layout
-from ...collectives.swarm import Outcome
+from ...collectives.outcomes import Outcome
 from ..home.failures import failure
 from . import protocol as p
 from .calls import CallTable, WithMemory, answers, hears

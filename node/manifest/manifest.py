@@ -20,14 +20,9 @@ from ...collectives.codec_names import MASKED_CODEC
 from ...collectives.group import TopologyKind, least_members
 from ...collectives.identifiers import RunId
 from ...collectives.layout import STEPS
-from ...collectives.swarm import (
-    OuterSettings,
-    RunSettings,
-    SampleSettings,
-    SecureSettings,
-    SiteSettings,
-    WorkSettings,
-)
+from ...collectives.outer_rules import OuterSettings
+from ...collectives.round_settings import SampleSettings, WorkSettings
+from ...collectives.swarm import RunSettings, SecureSettings, SiteSettings
 from .form import canonical
 from .gpt import gpt_config
 from .limits import LimitsTable

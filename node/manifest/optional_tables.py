@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 import msgspec
 
 from ...collectives.identifiers import PeerId
+from ...collectives.outer_rules import OuterSettings
 from ...collectives.seeded import MOST_PEERS, BtardSettings
-from ...collectives.swarm import OuterSettings, PrivacySettings, SecureSettings
+from ...collectives.swarm import PrivacySettings, SecureSettings
 from .tables import Pattern
 
 LEAST_LEFT = 3  # as `security.btard.AttemptSettings.least`: with fewer nothing goes on

@@ -14,16 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from ...collectives.cold_start import COLD_CODECS, COLD_STEPS, GROWTH, measured_cold
 from ...collectives.errors import ConfigError
-from ...collectives.growth import (
-    COLD_CODECS,
-    COLD_STEPS,
-    GROWTH,
-    RoundLengths,
-    measured_cold,
-)
-from ...collectives.outer_rules import WITHOUT_MOMENTUM
-from ...collectives.swarm import OuterSettings
+from ...collectives.growth import RoundLengths
+from ...collectives.outer_rules import WITHOUT_MOMENTUM, OuterSettings
 from .federated import noise_text
 from .manifest import Manifest
 from .methods import rounds_text
@@ -347,10 +341,9 @@ def growth_text(manifest: Manifest) -> str:
 
 def averaging_text(manifest: Manifest) -> str:
     """The outer step and the length of a round, in a line: for a verdict about them."""
-    from ...optim.outer import effective_outer  # loads torch
 
     settings = manifest.settings()
-    outer, steps = effective_outer(settings), settings.sync_every
+    outer, steps = settings.effective_outer, settings.sync_every
     ends = f"H = {steps}" if steps is not None else "rounds by time or samples"
     if manifest.kind == "federated":
         ends = f"a round {rounds_text(manifest, ends)}" if manifest.work is not None else ends

@@ -13,17 +13,9 @@ from ...collectives.foreign import LINES, PLAIN, WORDS
 from ...collectives.group import MAX_MEMBERS, MAX_STAR
 from ...collectives.growth import MOST_GROWTH
 from ...collectives.layout import MAX_FRAGMENTS, BufferClass
-from ...collectives.outer_rules import WITHOUT_MOMENTUM
+from ...collectives.outer_rules import MOST_WARMUP, WITHOUT_MOMENTUM, OuterRule, OuterSettings
 from ...collectives.schemes import PlanName
-from ...collectives.swarm import (
-    MOST_WARMUP,
-    AdapterSettings,
-    CoordinateRule,
-    EvaluateSettings,
-    GramRule,
-    OuterRule,
-    OuterSettings,
-)
+from ...collectives.swarm import AdapterSettings, CoordinateRule, EvaluateSettings, GramRule
 from ...security.rule_names import (
     MAX_F,
     RUNNING,

@@ -24,8 +24,8 @@ import torch
 from safetensors.torch import save_file
 
 from ...collectives.errors import AtollError, ConfigError
+from ...collectives.outcomes import Outcome
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import Outcome
 from ...optim import Attachment, attach
 from ..home.ending import interrupt_when_stdin_ends
 from ..home.output import Terminal, show_error

@@ -25,7 +25,6 @@ from ...collectives.errors import (
 )
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
-from ...optim.outer import effective_outer
 from ..bases.pieces import FILES, FilePorts
 from ..bases.sharing import BaseSharing
 from ..control.shared_memory import AnchorSlots
@@ -424,7 +423,7 @@ class RunService:
         return RunFiles(
             folder,
             run_id=self.run_id,
-            outer=effective_outer(settings),
+            outer=settings.effective_outer,
             slots=lambda numel: self.slots(numel, number),
             trouble=self.troubles.tell,
             me=self.node.identity.peer,

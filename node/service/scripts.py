@@ -15,8 +15,8 @@ import trio
 from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
 from ...collectives.group import NO_READING, Reading
 from ...collectives.layout import Layout, cut
+from ...collectives.outcomes import Outcome, Spent, Tally
 from ...collectives.script_swarm import Call, PeerView
-from ...collectives.swarm import Outcome, Spent, Tally
 from ..control import protocol as p
 from ..control.calls import CallTable, answers, does, hears
 from ..control.requests import ConnectionRequests

@@ -13,7 +13,7 @@ import trio
 
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
-from ...collectives.swarm import Spent
+from ...collectives.outcomes import Spent
 from ..run.events import RoundCommittedEvent, document
 from ..run.gain import cost_of, gain_of
 from ..run.quorum import quorum_of
@@ -212,9 +212,7 @@ def _newcomer(run: RunService, peer: PeerId) -> dict[str, Any]:
 
 
 def _btard(run: RunService) -> dict[str, Any] | None:
-    if run.session is None or run.session.settings.btard is None:
-        return None
-    return _before(run.session).document
+    return None if run.session is None else _before(run.session).document
 
 
 def _before(session: Session) -> PreRoundView:
@@ -226,7 +224,7 @@ def _secure(run: RunService) -> dict[str, Any] | None:
     """How many contributions a sum needs with the present members, and whose were in the newest;
     None where they are not masked.
     """
-    if run.session is None or run.session.settings.secure is None:
+    if run.session is None or run.manifest is None or run.manifest.secure is None:
         return None
     last = run.chronicle.unmasked
     needed = _before(run.session).needed

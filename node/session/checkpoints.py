@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...collectives.group import Certified
-from ...collectives.swarm import MOST_REPLAYED
+from ...collectives.round_settings import MOST_REPLAYED
 
 if TYPE_CHECKING:
     from .session import Session

@@ -7,6 +7,8 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
+from ...collectives.codecs.mixtures import mixture_of
+from ...collectives.layout import Layout
 from ...collectives.reduce import REDUCERS
 from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
 from ...collectives.round.dissemination import everybody
@@ -16,6 +18,8 @@ from ...collectives.round.seals import RoundSeal
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
 from ..run.registry import MODES
+from .durations import spare_of
+from .log_settings import LogSettings
 from .measures import Measures
 from .modes import Modes
 from .other_logs import OtherLogs
@@ -34,6 +38,31 @@ def find_reducers() -> FindReducer:
     return MODES.find("rules", "find_reducer") or REDUCERS.get
 
 
+def log_settings_of(settings: RunSettings) -> LogSettings:
+    """What a run's settings say of each of its logs."""
+
+    def codec_of(layout: Layout) -> str:
+        return mixture_of(
+            layout, settings.codec, settings.codecs, settings.error, exact=settings.exact
+        )
+
+    return LogSettings(
+        codec=settings.codec,
+        codec_of=codec_of,
+        reducer=settings.reducer,
+        plan=settings.plan,
+        rounds=settings.rounds,
+        lying=settings.lying,
+        coordinator=settings.coordinator,
+        sample=settings.sample,
+        by_work=settings.work is not None,
+        spare=spare_of(settings),
+        evaluations=settings.evaluate.rounds if settings.evaluate is not None else 0,
+        partial=settings.arrivals is not None,
+        meets=(settings.secure or settings.btard) is not None,
+    )
+
+
 def modes_of(
     settings: RunSettings, identity: Identity | None, secrets: Random | None = None
 ) -> Modes:
@@ -41,9 +70,8 @@ def modes_of(
     masked rounds or BTARD. ``secrets``: what makes their secrets in a simulation. Raises
     ConfigError where the run asks for a mode that is not registered.
     """
-    operations: Callable[[Session, object], OtherLogs] | None = MODES.find(
-        "operations", "Operations"
-    )
+    operations: Callable[..., OtherLogs] | None = MODES.find("operations", "Operations")
+    masked = settings.secure is not None
     return Modes(
         log=LogModes(
             faults=_faults_of(settings),
@@ -56,7 +84,9 @@ def modes_of(
         or (lambda _: Recertification()),
         pre_round=_pre_round_of(settings, identity, secrets),
         operations=lambda session: (
-            operations(session, session.serving) if operations is not None else OtherLogs()
+            operations(session, session.serving, settings.limits, masked=masked)
+            if operations is not None
+            else OtherLogs()
         ),
         measures=MODES.find("rules.distances", "Distances") or (lambda _: Measures()),
         reducers=find_reducers(),
@@ -93,6 +123,6 @@ def _pre_round_of(
         return None
     if settings.btard is not None:
         rounds = MODES.load("btard", "BtardRounds", key="[btard]")
-    else:
-        rounds = MODES.load("secure", "SecureRounds", key="[secure]")
-    return lambda session: rounds(session, asked, identity, secrets)
+        return lambda session: rounds(session, asked, identity, secrets)
+    masked = MODES.load("secure", "SecureRounds", key="[secure]")
+    return lambda session: masked(session, asked, settings.privacy, identity, secrets)

@@ -11,8 +11,9 @@ from typing import Any
 
 from ...collectives.group import Part, Reach
 from ...collectives.identifiers import PeerId
-from ...collectives.swarm import Share
+from ...collectives.outcomes import Share
 from ...collectives.telemetry import ReductionTimed
+from ...optim.outer.worth import worth_of
 from ..run.events import (
     EntryCommittedEvent,
     ReductionTimedEvent,
@@ -36,7 +37,7 @@ def committed(
     """The event of a round, or of an entry where nobody contributed. ``at``: seconds since 1970;
     ``traffic``: bytes (sent, received) by this node so far; ``reach``: of the next round.
     """
-    worth = event.worth
+    worth = worth_of(event.readings, event.lying)
     kind = RoundCommittedEvent if event.contributors else EntryCommittedEvent
     return kind(
         at=at,

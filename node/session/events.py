@@ -13,11 +13,10 @@ from typing import Literal
 
 import msgspec
 
-from ...collectives.group import Admitted, Part, Plan
+from ...collectives.group import Admitted, Part, Plan, Reading
 from ...collectives.identifiers import PeerId
-from ...collectives.swarm import Share
+from ...collectives.outcomes import Share
 from ...collectives.telemetry import ReductionTimed
-from ...optim.outer.worth import Worth
 
 WaitState = Literal[
     "training",
@@ -63,9 +62,10 @@ class RoundCommitted:
 
     ``cid``: the own contribution that was frozen for it, if any; it is free again, ``counted`` or
     not. ``parts``: who added up what. ``losses``: what contributors say of theirs, in a run that
-    records it; ``worth``: what they found by evaluations (`optim.outer.worth`), ``against``: how
-    many readings in a row have to speak against averaging, and ``plain_since``: the entry from
-    which on the governor takes the plain mean, 0 for none. ``left``: who is no member any more, as
+    records it. In a run whose members evaluate: ``readings``, what each of them found
+    (`optim.outer.worth`), ``against``: how many of those in a row have to speak against averaging,
+    while ``lying`` members may say anything, and ``plain_since``: the entry from which on the
+    governor takes the plain mean, 0 for none. ``left``: who is no member any more, as
     it had announced to this one; ``lost``: who is none, and had announced nothing.
     """
 
@@ -81,9 +81,10 @@ class RoundCommitted:
     elapsed_s: float
     parts: tuple[Part, ...] = ()
     losses: tuple[tuple[PeerId, float], ...] = ()
-    worth: Worth | None = None
+    readings: tuple[Reading, ...] = ()
     plain_since: int = 0
-    against: int = 0  # how many readings in a row have to speak against averaging
+    against: int = 0
+    lying: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from . import events as ev
 from .actions import main_log
 from .beginning import check_model
 from .budgets import PeerUsage
+from .composing import log_settings_of
 from .modes import PLAIN, Modes
 from .ports import DataPlane, SessionPorts, Storage
 from .session import ROUND, Phase, Session
@@ -196,7 +197,7 @@ class Fragments:
                     run=run,
                     me=me,
                     organiser=organiser,
-                    settings=settings,
+                    settings=log_settings_of(settings),
                     ports=own,
                     rng=rng,
                     now=now,
@@ -359,8 +360,10 @@ Whole = Session | Fragments
 """A run at one member, in one piece or in several; driven alike."""
 
 
-def whole_of(storages: Sequence[Storage], **how: Any) -> Whole:
+def whole_of(storages: Sequence[Storage], settings: RunSettings, **how: Any) -> Whole:
     """A session; or where there are ``storages``, one a fragment, the fragments of a run. ``how``:
     what both are made of.
     """
-    return Fragments(storages=storages, **how) if storages else Session(**how)
+    if storages:
+        return Fragments(storages=storages, settings=settings, **how)
+    return Session(settings=log_settings_of(settings), **how)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
+from ...collectives.outer_rules import OuterSettings
 from ...collectives.round import Journal, MemoryJournal
-from ...collectives.swarm import OuterSettings
 from ...optim.outer import OuterStep
 from .ports import Contributions
 from .record import MAX_SPENT

@@ -13,7 +13,7 @@ from ...collectives.reduce import REDUCERS
 from ...collectives.round.arrival_policy import wait_for_all
 from ...collectives.round.faults import Proofs
 from ...collectives.round.log_modes import LogModes
-from ...collectives.swarm import RunSettings
+from .log_settings import LogSettings
 from .measures import Measures
 from .other_logs import OtherLogs
 from .recertification import Recertification
@@ -42,16 +42,16 @@ class Modes:
     measures: Callable[[str], Measures] = lambda _: Measures()
     reducers: FindReducer = REDUCERS.get
 
-    def check(self, settings: RunSettings) -> None:
+    def check(self, settings: LogSettings) -> None:
         """Raise LocalProtocolError where a run asks for a mode that is not here."""
         if settings.lying != self.log.faults().tolerated:
             raise LocalProtocolError(
                 f"the run bears {settings.lying} members that lie, and was given a fault model "
                 f"of {self.log.faults().tolerated}"
             )
-        if (settings.arrivals is None) != (self.log.policy is wait_for_all):
+        if settings.partial == (self.log.policy is wait_for_all):
             raise LocalProtocolError("the run's arrivals are not those that it was given")
-        if (settings.secure or settings.btard) is not None and self.pre_round is None:
+        if settings.meets and self.pre_round is None:
             raise LocalProtocolError(
                 "a secure run, or one with BTARD, takes an identity, and is in one piece"
             )

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ...collectives.exchange import BlobProgress
     from ...collectives.group import Admitted, Entry
     from ...collectives.identifiers import PeerId
+    from ...collectives.outcomes import Spent
     from ...collectives.round.log import Log
-    from ...collectives.swarm import Spent
     from . import events as ev
 
 

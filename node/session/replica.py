@@ -15,7 +15,7 @@ from ...collectives.digest import chunk_hash
 from ...collectives.errors import DigestMismatchError
 from ...collectives.group import Entry
 from ...collectives.layout import Layout
-from ...collectives.swarm import OuterSettings
+from ...collectives.outer_rules import OuterSettings
 from ...optim.outer import OuterStep
 
 MIB = 1 << 20

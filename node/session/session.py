@@ -20,7 +20,6 @@ from ...collectives import exchange as x
 from ...collectives import messages as m
 from ...collectives.codecs.codec import chunk_elements
 from ...collectives.codecs.encoded import why_refused
-from ...collectives.codecs.mixtures import mixture_of
 from ...collectives.digest import merkle_root
 from ...collectives.errors import (
     BadSignatureError,
@@ -31,6 +30,7 @@ from ...collectives.errors import (
 from ...collectives.group import NO_READING, Certified, Entry, Member, Plan, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
+from ...collectives.outcomes import Tally
 from ...collectives.round import (
     MOST_SAMPLES,
     OPEN,
@@ -44,9 +44,7 @@ from ...collectives.round import (
     samples_in,
 )
 from ...collectives.round.log import RECENT
-from ...collectives.swarm import RunSettings, Tally
 from ...optim.outer.readings import median_lag
-from ...optim.outer.worth import Worth, worth_of
 from ..run.membership import Membership
 from ..run.membership import MembershipTiming as MembershipTiming
 from . import events as ev
@@ -56,9 +54,9 @@ from .beginning import check_model, make_genesis, replay
 from .budgets import PeerUsage
 from .checkpoints import Checkpoints
 from .contribution_queue import ContributionQueue
-from .durations import spare_of
 from .histories import Histories
 from .installing import Installing
+from .log_settings import LogSettings
 from .modes import PLAIN, Modes
 from .other_logs import is_operation
 from .peer_selection import PeerSelection
@@ -97,7 +95,7 @@ class Session:
         run: RunId,
         me: PeerId,
         organiser: PeerId,
-        settings: RunSettings,
+        settings: LogSettings,
         ports: SessionPorts,
         rng: Random,
         now: float,
@@ -304,7 +302,7 @@ class Session:
         """Whom the open round of a run of sites still waits for: their work is not done, or they
         are not heard."""
         machine = self.machine
-        if self.settings.work is None or machine is None or machine.stateless:
+        if not self.settings.by_work or machine is None or machine.stateless:
             return []
         if self.pre_round is not None:
             return list(self.pre_round.look(now).at_work)
@@ -390,9 +388,7 @@ class Session:
             me=Member(self.me, journal.incarnation),
             replica=replica,
             chunk_elements=self.chunk_elements or chunk_elements(settings.codec, layout.numel),
-            codec=mixture_of(
-                layout, settings.codec, settings.codecs, settings.error, exact=settings.exact
-            ),
+            codec=settings.codec_of(layout),
             reducer=settings.reducer,
             sign=self.ports.sign,
         )
@@ -431,9 +427,11 @@ class Session:
                 single=settings.coordinator,
                 sample=settings.sample,
                 # masked vectors meet before the log is given anything: they wait there
-                whole=settings.work is not None and self.pre_round is None,
-                spare=spare_of(settings),
-                witnesses=witnesses_of(settings, shape, find) if self.pre_round is None else 0,
+                whole=settings.by_work and self.pre_round is None,
+                spare=settings.spare,
+                witnesses=witnesses_of(settings.lying, shape, find)
+                if self.pre_round is None
+                else 0,
             ),
             timing=self.timing,
             actions=self.actions,
@@ -956,7 +954,7 @@ class Session:
         left = gone & {member.peer for member in machine.leavers}
         left |= gone & {self.me} if machine.leaving else set()
         elapsed = machine.round_s or 0.0
-        round_ = self.rounds(entry.round)
+        round_, evaluations = self.rounds(entry.round), self.settings.evaluations
         losses = tuple(
             (each.member.peer, each.reading.loss)
             for each in entry.contributors
@@ -976,9 +974,10 @@ class Session:
                 elapsed,
                 entry.parts,
                 losses,
-                self._worth(entry),
+                tuple(each.reading for each in entry.contributors) if evaluations else (),
                 self.replica.plain_since if self.replica is not None else 0,
-                self.settings.evaluate.rounds if self.settings.evaluate is not None else 0,
+                evaluations,
+                self.settings.lying,
             )
         )
         self.prior.decided(entry)
@@ -986,12 +985,6 @@ class Session:
         self.retaining.decided(entry)
         self.measures.decided(entry)
         self.recertifying.decided(certified)
-
-    def _worth(self, entry: Entry) -> Worth | None:
-        """What the contributors found by evaluations, in a run whose members are to evaluate."""
-        if self.settings.evaluate is None:
-            return None
-        return worth_of([each.reading for each in entry.contributors], self.settings.lying)
 
     def opened(self, now: float) -> None:
         """A round opened: accept its parts, watch its configuration, offer what waits."""

@@ -8,7 +8,6 @@ from ...collectives.errors import VersionMismatchError
 from ...collectives.group import TopologyKind
 from ...collectives.reduce import Reducer, least_of
 from ...collectives.round.state import Shape
-from ...collectives.swarm import RunSettings
 
 FindReducer = Callable[[str], Reducer | None]
 """Finds a reducer by its name; None where there is none such."""
@@ -37,10 +36,10 @@ def shape_of(
     )
 
 
-def witnesses_of(settings: RunSettings, shape: Shape, find: FindReducer) -> int:
-    """How many members of a run state the sum of each part beside its owner: as many as may lie,
+def witnesses_of(lying: int, shape: Shape, find: FindReducer) -> int:
+    """How many members state the sum of each part beside its owner: as many as may lie,
     where a part's result follows from what is contributed to it, and no partial sums travel.
     """
     reducer = find(shape.reducer)
     by_parts = reducer is not None and reducer.form in ("streaming", "rows")
-    return settings.lying if by_parts and shape.topology == "butterfly" else 0
+    return lying if by_parts and shape.topology == "butterfly" else 0

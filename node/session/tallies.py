@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from ...collectives.group import Certified, Contributor, Member, Reading
+from ...collectives.outcomes import Share, Tally
 from ...collectives.round import Log, rounds_in
-from ...collectives.swarm import Share, Tally
 
 AT_ONCE = 12  # entries, where they are of few members
 NAMES_AT_ONCE = 6144  # names in them are half a megabyte; a control frame holds one

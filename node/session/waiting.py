@@ -190,7 +190,7 @@ class Waits:
         over = session.over or session.completed >= (
             session.settings.rounds or session.completed + 1
         )
-        if machine is None or session.settings.work is None or over:
+        if machine is None or not session.settings.by_work or over:
             self._missing = {}
             return []
         before = self._before(now)

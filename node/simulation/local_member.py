@@ -21,13 +21,15 @@ from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
+from ...collectives.outcomes import Outcome, Spent, Tally
 from ...collectives.plain import buffer_length, placed
+from ...collectives.reduce import Reduction
 from ...collectives.script_swarm import Call, PeerView, Shelf
 from ...collectives.series import OWN_NAME
-from ...collectives.swarm import Outcome, Reduction, RunSettings, Spent, Tally, sample_count
+from ...collectives.swarm import RunSettings, sample_count
 from ...optim.data.shard import Shard
-from ...optim.outer import effective_outer, reading_of
-from ...optim.outer.worth import WorthWatch
+from ...optim.outer import reading_of
+from ...optim.outer.worth import WorthWatch, worth_of
 from ...optim.solo import AnchorLease
 from ..run.same_order import SameOrder, said_by
 from ..session import events as ev
@@ -151,8 +153,10 @@ class LocalMember:
         )
         cid, pending = self._pending.get(fragment, (None, None))
         asked = self.settings.evaluate
-        if isinstance(event, ev.RoundCommitted) and event.worth is not None and asked is not None:
-            self._worth.take(fragment, event.worth, asked.rounds, event.plain_since)
+        if isinstance(event, ev.RoundCommitted) and asked is not None:
+            worth = worth_of(event.readings, event.lying)
+            if worth is not None:
+                self._worth.take(fragment, worth, asked.rounds, event.plain_since)
         match event:
             case ev.RoundCommitted() if pending is not None and event.cid == cid:
                 del self._pending[fragment]
@@ -361,7 +365,7 @@ class LocalMember:
         reading = reading_of(
             vector,
             cut(self._layout, self.fragments)[fragment],
-            effective_outer(self.settings),
+            self.settings.effective_outer,
             loss,
             lag,
         )

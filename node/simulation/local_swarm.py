@@ -36,7 +36,6 @@ from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.script_swarm import Swarm
 from ...collectives.simulation import Network, World
 from ...collectives.swarm import RunSettings
-from ...optim.outer import effective_outer
 from ...optim.solo import MemoryShelf
 from ...security.identity import Identity
 from ..session.memory_storage import MemoryStorage
@@ -199,7 +198,7 @@ class LocalSwarm:
 
     def _in_memory(self, peer: PeerId, fragment: int, before: Storage | None) -> Storage:
         if before is None:
-            return MemoryStorage(effective_outer(self.settings))
+            return MemoryStorage(self.settings.effective_outer)
         assert isinstance(before, MemoryStorage)
         before.restart()
         return before

@@ -14,7 +14,8 @@ from ...collectives.digest import merkle_root
 from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry
 from ...collectives.layout import Layout
-from ...collectives.swarm import MOST_REPLAYED, OuterSettings
+from ...collectives.outer_rules import OuterSettings
+from ...collectives.round_settings import MOST_REPLAYED
 from ...optim.outer import OuterStep
 from ..home.private_files import make_private
 from ..session.record import MAX_SPENT

@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from ...collectives.group import Member
-from ...collectives.swarm import Tally
+from ...collectives.outcomes import Tally
 from .spans import Cursor, Span, united, without
 
 END = 1 << 256  # never reached, whatever members claim

@@ -27,8 +27,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.group import Member
+from ...collectives.outcomes import Tally
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import Tally
 from .leases import Leases
 from .ledger import AttachmentView, SampleLedger, attached_to
 from .order import Order

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import OuterSettings
+from ...collectives.outer_rules import OuterSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.layout import Layout
-from ...collectives.swarm import OuterSettings
+from ...collectives.outer_rules import OuterSettings
 from ..outer.step import OuterStep
 from .inner import mean_direction
 from .member import Served

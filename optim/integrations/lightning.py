@@ -12,8 +12,8 @@ from typing import Any, cast
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
+from ...collectives.outcomes import Outcome
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import Outcome
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
 from ..script.evaluation import Evaluate

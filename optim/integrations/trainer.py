@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...collectives.errors import ConfigError
+from ...collectives.outcomes import Outcome
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import Outcome
 from ..script.attachment import Attachment, attach
 from ..script.consent import OnAdopted
 from ..script.evaluation import Evaluate

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
+from ...collectives.outcomes import AnchorView
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import AnchorView, RunSettings
+from ...collectives.swarm import RunSettings
 from ..federated.arrivals import buffered_factor, faded, fixed_weight
 from ..model.flat import FlatVector
 from ..model.pseudograd import write_pseudo_gradient

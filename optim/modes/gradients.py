@@ -14,7 +14,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ...collectives.swarm import AnchorView, RunSettings
+from ...collectives.outcomes import AnchorView
+from ...collectives.swarm import RunSettings
 from ..model.flat import FlatVector
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import adopt

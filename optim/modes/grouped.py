@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ...collectives.errors import AtollError, ConfigError
+from ...collectives.outcomes import AnchorView
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import AnchorView, RunSettings
+from ...collectives.swarm import RunSettings
 from ..federated.arrivals import faded
 from ..model.flat import FlatVector
 from ..model.reconcile import adopt

@@ -27,9 +27,10 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.layout import STEPS
+from ...collectives.outcomes import AnchorView, Outcome, Pending
 from ...collectives.round.sampling import draw_members
 from ...collectives.script_swarm import PeerView, Shelved, Swarm
-from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings, SiteSettings
+from ...collectives.swarm import RunSettings, SiteSettings
 from ..federated.inner import mean_direction
 from ..federated.member import InnerSteps, Served, first_control
 from ..federated.personal import ditto

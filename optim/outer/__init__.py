@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .readings import reading_of
-    from .step import BLOCK_ELEMENTS, OuterStep, effective_outer
+    from .step import BLOCK_ELEMENTS, OuterStep
 
-__all__ = ["BLOCK_ELEMENTS", "OuterStep", "effective_outer", "reading_of"]
+__all__ = ["BLOCK_ELEMENTS", "OuterStep", "reading_of"]
 
 _HOMES = {"reading_of": "readings"}
 

@@ -34,7 +34,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import PLAIN_MEAN, OuterSettings
+from ...collectives.outer_rules import PLAIN_MEAN, OuterSettings
 
 AUTO = "auto"
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...collectives.group import Evaluated, Reading
 from ...collectives.layout import Layout
-from ...collectives.swarm import OuterSettings
+from ...collectives.outer_rules import OuterSettings
 
 Reported = Sequence[tuple[int, Reading]]
 """Weight and reading of each counted contribution of a round, in the order of reduction."""

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ...collectives.codecs import kernels
-from ...collectives.swarm import OuterSettings
+from ...collectives.outer_rules import OuterSettings
 
 EMA = 0.9  # of norms that CO2 compares with
 TINY = 1e-12

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.layout import STEPS, Layout, Role
-from ...collectives.swarm import MOST_WARMUP, PLAIN_MEAN, OuterSettings, RunSettings
+from ...collectives.outer_rules import MOST_WARMUP, PLAIN_MEAN, WARMING, OuterSettings
 from ...collectives.telemetry import emit
 from . import governor, worth
 from .readings import Reported, median_loss, stretch, total
@@ -28,21 +28,6 @@ logger = logging.getLogger("atoll")
 
 DTYPES = ("fp32", "bf16")
 PLAIN = (PLAIN_MEAN.kind, PLAIN_MEAN.lr)
-WARMING = ("nesterov", "momentum")
-"""Rules whose lr and momentum may warm up: without momentum they are the plain mean."""
-
-
-def effective_outer(settings: RunSettings) -> OuterSettings:
-    """The outer optimizer a run really uses: plain averaging for the method "local_sgd", else
-    ``settings.outer``, whose momentum waits for ``hold`` rounds, or else until rounds have their
-    full length: in the first ones after one another it adds up what they have in common.
-    """
-    if settings.method == "local_sgd":
-        return PLAIN_MEAN
-    if not settings.growth or settings.outer.kind not in WARMING:
-        return settings.outer
-    short = settings.lengths.short_rounds
-    return msgspec.structs.replace(settings.outer, hold=settings.outer.hold or short, short=short)
 
 
 def warmed(settings: OuterSettings, steps: float) -> tuple[float, float]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from ...collectives.growth import GROWTH, RoundLengths, measured_cold
+from ...collectives.cold_start import GROWTH, measured_cold
+from ...collectives.growth import RoundLengths
 from .conditions import Conditions
 from .estimate import Choice, RoundCost, estimate, round_of
 

@@ -15,8 +15,10 @@ from ...collectives.errors import ConfigError, LocalProtocolError
 from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
+from ...collectives.outcomes import AnchorView, Outcome, Pending, Spent, Tally
+from ...collectives.reduce import Reduction
 from ...collectives.script_swarm import Call, PeerView, Swarm
-from ...collectives.swarm import AnchorView, Outcome, Pending, Reduction, RunSettings, Spent, Tally
+from ...collectives.swarm import RunSettings
 from ..data.shard import Shard
 from ..model.flat import FlatVector
 from .slices import RankVector, Slices, reshard, slice_model

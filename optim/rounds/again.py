@@ -16,7 +16,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from ...collectives.swarm import RunSettings
+from ...collectives.round_settings import RoundSettings
 
 REMEMBERED = 8  # rounds
 # shorter rounds did not come closer to synchronous training (5 against 10, measured on 42k
@@ -46,7 +46,7 @@ class RoundSteps:
     delay: int | None
 
 
-def again(settings: RunSettings, parameters: int, lag: float) -> RoundSteps:
+def again(settings: RoundSettings, parameters: int, lag: float) -> RoundSteps:
     """The plan for training that starts from an anchor with this lag, in a run whose rounds end by
     steps.
 

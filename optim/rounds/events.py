@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...collectives.group import Reach
-from ...collectives.swarm import Outcome
+from ...collectives.outcomes import Outcome
 from ...collectives.telemetry import Event
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from ...collectives.swarm import AnchorView
+from ...collectives.outcomes import AnchorView
 
 
 class Extras:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ...collectives.group import Evaluated
 from ...collectives.layout import Layout
+from ...collectives.outcomes import AnchorView, Outcome, Pending
 from ...collectives.script_swarm import FragmentSwarm, Swarm
-from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
+from ...collectives.swarm import RunSettings
 from ..model.flat import FlatVector
 from .replica import Replica, ReplicaSwarm
 from .schedule import StepCounter

@@ -24,11 +24,11 @@ from torch import Tensor
 from ...collectives.errors import ConfigError, SwarmClosedError
 from ...collectives.group import Evaluated
 from ...collectives.layout import Layout
-from ...collectives.swarm import AnchorView, Outcome, Pending, RunSettings
+from ...collectives.outcomes import AnchorView, Outcome, Pending
+from ...collectives.round_settings import RoundSettings
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.reconcile import LOST_SHARE, adopt, expect, mix, rebase
 from ..model.vector import SEGMENT_ELEMENTS, FlatTensor, ModelVector, RangeSource
-from ..outer import effective_outer
 from .extras import Extras
 from .schedule import FLOOR_S, expected_share
 
@@ -121,7 +121,7 @@ class Replica:
         swarm: ReplicaSwarm,
         clock: Callable[[], float],
         dropped: Callable[[int, str], None],
-        settings: RunSettings | None = None,
+        settings: RoundSettings | None = None,
     ) -> None:
         """``dropped(samples, reason)`` hears of work that will not be contributed."""
         self.flat = flat
@@ -129,7 +129,7 @@ class Replica:
         self.unsent = 0
         self.made = 0  # inner steps in it
         self.frozen: OfferedContribution | None = None
-        self.settings = settings or RunSettings()
+        self.settings = settings or RoundSettings()
         self.extras = Extras()
         self._carried = False  # whether there is progress from an older anchor in the live values
         self._missed = 0  # rounds in a row that counted others only
@@ -212,7 +212,7 @@ class Replica:
         self._rebase(self.swarm.anchor())
         if self.unsent == 0 or self.finished:
             return
-        if self.settings.privacy is not None and (bad := self.not_finite()):
+        if self.settings.noised and (bad := self.not_finite()):
             # That it was missing would tell of its data, as no noise is put over who takes part.
             self._dropped(self.unsent, NULL.format(bad))
             yield self._offer(deadline_s, decidable)
@@ -461,7 +461,7 @@ class Replica:
     def _expect(self) -> None:
         if self.own is None:
             self.own = torch.zeros(self.flat.numel, dtype=torch.float32, device="cpu")
-        outer = effective_outer(self.settings)
+        outer = self.settings.effective_outer
         expect(
             self.flat,
             self.base,

@@ -11,7 +11,8 @@ from random import Random
 import torch
 from torch import Tensor
 
-from ...collectives.swarm import AnchorView, RunSettings
+from ...collectives.outcomes import AnchorView
+from ...collectives.swarm import RunSettings
 from ..model.accuracy import EVERY, measured_chunking, realised_errors
 from ..model.feedback import Feedback
 from ..model.momentum import ContributionMomentum

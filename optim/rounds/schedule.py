@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...collectives.errors import ConfigError
-from ...collectives.swarm import RunSettings
+from ...collectives.round_settings import RoundSettings
 
 # Before any round was measured: long enough for a slow first link, short enough to notice.
 UNMEASURED_DEADLINE_S = 60.0
@@ -153,7 +153,7 @@ class Schedule:
     members = 1
 
     def __init__(
-        self, settings: RunSettings, clock: Callable[[], float], examples: int = 0
+        self, settings: RoundSettings, clock: Callable[[], float], examples: int = 0
     ) -> None:
         self._work, self._examples = settings.work, examples
         if self._work is None and (
@@ -221,7 +221,7 @@ class WaitBudget:
         self._measured: deque[float] = deque(maxlen=REMEMBERED)
 
     @classmethod
-    def of(cls, settings: RunSettings) -> WaitBudget:
+    def of(cls, settings: RoundSettings) -> WaitBudget:
         """That of a run."""
         return cls(settings.deadline_s, whole=settings.work is not None)
 

@@ -16,7 +16,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ...collectives.swarm import AnchorView
+from ...collectives.outcomes import AnchorView
 from ..model.vector import ModelVector
 
 LEAST = 6  # anchors before anything is looked at

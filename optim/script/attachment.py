@@ -33,8 +33,9 @@ from ...collectives.errors import (
     LocalProtocolError,
     SwarmClosedError,
 )
+from ...collectives.outcomes import AnchorView, Outcome
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import AnchorView, Outcome, sample_count
+from ...collectives.swarm import sample_count
 from ...collectives.telemetry import emit
 from ..data.first_batch import FirstBatches
 from ..data.ledger import SHORT, SampleLedger, attached, attached_to

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...collectives.errors import ConfigError
+from ...collectives.outcomes import Outcome
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import Outcome
 from .attachment import Attachment, attach
 from .checks import check_alone
 

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 
 from ...collectives.errors import AtollError, ConfigError, ModelMismatchError
 from ...collectives.forced import make_folder
-from ...collectives.swarm import AnchorView, RunSettings
+from ...collectives.outcomes import AnchorView
+from ...collectives.swarm import RunSettings
 from ..model.card import FILES, FROZEN_FILE, START_FILE, ModelCard, frozen_id, write_card
 from ..model.flat import FlatVector
 from ..model.frozen import base_digest

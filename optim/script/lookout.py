@@ -17,8 +17,8 @@ from ...collectives.errors import AtollError
 from ...collectives.group import Reach, reach
 from ...collectives.identifiers import PeerId
 from ...collectives.metrics import Warned, number_of
+from ...collectives.outcomes import Outcome
 from ...collectives.script_swarm import PeerView, Swarm
-from ...collectives.swarm import Outcome
 from ...collectives.telemetry import emit
 from ..rounds.events import QuorumSeen, TrainingAlone
 from .adoption import AdoptionLosses

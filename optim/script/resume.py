@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...collectives.errors import AtollError, LocalProtocolError, OutOfDateError, StateError
+from ...collectives.outcomes import AnchorView
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import AnchorView
 from ..model.feedback import Feedback
 from ..model.momentum import ContributionMomentum
 from ..rounds.run_extras import RunExtras

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor, nn
 
 from ...collectives.errors import ConfigError, NotAdmittedError, StateError
+from ...collectives.outcomes import AnchorView, Outcome
 from ...collectives.script_swarm import Swarm
 from ...collectives.seeded import Seeded, SeededTask
-from ...collectives.swarm import AnchorView, Outcome
 from ..model.pseudograd import write_pseudo_gradient
 from ..model.vector import FlatTensor
 from ..rounds.composing import flat_vector

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 
 from ...collectives.errors import AtollError
 from ...collectives.layout import Layout
+from ...collectives.outer_rules import OuterSettings
 from ...collectives.script_swarm import Swarm
-from ...collectives.swarm import OuterSettings
 from ..model.factors import FACTOR
 from ..model.flat import clean_name, unwrap
 from .saving import some

@@ -26,7 +26,7 @@ import torch
 from _digits import CLASSES, load
 from torch import Tensor, nn
 
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.optim import OuterStep
 from atoll.optim.federated.simulation.attacks import (
     ATTACKS,

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 from atoll.node import join
 from atoll.node.home.lifecycle import read_node_file
 from atoll.node.home.paths import find_paths

@@ -17,7 +17,7 @@ from _race_task import Task
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from atoll.collectives.swarm import RunSettings
-from atoll.optim.outer.step import effective_outer, warmed
+from atoll.optim.outer.step import warmed
 
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 Values = Mapping[str, float]
@@ -43,7 +43,7 @@ Rounds = Callable[[int], tuple[int, float, float]]
 
 def rounds_of(settings: RunSettings) -> Rounds:
     """Of a run of atoll with these settings."""
-    lengths, outer = settings.lengths, effective_outer(settings)
+    lengths, outer = settings.lengths, settings.effective_outer
     assert settings.sync_every is not None
 
     def found(done: int) -> tuple[int, float, float]:

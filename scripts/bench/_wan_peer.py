@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 from atoll.node import join
 from atoll.optim import attach
 

@@ -31,7 +31,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from atoll.collectives.digest import chunk_hash, merkle_root
-from atoll.collectives.swarm import AdapterSettings, OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import AdapterSettings, RunSettings
 from atoll.node.home.paths import find_paths
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest

@@ -35,7 +35,8 @@ import torch
 from _bench import emit, progress
 from _methods import METHODS, SIZES, Method, cell
 
-from atoll.collectives.swarm import PLAIN_MEAN, RunSettings
+from atoll.collectives.outer_rules import PLAIN_MEAN
+from atoll.collectives.swarm import RunSettings
 from atoll.node.manifest import parse_manifest
 
 ONE, ALONE, AUTO, PLAIN = "ddp", "solo", "auto", "plain"

@@ -26,7 +26,7 @@ from _bench import emit, progress
 from _methods import SIZES, Task
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from atoll.collectives.growth import GROWTH
+from atoll.collectives.cold_start import GROWTH
 from atoll.optim.outer.presets import preset_named
 from atoll.optim.outer.step import warmed
 

@@ -26,7 +26,7 @@ from blake3 import blake3
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Reading, Vote
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage.run_files import RunFiles
 

@@ -45,7 +45,6 @@ from atoll.node.session.beginning import make_genesis
 from atoll.node.session.events import ContributionRefused, RoundClosing, RoundCommitted, StateReady
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.node.simulation.process import NodeProcess, Place, sign_as
-from atoll.optim.outer import effective_outer
 
 TRAIN_S = 4.0
 """What a turn of a script takes."""
@@ -75,7 +74,7 @@ class Member:
 
     def __init__(self, crowd: Crowd, index: int) -> None:
         self.crowd, self.peer = crowd, crowd.names[index]
-        self.storage = MemoryStorage(effective_outer(crowd.settings))
+        self.storage = MemoryStorage(crowd.settings.effective_outer)
         self.rng = crowd.world.stream(self.peer)
         self.life = 0
         self.process: NodeProcess | None = None

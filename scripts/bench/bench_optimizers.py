@@ -40,8 +40,9 @@ from _bench import emit, progress
 from _optimizers import KINDS, Kind, Masters, move_by_hand
 from torch import Tensor, nn
 
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach

@@ -44,7 +44,8 @@ from _methods import LATENCY_S, PRESETS, SHORT, SIZES, STEP_S, TRANSFER_SHARE, T
 from torch.nn.utils import parameters_to_vector
 
 from atoll.collectives.arrivals import ArrivalSettings, DynamicSteps, Fading, GraceWindow, Groups
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim import DiLoCo
 

@@ -30,7 +30,7 @@ from atoll.collectives import (
 )
 from atoll.collectives.averaging import Averaged
 from atoll.collectives.errors import AtollError
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 from atoll.node import join
 from atoll.node.home.lifecycle import read_node_file
 from atoll.node.home.paths import find_paths

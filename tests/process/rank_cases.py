@@ -19,7 +19,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from atoll.collectives.errors import ConfigError, SwarmClosedError
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.optim import Attachment, DiLoCo, SoloSwarm, attach
 from atoll.optim.model.flat import FlatVector
 from atoll.optim.rounds.replica import Replica

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 from atoll.node import join
 from atoll.optim import attach
 from atoll.optim.federated.site import unpack

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from atoll.collectives.api import Handle
 from atoll.collectives.errors import LocalProtocolError
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 from atoll.node.client import RunSwarm
 
 pytestmark = [

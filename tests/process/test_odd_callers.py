@@ -23,7 +23,7 @@ from atoll.collectives import (
     reduce_scatter,
 )
 from atoll.collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 from atoll.node.client import RunSwarm
 
 pytestmark = [*RARE]

@@ -22,7 +22,7 @@ from blake3 import blake3
 from seeds import trials
 from swarm_kit import Peer, Peers
 
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.optim.outer import OuterStep
 
 pytestmark = pytest.mark.slow

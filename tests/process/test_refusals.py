@@ -17,7 +17,7 @@ from bad_input_kit import Member, Told, atoll, ended, new_run, one_round, refuse
 from refusing_kit import Refusing, missing
 
 from atoll.collectives.errors import AtollError
-from atoll.collectives.swarm import MOST_REPLAYED
+from atoll.collectives.round_settings import MOST_REPLAYED
 from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
 from atoll.node.storage.results import MAX_FILES

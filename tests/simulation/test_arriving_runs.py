@@ -12,7 +12,8 @@ from arriving_kit import LR, SPEEDS, B, D, K, N, Seen, play, rounds_of
 from torch import Tensor, nn
 
 from atoll.collectives.arrivals import ArrivalSettings, Fading
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach

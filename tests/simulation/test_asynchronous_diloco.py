@@ -14,7 +14,8 @@ import torch
 from arriving_kit import LR, SPEEDS, B, D, K, N, Seen, play, rounds_of
 
 from atoll.collectives.arrivals import ArrivalSettings, DynamicSteps, Fading, GraceWindow, Groups
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim.federated.arrivals import faded
 

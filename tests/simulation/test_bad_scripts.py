@@ -15,7 +15,9 @@ from torch import nn
 
 from atoll.collectives.errors import AtollError, ConfigError, ModelMismatchError
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.node.local import LocalSwarm
 from atoll.node.session import events as ev

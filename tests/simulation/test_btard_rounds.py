@@ -18,9 +18,10 @@ from torch import Tensor
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import Contributor, Entry
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import RoundMachine
 from atoll.collectives.seeded import BtardSettings
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.modes.btard.evidence import FAULTS
 from atoll.node.modes.btard.rounds import BtardRounds, StepOutcome
 from atoll.node.modes.btard.wire import MOST_SPANS, Offered, Taken, decode, encode

@@ -8,14 +8,9 @@ import torch
 from torch import nn
 
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import (
-    OuterSettings,
-    PrivacySettings,
-    RunSettings,
-    SecureSettings,
-    SiteSettings,
-    WorkSettings,
-)
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.round_settings import WorkSettings
+from atoll.collectives.swarm import PrivacySettings, RunSettings, SecureSettings, SiteSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach

@@ -21,9 +21,10 @@ from atoll.collectives.exchange import Exchange
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.reduce import MEAN
 from atoll.collectives.round import routes
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.collectives.trees import CheckedSum, trees_of
 from atoll.node.session import events as ev
 from atoll.node.session.session import ROUND

@@ -16,7 +16,8 @@ from atoll.collectives import api
 from atoll.collectives import messages as m
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import LimitSettings, Outcome, RunSettings, Share
+from atoll.collectives.outcomes import Outcome, Share
+from atoll.collectives.swarm import LimitSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.modes.operations.naming import config_key, operation_key
 from atoll.node.simulation.local_member import LocalMember

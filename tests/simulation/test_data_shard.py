@@ -16,7 +16,8 @@ from seeds import seeds
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import Attachment, attach

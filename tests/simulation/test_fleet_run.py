@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import outline
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.cli import run
 from atoll.node.look.view import RunPicture
 from atoll.node.run import diary

@@ -14,8 +14,10 @@ from seeds import daily
 from atoll.collectives.api import all_reduce
 from atoll.collectives.errors import ConfigError, LocalProtocolError, ModelMismatchError
 from atoll.collectives.layout import Layout, cut, make_layout
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import FragmentSwarm
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.session.fragments import Fragments, fragment_log
 from atoll.node.simulation.local_member import LocalMember

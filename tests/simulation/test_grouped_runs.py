@@ -16,7 +16,9 @@ from atoll.collectives.arrivals import ArrivalSettings, Fading, Groups
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.modes.arrivals.compass import Compass, Decision
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach

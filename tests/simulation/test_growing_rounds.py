@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from atoll.collectives.growth import growing
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim import attach, steps_left
 

@@ -15,7 +15,8 @@ import torch
 from seeds import daily
 from torch import Tensor, nn
 
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest.gpt import GptConfig
 from atoll.node.recipes.data import batch, unique_paragraphs

@@ -17,8 +17,9 @@ from remembering_kit import Sharpness
 from seeds import RARE
 from torch import Tensor, nn
 
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.run.verdicts import NOT_COUNTED, STILL
 from atoll.node.simulation.local_member import LocalMember

@@ -16,7 +16,8 @@ from simulation.test_recompute import give, verify
 from simulation.test_splitting import TEXT, WITH_MEANS, places
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.cli.audit import _lean_lines
 from atoll.node.home.output import Terminal, short_peer
 from atoll.node.manifest import parse_manifest

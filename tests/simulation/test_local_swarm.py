@@ -14,9 +14,11 @@ from torch import nn
 from atoll.collectives.codecs.mixtures import mixture_of
 from atoll.collectives.errors import LocalProtocolError, ModelMismatchError, SwarmClosedError
 from atoll.collectives.layout import make_layout
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import Timing
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach

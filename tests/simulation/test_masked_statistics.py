@@ -16,7 +16,8 @@ from torch.ao.quantization import FakeQuantize, MinMaxObserver
 from torch.nn.utils.parametrizations import spectral_norm
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.swarm import Outcome, RunSettings
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import parse_manifest
 from atoll.node.simulation.local_member import LocalMember

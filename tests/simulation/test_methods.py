@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember

@@ -12,7 +12,8 @@ from torch import nn
 
 from atoll.collectives.errors import SwarmClosedError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import RunSettings, SecureSettings, SiteSettings, WorkSettings
+from atoll.collectives.round_settings import WorkSettings
+from atoll.collectives.swarm import RunSettings, SecureSettings, SiteSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.session import events as ev
 from atoll.node.simulation.local_member import LocalMember

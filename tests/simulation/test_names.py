@@ -20,7 +20,8 @@ from atoll.collectives.group import Admitted, Certified, Entry, Member, SpentWor
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.modes.site_ledger import SiteLedger
 from atoll.collectives.round.journal import MemoryJournal
-from atoll.collectives.swarm import PrivacySettings, SampleSettings
+from atoll.collectives.round_settings import SampleSettings
+from atoll.collectives.swarm import PrivacySettings
 from atoll.node.run.banning import Bans
 from atoll.node.run.capability import Role
 from atoll.node.run.doors import doors_of, right_of

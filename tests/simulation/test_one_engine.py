@@ -17,7 +17,8 @@ from seeds import daily
 from torch import nn
 
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import Outcome, RunSettings
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.swarm import RunSettings
 from atoll.node.cli.simulating import _fewest
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import Manifest, parse_manifest

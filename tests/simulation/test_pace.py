@@ -11,8 +11,9 @@ import torch
 from atoll.collectives import api
 from atoll.collectives.group import convener
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outcomes import Outcome
 from atoll.collectives.pace import Pace
-from atoll.collectives.swarm import Outcome, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.modes.operations.naming import Spec, operation_key
 

@@ -17,7 +17,7 @@ from kits.rounds.medium import SimMedium
 from atoll.collectives.digest import merkle_root
 from atoll.collectives.errors import StorageError
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.node.session.barrier import Barrier
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage import checkpoint as cp

@@ -20,7 +20,8 @@ from atoll.collectives.errors import ConfigError, SecurityError
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Certified
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.records import recompute as r
 from atoll.node.records.audit import AuditSource
 from atoll.node.session import events as ev

@@ -19,7 +19,9 @@ from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.errors import ConfigError, LocalProtocolError
 from atoll.collectives.exchange.header import MEASURE
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.security.rules import aggregate
 from atoll.security.rules.triangle import diagonal

@@ -13,7 +13,9 @@ from torch import nn
 
 from atoll.collectives.errors import StateError
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim import GradientAveraging, SoloSwarm, attach
 from atoll.security.rules import aggregate

@@ -26,8 +26,8 @@ from atoll.collectives.digest import chunk_hash, part_digest
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import Certified, Contributor, Entry, Member, Part, Vote
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.reduce import MEAN
-from atoll.collectives.swarm import OuterSettings
 
 FIRST = 5000
 FAULTY_SEEDS = 25

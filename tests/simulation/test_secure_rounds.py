@@ -22,7 +22,9 @@ from atoll.collectives.api import enter
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.collectives.swarm import OuterSettings, PrivacySettings, RunSettings, SampleSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.round_settings import SampleSettings
+from atoll.collectives.swarm import PrivacySettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.modes.secure.evidence import MISDEALT
 from atoll.node.modes.secure.results import MaskedResults

@@ -26,16 +26,12 @@ from atoll.collectives.errors import (
 from atoll.collectives.group import Entry
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round.sampling import draw_members
 from atoll.collectives.round.timing import Timing
-from atoll.collectives.swarm import (
-    Outcome,
-    OuterSettings,
-    RunSettings,
-    SampleSettings,
-    SecureSettings,
-    SiteSettings,
-)
+from atoll.collectives.round_settings import SampleSettings
+from atoll.collectives.swarm import RunSettings, SecureSettings, SiteSettings
 from atoll.node.client.shelf import FileShelf
 from atoll.node.local import LocalSwarm
 from atoll.node.session.events import PeerMisbehaved

@@ -17,7 +17,8 @@ from simulation.test_recompute import give, verify
 
 from atoll.collectives.errors import ConfigError, SecurityError
 from atoll.collectives.layout import Layout, TensorSpec
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.manifest import parse_manifest
 from atoll.node.manifest.form import as_toml
 from atoll.node.modes import splitting as s

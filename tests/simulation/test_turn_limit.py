@@ -10,15 +10,11 @@ import torch
 from msgspec import structs
 from torch import nn
 
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round.turns import LEAST_S, SLOWEST, TurnClock
-from atoll.collectives.swarm import (
-    Outcome,
-    OuterSettings,
-    RunSettings,
-    SecureSettings,
-    SiteSettings,
-    WorkSettings,
-)
+from atoll.collectives.round_settings import WorkSettings
+from atoll.collectives.swarm import RunSettings, SecureSettings, SiteSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach

@@ -14,8 +14,10 @@ import torch
 from seeds import daily, seeds
 from torch import Tensor, nn
 
-from atoll.collectives.growth import GROWTH, RoundLengths
-from atoll.collectives.swarm import EvaluateSettings, OuterSettings, RunSettings
+from atoll.collectives.cold_start import GROWTH
+from atoll.collectives.growth import RoundLengths
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import EvaluateSettings, RunSettings
 from atoll.collectives.telemetry import Event, subscribe
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import parse_manifest

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from atoll.collectives.errors import ConfigError, ModelMismatchError
 from atoll.collectives.layout import cut
-from atoll.collectives.swarm import AdapterSettings, OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import AdapterSettings, RunSettings
 from atoll.node.manifest import parse_manifest
 from atoll.optim import SoloSwarm, attach
 from atoll.optim.model.flat import FlatVector

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.simulation.local_member import LocalMember
 from atoll.node.simulation.local_swarm import LocalSwarm
 from atoll.optim import SoloSwarm, attach

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.optim import Attachment, SoloSwarm, attach
 from atoll.optim.model.flat import FlatVector
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from reference_node import INVITE, Node, ReferenceService
 
-from atoll.collectives.swarm import Spent
+from atoll.collectives.outcomes import Spent
 from atoll.node import join
 
 

@@ -19,7 +19,7 @@ from atoll.collectives.group import Certified, Contributor, Entry, Member, Part,
 from atoll.collectives.identifiers import RunId
 from atoll.collectives.round.certificate import genesis_payload, recertified_payload, vote_payload
 from atoll.collectives.round.sampling import draw_members
-from atoll.collectives.swarm import SampleSettings
+from atoll.collectives.round_settings import SampleSettings
 from atoll.node.cli import run
 from atoll.node.home.paths import Paths, find_paths
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest

@@ -12,7 +12,7 @@ import trio
 
 from atoll.collectives.group import Part
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.collectives.swarm import Share
+from atoll.collectives.outcomes import Share
 from atoll.node.run.events import OperationCommittedEvent, RoundUnmaskedEvent, RunEvent, document
 from atoll.node.service.chronicle import SEEKING, Chronicle
 from atoll.node.service.troubles import Troubles

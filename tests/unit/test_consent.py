@@ -41,7 +41,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.optim import Attachment, DiLoCo, SoloSwarm, attach
 from atoll.optim.data.ledger import attached_to
 from atoll.optim.model.flat import FlatVector

@@ -15,9 +15,9 @@ from atoll.collectives.engine import EngineThread
 from atoll.collectives.errors import AtollError, StorageError
 from atoll.collectives.exchange import CommandFailed, Exchange, ExchangeEvent, ResultComplete
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outcomes import Share
 from atoll.collectives.round import Journal, MemoryJournal
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import Share
 from atoll.node.client import join
 from atoll.node.local import LocalSwarm
 from atoll.node.session.memory_storage import MemoryStorage

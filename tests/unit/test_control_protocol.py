@@ -27,8 +27,9 @@ from atoll.collectives.errors import (
 from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import make_layout
+from atoll.collectives.outcomes import Outcome, Share, Spent, Tally
 from atoll.collectives.script_swarm import Call, PeerView
-from atoll.collectives.swarm import Outcome, RunSettings, Share, Spent, Tally
+from atoll.collectives.swarm import RunSettings
 from atoll.node.control import protocol as p
 from atoll.node.control.calls import CallTable, answers, does, hears
 from atoll.node.home.failures import error_of, failure

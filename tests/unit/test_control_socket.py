@@ -37,8 +37,8 @@ from atoll.collectives.errors import (
     VersionMismatchError,
 )
 from atoll.collectives.layout import Layout, make_layout
+from atoll.collectives.outcomes import Share
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import Share
 from atoll.node.cli.daemon import _interrupt
 from atoll.node.client import NodeClient, RunSwarm, join
 from atoll.node.client.joining import Lines

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import Tally
+from atoll.collectives.outcomes import Tally
 from atoll.optim.data.leases import MARGIN, Leases
 from atoll.optim.data.order import Order
 from atoll.optim.data.spans import Cursor, Span, united, without

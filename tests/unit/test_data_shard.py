@@ -25,7 +25,8 @@ from torch.utils.data import (
 )
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.swarm import OuterSettings, RunSettings, SecureSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings, SecureSettings
 from atoll.node.run.events import read_event
 from atoll.node.run.verdicts import Verdicts
 from atoll.optim import Attachment, SoloSwarm, attach

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Evaluated
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import EvaluateSettings, OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import EvaluateSettings, RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim import DiLoCo, SoloSwarm, attach
 from atoll.optim.script.evaluation import AHEAD, TOGETHER, Evaluations, drawn_of, undisturbed

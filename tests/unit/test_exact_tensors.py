@@ -16,8 +16,9 @@ from atoll.collectives.codecs.mixtures import (
     mixture_of,
 )
 from atoll.collectives.layout import Layout, cut, make_layout
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.optim import attach
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.optim.federated import METHODS, server_settings
 from atoll.optim.federated.arrivals import (
     Staleness,

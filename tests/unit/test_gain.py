@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.run.gain import NEWEST, Gain, cost_of, gain_of, gain_words, training_share
 from atoll.optim.planning import Choice, price
 

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.growth import RoundLengths, growing
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.node.manifest import decode_manifest, parse_manifest
 from atoll.node.manifest.form import as_toml
 from atoll.node.manifest.tables import InnerTable
 from atoll.node.recipes.loop import schedule_position
 from atoll.optim import OuterStep, SoloSwarm, steps_left
-from atoll.optim.outer import effective_outer
 from atoll.optim.outer.governor import Governed
 from atoll.optim.outer.step import warmed
 from atoll.optim.rounds.schedule import Schedule, StepCounter
@@ -83,7 +83,7 @@ def test_learning_rates_go_by_the_steps_of_the_rounds() -> None:
 def test_momentum_waits_until_rounds_have_their_full_length() -> None:
     """Counted in the outer state, which a newcomer and a restarted node have."""
     outer = OuterSettings("nesterov", 0.5, 0.5, warmup=1)
-    found = effective_outer(RunSettings(sync_every=6, growth=2, outer=outer))
+    found = RunSettings(sync_every=6, growth=2, outer=outer).effective_outer
     assert found.hold == 7
     assert [warmed(found, steps) for steps in (0, 6, 7, 8)] == [
         (1.0, 0.0), (1.0, 0.0), (0.75, 0.25), (0.5, 0.5)
@@ -102,13 +102,13 @@ def test_momentum_waits_until_rounds_have_their_full_length() -> None:
     assert moves[:7] == [1.0] * 7
     assert moves[7] == 0.75 * (1 + 0.25 * 1.25)
     # without a warm-up: at once; rules that never are the plain mean begin with the first round
-    assert effective_outer(RunSettings(sync_every=6, growth=2)).hold == 0
-    assert effective_outer(RunSettings(sync_every=6, outer=outer)) == outer
+    assert RunSettings(sync_every=6, growth=2).effective_outer.hold == 0
+    assert RunSettings(sync_every=6, outer=outer).effective_outer == outer
 
 
 def test_momentum_begins_in_short_rounds_where_a_run_says_after_how_many() -> None:
     outer = OuterSettings("nesterov", 0.5, 0.5, warmup=1, hold=2)
-    found = effective_outer(RunSettings(sync_every=6, growth=2, outer=outer))
+    found = RunSettings(sync_every=6, growth=2, outer=outer).effective_outer
     assert (found.hold, found.short) == (2, 7)
     step, anchor, state = OuterStep(found), torch.zeros(3), torch.zeros(4)
     moves = list[float]()
@@ -130,7 +130,7 @@ def test_a_governor_does_not_take_longer_rounds_for_a_jump() -> None:
         jumps.clear()
         outer = msgspec.structs.replace(outer, hold=hold)
         settings = RunSettings(sync_every=20, growth=growth, outer=outer)
-        step, anchor = OuterStep(effective_outer(settings)), torch.zeros(8)
+        step, anchor = OuterStep(settings.effective_outer), torch.zeros(8)
         state, out = torch.zeros(step.state_numel(8)), torch.empty(8)
         off = subscribe(lambda event: jumps.append(event) if isinstance(event, Governed) else None)
         for steps in growing(20, 10):

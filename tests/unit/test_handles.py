@@ -17,7 +17,7 @@ from torch import Tensor
 from atoll.collectives.api import Handle, all_reduce
 from atoll.collectives.averaging import Averaging, average
 from atoll.collectives.errors import LocalProtocolError
-from atoll.collectives.swarm import Outcome
+from atoll.collectives.outcomes import Outcome
 
 
 def reduced() -> tuple[Tensor, Handle[Outcome], Deciding]:

@@ -15,8 +15,9 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sampler, T
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import Attachment, SoloSwarm

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.optim import SoloSwarm
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]

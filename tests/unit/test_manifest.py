@@ -29,12 +29,10 @@ from atoll.collectives.errors import (
     VersionMismatchError,
 )
 from atoll.collectives.foreign import LINES, WORDS
-from atoll.collectives.outer_rules import OUTER_RULES
+from atoll.collectives.outer_rules import OUTER_RULES, OuterRule, OuterSettings
 from atoll.collectives.seeded import BtardSettings
 from atoll.collectives.swarm import (
     EvaluateSettings,
-    OuterRule,
-    OuterSettings,
     PrivacySettings,
     RunSettings,
     SecureSettings,

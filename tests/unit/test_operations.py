@@ -17,9 +17,9 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.exchange import ExchangeEvent, LaneDown, LaneUp
 from atoll.collectives.group import MAX_LOG_NAME, Certified, Entry, Member
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.partition import slots_for
 from atoll.collectives.script_swarm import MAX_TAG
-from atoll.collectives.swarm import OuterSettings
 from atoll.node.modes.operations.naming import MAX_NUMEL, Spec, config_key, operation_key, parse
 from atoll.node.modes.operations.volatile import VolatileJournal
 from atoll.node.service.buffers import BufferPool

@@ -23,8 +23,10 @@ from atoll.collectives.errors import (
     SwarmClosedError,
 )
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outcomes import Outcome, Share
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import PeerView
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings, Share
+from atoll.collectives.swarm import RunSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.optim import Attachment, SoloSwarm, attach
 from atoll.optim.rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone

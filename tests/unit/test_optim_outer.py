@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec
-from atoll.collectives.swarm import OuterRule, OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterRule, OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.optim import OuterStep
-from atoll.optim.outer import BLOCK_ELEMENTS, effective_outer
+from atoll.optim.outer import BLOCK_ELEMENTS
 from atoll.optim.outer.governor import Governed
 from atoll.optim.outer.rules import RULES
 
@@ -75,7 +76,7 @@ def test_the_first_step_is_lr_times_one_plus_mu() -> None:
 def test_plain_sgd_with_lr_one_is_averaging_and_leaves_momentum_alone() -> None:
     anchor, mean, momentum = vectors(1000)
     before, out = momentum.clone(), torch.empty(1000)
-    step = OuterStep(effective_outer(RunSettings(method="local_sgd")))
+    step = OuterStep(RunSettings(method="local_sgd").effective_outer)
     step.apply(anchor, mean, momentum, out)
     assert torch.equal(out, anchor - mean)
     assert torch.equal(momentum, before)

@@ -15,7 +15,7 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import Reading
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import Layout, TensorSpec
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.optim import OuterStep
 from atoll.optim.outer.governor import Governed

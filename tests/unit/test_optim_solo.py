@@ -14,8 +14,10 @@ from atoll.collectives.errors import (
     SwarmClosedError,
 )
 from atoll.collectives.layout import make_layout
+from atoll.collectives.outcomes import Share
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import OuterSettings, RunSettings, Share
+from atoll.collectives.swarm import RunSettings
 from atoll.optim import SoloSwarm
 
 LAYOUT = make_layout([("w", (3, 2)), ("b", (2,))])

@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.stateful import Stateful
 
 from atoll.collectives.errors import LocalProtocolError, OutOfDateError, StateError
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.optim import Attachment, SoloSwarm, attach
 
 H = 4

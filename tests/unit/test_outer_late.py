@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.optim import OuterStep
 
 LAYOUT = Layout(

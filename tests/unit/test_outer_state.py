@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as npst
 from atoll.collectives.errors import ConfigError, DigestMismatchError
 from atoll.collectives.group import Reading
 from atoll.collectives.layout import Layout, TensorSpec, make_layout
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.optim import OuterStep
 from atoll.optim.outer import BLOCK_ELEMENTS

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec
-from atoll.collectives.swarm import MOST_WARMUP, PLAIN_MEAN, OuterSettings
+from atoll.collectives.outer_rules import MOST_WARMUP, PLAIN_MEAN, WARMING, OuterSettings
 from atoll.collectives.telemetry import subscribe
 from atoll.node.manifest import decode_manifest, parse_manifest
 from atoll.node.manifest.form import as_toml
@@ -22,7 +22,7 @@ from atoll.optim import OuterStep
 from atoll.optim.outer import BLOCK_ELEMENTS
 from atoll.optim.outer.governor import Governed
 from atoll.optim.outer.rules import RULES
-from atoll.optim.outer.step import WARMING, warmed
+from atoll.optim.outer.step import warmed
 
 COLD = OuterSettings("nesterov", 0.9, 0.6, warmup=20)
 NUMEL = 2 * BLOCK_ELEMENTS + 101  # which a run steps in pieces

@@ -12,8 +12,10 @@ from torch import nn
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.layout import Layout, TensorSpec
+from atoll.collectives.outcomes import Outcome
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import Swarm
-from atoll.collectives.swarm import Outcome, OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import parse_manifest
 from atoll.node.simulation.local_member import LocalMember

@@ -7,8 +7,8 @@ from typing import Any
 from atoll.collectives import exchange as x
 from atoll.collectives.group import Contributor, Member, Part, Plan
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.collectives.outcomes import Share
 from atoll.collectives.partition import parts_for
-from atoll.collectives.swarm import Share
 from atoll.node.run.events import document
 from atoll.node.service.phases import KEPT, Phases
 from atoll.node.session.documents import parts_of

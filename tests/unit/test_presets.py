@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.swarm import PLAIN_MEAN, OuterSettings, RunSettings
+from atoll.collectives.outer_rules import PLAIN_MEAN, OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.cli.runs import EXAMPLE
 from atoll.node.cli.templates import TEMPLATES
 from atoll.node.local import LocalSwarm
@@ -21,7 +22,6 @@ from atoll.node.manifest.presets import averaging_text, explain_outer
 from atoll.node.manifest.tables import OuterTable
 from atoll.optim import OuterStep, SoloSwarm, outer_preset
 from atoll.optim.model.momentum import ContributionMomentum
-from atoll.optim.outer import effective_outer
 from atoll.optim.outer.presets import PRESETS, choose
 
 COLD = OuterSettings("nesterov", 0.9, 0.6, warmup=40, hold=40)
@@ -86,8 +86,8 @@ def test_a_run_that_chooses_nothing_and_was_not_measured_takes_the_plain_mean(
 
 def test_a_script_without_a_manifest_means_the_same() -> None:
     assert RunSettings().outer == outer_preset("auto") == PLAIN_MEAN
-    assert effective_outer(SoloSwarm().settings) == PLAIN_MEAN
-    assert effective_outer(LocalSwarm(2).settings) == PLAIN_MEAN
+    assert SoloSwarm().settings.effective_outer == PLAIN_MEAN
+    assert LocalSwarm(2).settings.effective_outer == PLAIN_MEAN
 
 
 @pytest.mark.parametrize("name", ["example", *TEMPLATES])

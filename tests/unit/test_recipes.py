@@ -13,7 +13,8 @@ from tiny_run import TINY
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.manifest import parse_manifest
 from atoll.node.manifest.gpt import GptConfig
 from atoll.node.manifest.tables import InnerTable

@@ -19,13 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from atoll.collectives.digest import BATCH_BYTES, batch_digest
 from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.collectives.swarm import (
-    OuterSettings,
-    PrivacySettings,
-    RunSettings,
-    SecureSettings,
-    SiteSettings,
-)
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import PrivacySettings, RunSettings, SecureSettings, SiteSettings
 from atoll.node.local import LocalSwarm
 from atoll.node.run import membership_records as wire
 from atoll.node.run.events import read_event

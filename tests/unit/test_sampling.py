@@ -12,7 +12,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round.sampling import draw_members
-from atoll.collectives.swarm import SampleSettings
+from atoll.collectives.round_settings import SampleSettings
 from atoll.node.cli.costs import describe_lines
 from atoll.node.manifest import parse_manifest
 

@@ -17,7 +17,8 @@ from torch import nn
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.metrics import Warned, number_of
-from atoll.collectives.swarm import OuterSettings, RunSettings, sample_count
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings, sample_count
 from atoll.node.run.duty import OF_DUTY
 from atoll.node.run.events import read_event
 from atoll.node.run.verdicts import BUFFERS, NOT_COUNTED, PARTS, STILL, Verdicts

@@ -21,8 +21,8 @@ from atoll.collectives.errors import StorageError
 from atoll.collectives.group import Certified, Member
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import RECENT, SealRecord
-from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.node.storage import RunFiles, results
 from atoll.node.storage.journal import FileJournal

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from atoll.collectives.codecs.codec import get_codec
-from atoll.collectives.swarm import OuterSettings
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.optim.outer.presets import preset_named
 from atoll.optim.outer.rules import RULES
 from atoll.optim.outer.step import warmed

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.outer_rules import OuterSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.run.events import read_event
 from atoll.node.run.verdicts import NOT_COUNTED, Verdicts
 from atoll.node.run.verdicts import STILL as STILL_METRICS

@@ -14,7 +14,7 @@ import torch
 from atoll.collectives import telemetry
 from atoll.collectives.group import Contributor, Entry, Evaluated, Member, Plan, Reading
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.swarm import PLAIN_MEAN, OuterSettings
+from atoll.collectives.outer_rules import PLAIN_MEAN, OuterSettings
 from atoll.optim.outer import OuterStep, reading_of
 from atoll.optim.outer.governor import Cured
 from atoll.optim.outer.worth import (

@@ -32,6 +32,7 @@ from ....collectives.group import Config, Entry, Plan
 from ....collectives.identifiers import PeerId
 from ....collectives.script_swarm import Call
 from ....collectives.series import OWN_NAME, number_of
+from ....collectives.swarm import LimitSettings
 from ...session import events as ev
 from ...session.budgets import MADE
 from ...session.other_logs import OtherLogs
@@ -61,11 +62,14 @@ class Operations(OtherLogs):
     Bounded in number, memory and life.
     """
 
-    def __init__(self, session: Session, serving: Serving) -> None:
+    def __init__(
+        self, session: Session, serving: Serving, limits: LimitSettings, *, masked: bool
+    ) -> None:
+        """``masked``: the run's contributions are: some operations are sums of its rounds."""
         self.session, self.serving = session, serving
         self.by_key: dict[str, Operation] = {}
         self.undone: dict[str, Operation] = {}  # those of them that are not decided
-        self.limits = session.settings.limits
+        self.limits, self._masked = limits, masked
         self._trimmed_at = 0.0
         self._spent: dict[str, None] | None = None  # oldest first
         # What our script called in other words than the others, oldest first.
@@ -488,7 +492,7 @@ class Operations(OtherLogs):
         """Whether this is a masked sum for a round in which this member takes no part."""
         machine = self.session.machine
         return (
-            self.session.settings.secure is not None
+            self._masked
             and spec.reducer in MASKED_SUMS.values()
             and machine is not None
             and not machine.takes_part

@@ -32,7 +32,7 @@ from ....collectives.round import KIN_BYTES
 from ....collectives.round.log import RECENT
 from ....collectives.round.turns import AWAY_S
 from ....collectives.script_swarm import MAX_OP_ID, Call
-from ....collectives.swarm import SecureSettings
+from ....collectives.swarm import PrivacySettings, SecureSettings
 from ....security.masking import Binding, DealerError, Unmasking
 from ....security.masking.binding import LEAST_MEMBERS
 from ....security.masking.keys import Words
@@ -88,11 +88,13 @@ class SecureRounds:
         self,
         session: Session,
         terms: SecureSettings,
+        privacy: PrivacySettings | None,
         identity: Identity,
         rng: random.Random | None,
     ) -> None:
         """``rng`` makes secrets and rounds; None (no simulation): `random.SystemRandom()`."""
         self.session, self.terms, self.identity = session, terms, identity
+        self.privacy = privacy
         self._operations = operations_of(session)
         self.rng = rng or random.SystemRandom()
         self.masking: Masking | None = None
@@ -101,7 +103,7 @@ class SecureRounds:
         self.mean: tuple[bytes, Tensor, Reading] | None = None  # what came out, for the log
         self.results = MaskedResults(session)
         self.bad: set[PeerId] = set()  # whose words did not hold: left out of later attempts
-        self.spending = SiteSpending(session, terms)
+        self.spending = SiteSpending(session, terms, privacy)
         self.work = ReportedMetrics()
         self._left_out = False  # its bucket is decided to stay masked
         # the vector was handed over, masked: unless it is decided otherwise, it may be in a sum
@@ -133,7 +135,7 @@ class SecureRounds:
     @property
     def patient(self) -> bool:
         """Whether an attempt waits for the work of all who take part (`round.turns`)."""
-        return self.session.settings.work is not None
+        return self.session.settings.by_work
 
     def _at_work(self) -> list[PeerId]:
         """Those of the round whose keys are not here: they have nothing to be masked yet."""
@@ -289,8 +291,8 @@ class SecureRounds:
             number,
             roster,
             threshold,
-            length_of(self.terms, session.settings.privacy, machine.shape.numel),
-            bits_of(self.terms, session.settings.privacy, len(roster)),
+            length_of(self.terms, self.privacy, machine.shape.numel),
+            bits_of(self.terms, self.privacy, len(roster)),
         )
         return Masking(
             binding, machine.convener_of(number).peer, session.me, config_key(machine.config)
@@ -529,7 +531,7 @@ class SecureRounds:
         assert given is not None
         assert client is not None
         cid, samples, vector, _ = given
-        privacy, roster = self.session.settings.privacy, masking.binding.roster
+        privacy, roster = self.privacy, masking.binding.roster
         bound = (
             bound_at(self.session, privacy, masking.binding.round) if privacy is not None else 0.0
         )

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from ....collectives.group import Admitted, SpentWord
 from ....collectives.identifiers import PeerId
 from ....collectives.modes.site_ledger import SiteLedger
+from ....collectives.outcomes import Spent
 from ....collectives.round.log import Log
 from ....collectives.round.site_names import SiteNames, spent_payload
-from ....collectives.swarm import SecureSettings, Spent
+from ....collectives.swarm import PrivacySettings, SecureSettings
 from ....security.masking import Memory
 from ...session.pre_round import ScriptWork, Spending
 from .bound import bound_at
@@ -41,8 +42,10 @@ class SiteSpending(Spending):
     too few sites are left for a sum, or another key has its name.
     """
 
-    def __init__(self, session: Session, terms: SecureSettings) -> None:
-        self.session, self.terms = session, terms
+    def __init__(
+        self, session: Session, terms: SecureSettings, privacy: PrivacySettings | None
+    ) -> None:
+        self.session, self.terms, self.privacy = session, terms, privacy
         self.over = ""
         self._memory: Memory | None = None
         self._budget: Budget | None = None
@@ -64,8 +67,8 @@ class SiteSpending(Spending):
     @property
     def budget(self) -> Budget | None:
         """Of a run with ``[privacy]``. Raises StorageError."""
-        if self._budget is None and self.session.settings.privacy is not None:
-            self._budget = Budget(self.session.settings.privacy, self.session.ports.storage)
+        if self._budget is None and self.privacy is not None:
+            self._budget = Budget(self.privacy, self.session.ports.storage)
         return self._budget
 
     def gave(self, cid: bytes) -> bool:
@@ -96,14 +99,13 @@ class SiteSpending(Spending):
 
     def names(self, entries: Log, name: Callable[[Admitted], str]) -> SiteNames:
         """What a site spends is bound to its name."""
-        settings = self.session.settings
-        if settings.privacy is None:
+        if self.privacy is None:
             return SiteNames()
         self._ledger = SiteLedger(
             entries,
             run=self.session.run,
             fewest=fewest_sites(self.terms),
-            sample=settings.sample,
+            sample=self.session.settings.sample,
             name=name,
             heard=self._heard,
         )

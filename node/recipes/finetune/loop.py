@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from ....collectives.errors import AtollError, StateError
 from ....collectives.foreign import escaped
+from ....collectives.outcomes import Outcome
 from ....collectives.script_swarm import Swarm
-from ....collectives.swarm import Outcome
 from ....optim import Attachment, attach
 from ....optim.script.evaluation import AHEAD, drawn_of, undisturbed
 from ...manifest.tables import DataTable, InnerTable, PromptsTable

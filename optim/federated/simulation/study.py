@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ....collectives.arrivals import Fading
 from ....collectives.errors import ConfigError
-from ....collectives.swarm import OuterSettings, WorkSettings
+from ....collectives.outer_rules import OuterSettings
+from ....collectives.round_settings import WorkSettings
 from ....security.rule_names import BY_COORDINATE, BY_GRAM
 from ...model.registry import MODES
 from ..member import InnerSteps, Knobs, Served, first_control

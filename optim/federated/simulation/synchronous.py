@@ -16,7 +16,7 @@ from ....collectives.group import Member
 from ....collectives.identifiers import PeerId
 from ....collectives.round.sampling import draw_members
 from ....collectives.round.turns import TurnClock
-from ....collectives.swarm import SampleSettings
+from ....collectives.round_settings import SampleSettings
 from .closing import Close, SiteTurn, closing
 from .study import ClientDelta, PlayedRound, Study, StudyResult
 

@@ -12,10 +12,10 @@ from ....collectives.api import call_of
 from ....collectives.averaging import mixed, pair_name
 from ....collectives.errors import ConfigError
 from ....collectives.identifiers import PeerId
+from ....collectives.outcomes import Outcome
 from ....collectives.plain import DEVICES, agreed, flat_of, kind_of, operate
 from ....collectives.script_swarm import Swarm
 from ....collectives.series import MAX_SERIES_NAME, Series, series_tag
-from ....collectives.swarm import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ from atoll.collectives.group import (
     least_members,
 )
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.partition import is_fair
 from atoll.collectives.reduce import MEAN, TwoPhaseReducer, Weighing, least_of
-from atoll.collectives.swarm import OuterSettings
 from atoll.collectives.trees import trees_of
 from atoll.optim.outer import OuterStep
 from atoll.security.rule_names import parse_reducer

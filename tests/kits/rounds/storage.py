@@ -18,8 +18,8 @@ from atoll.collectives.digest import merkle_root
 from atoll.collectives.errors import StorageError
 from atoll.collectives.group import Certified, Entry, Vote
 from atoll.collectives.layout import Layout
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import SealRecord
-from atoll.collectives.swarm import OuterSettings
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.node.session.replica import ModelReplica, PlainSlots, bytes_of
 from atoll.node.storage import checkpoint as cp

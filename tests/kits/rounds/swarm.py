@@ -18,9 +18,10 @@ from atoll.collectives.group import Member, TopologyKind, least_members
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import cut, make_layout
 from atoll.collectives.messages import QuorumVotes, RoundCloses, decode
+from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import Timing
 from atoll.collectives.simulation import Network, World
-from atoll.collectives.swarm import OuterSettings, RunSettings
+from atoll.collectives.swarm import RunSettings
 from atoll.node.modes.byzantine import UNFOUNDED
 from atoll.node.run.evidence import RELABELLED, check
 from atoll.node.session.events import (
