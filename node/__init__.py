@@ -16,7 +16,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     bases/             a pretrained model's files, from member to member
     control/           the control socket: messages, shared memory, the server
     client/            the script's blocking side of it: `join`, RunSwarm, NodeClient
-    service/           the node process's own work
+    service/, watching/, composing/   a node's work; what it notes for people; its process
     records/           what is left of a run: exported, audited, computed again
     simulation/        the whole swarm in virtual time
     views/, look/      documents and events as text; a run in one picture, for a terminal and a page

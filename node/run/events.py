@@ -134,7 +134,7 @@ class RoundPartEvent(RunEvent, frozen=True, tag="round.part"):
 
 
 class RoundPhaseEvent(RunEvent, frozen=True, tag="round.phase"):
-    """How far a reduction is at this node (`node.service.phases`)."""
+    """How far a reduction is at this node (`node.watching.phases`)."""
 
     log: Name
     round: Count

@@ -19,8 +19,8 @@ from ..run.events import (
     ScriptExitedEvent,
     ScriptMissingEvent,
 )
+from .facts import finished
 from .obituary import ScriptProcess
-from .views import finished
 
 if TYPE_CHECKING:
     from .run import RunService

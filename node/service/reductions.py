@@ -201,7 +201,7 @@ class Reductions:
         now = trio.current_time()
         sent, received = self._traffic(reduction)
         counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
-        self.run.chronicle.note_operation(
+        self.run.node.publish(
             OperationCommittedEvent(
                 at=time.time(),
                 run=self.run.run_id,

@@ -21,30 +21,35 @@ from ..control.calls import CallTable, answers, does, hears
 from ..control.requests import ConnectionRequests
 from ..control.service import AnchorFacts, ReduceMemory, buffer_opened, reduce_opened
 from ..control.shared_memory import AnchorSlots, SharedBuffer, alive
-from ..manifest import Manifest
-from ..run.events import DataOrderEvent, ScriptReportEvent
+from ..run.events import (
+    DataOrderEvent,
+    ScriptAnswerEvent,
+    ScriptEvaluationEvent,
+    ScriptReportEvent,
+)
 from ..run.same_order import said_by, shows_order
 from ..session import events as ev
 from ..session.fragments import Whole
 from ..session.other_logs import calls_of
+from .facts import finished, peers_of, spent
+from .outside import RunTerms
 from .reductions import Reductions
 from .run import RunFailed, RunService
-from .views import finished, spent
 
 FLOAT_BYTES = 4
 LEAVE_S = 30.0
 LOOK_S = 0.5  # how often a script that leaves looks whether there still is a quorum
 
 
-def check_size(manifest: Manifest, layout: Layout) -> None:
+def check_size(terms: RunTerms, layout: Layout) -> None:
     """Raise ModelMismatchError when the model of a script that would found the run is not the one
     that the manifest promises.
     """
-    if manifest.parameters not in (None, layout.model_numel):
+    if terms.parameters not in (None, layout.model_numel):
         raise ModelMismatchError(
             (
                 f"your model has {layout.model_numel:,} parameters, the run's manifest promises "
-                f"{manifest.model.entry} with {manifest.parameters:,}"
+                f"{terms.entry} with {terms.parameters:,}"
             ),
             why="Whoever joins brings the model that the manifest names.",
             hint=(
@@ -70,8 +75,8 @@ class AttachedScript:
         ModelMismatchError.
         """
         self.run, self.layout, self.events, self.founding = run, layout, events, founding
-        if founding and run.manifest is not None:
-            check_size(run.manifest, layout)
+        if founding and run.terms is not None:
+            check_size(run.terms, layout)
         folder = run.node.paths.run_dir(run.run_id)
         self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
         parts = cut(layout, len(run.files))
@@ -163,7 +168,7 @@ class AttachedScript:
             del self._frozen[fragment]
             raise
         self.run.idle.over()
-        if self.run.manifest is None or not self.run.manifest.settings().trains_on:
+        if self.run.terms is None or not self.run.terms.settings.trains_on:
             self.run.standstill.wait()
         self.run.wake()
 
@@ -202,19 +207,19 @@ class AttachedScript:
         at_work = set(session.at_work(session.clock()))
         members = tuple(
             PeerView(
-                row["peer"],
-                row["round"] or 0,
-                bool(row["live"]),
-                row["path"],
-                row["organiser"],
-                self.run.same_order.equal.get(row["peer"], 0),
-                row["peer"] in at_work,
+                each.peer,
+                each.round or 0,
+                bool(each.live),
+                each.path,
+                each.organiser,
+                self.run.same_order.equal.get(each.peer, 0),
+                each.peer in at_work,
             )
-            for row in self.run.peers()
-            if row["member"]
+            for each in peers_of(self.run)
+            if each.member
         )
         missing = session.waits.look(session.clock()).of_missing
-        return members, spent(self.run), self.run.judge.against_averaging, missing
+        return members, spent(self.run), self.run.watch.against_averaging, missing
 
     def tallies(self, first: int) -> Sequence[Tally]:
         return self.whole.sessions[0].tallies(first)
@@ -243,14 +248,20 @@ class AttachedScript:
         self.run.node.publish(ScriptReportEvent(run=self.run.run_id, metrics=dict(metrics)))
 
     def _show_answer(self, round: int, prompt: str, text: str) -> None:
-        self.run.chronicle.note_shown(p.ShowAnswer(round, prompt, text))
+        self.run.node.publish(
+            ScriptAnswerEvent(run=self.run.run_id, round=round, prompt=prompt, text=text)
+        )
 
     def _show_evaluation(self, round: int, tokens: int, held_out: float) -> None:
-        self.run.chronicle.note_shown(p.ShowEvaluation(round, tokens, held_out))
+        self.run.node.publish(
+            ScriptEvaluationEvent(
+                run=self.run.run_id, round=round, tokens=tokens, held_out=held_out
+            )
+        )
 
     def _compare(self, round_: int, digest: bytes) -> None:
         run, session = self.run, self.run.session
-        if session is None or run.manifest is None or not shows_order(run.manifest.settings()):
+        if session is None or run.terms is None or not shows_order(run.terms.settings):
             return
         session.membership.announce(trio.current_time(), first_batch=(round_, digest))
         before = set(run.same_order.equal)

@@ -31,7 +31,6 @@ from atoll.node.run.duty import (
 from atoll.node.run.events import RunEvent, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import PAGES, VerdictChange, Verdicts, judge
-from atoll.node.service.judging import Notifier, RunVerdicts
 from atoll.node.service.obituary import ScriptProcess
 from atoll.node.service.standstill import (
     BUSY_S,
@@ -45,6 +44,7 @@ from atoll.node.service.standstill import (
 )
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
+from atoll.node.watching.judging import Notifier, RunVerdicts
 from atoll.optim.script.step_times import MINUTE_S, StepTimes
 
 Event = RunEvent

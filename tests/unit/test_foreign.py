@@ -241,7 +241,7 @@ TOLD = {
         "GreetingAnswer",
         "reason",
     ): "escaped in node/net/outbox.py, quoted by Refusal",
-    ("node.net.look", "LookAnswer", "reason"): "quoted in node/service/preview.py",
+    ("node.net.look", "LookAnswer", "reason"): "quoted in node/composing/preview.py",
     ("node.run.banning", "Ban", "reason"): "quoted by Bans.why and `atoll bans`",
 }
 """Fields of messages that may hold anything, and where that is dealt with."""

@@ -1,0 +1,16 @@
+"""What a node notes of its runs for people and tools: events, verdicts, status. Nothing here
+changes what a run does. Lowest first:
+
+waiting    what a run waits for, as a document
+disk       how many bytes a run takes on disk
+phases     how far each reduction is at this node, for subscribers
+timings    where the time of each reduction went, for subscribers
+rates      how fast bytes went to and came from each peer of late
+links      what a node says of its connections
+silence    why nobody answers who asks for a run's manifest
+judging    verdicts: published, kept, told to the owner's command
+chronicle  what happened in a run: published, and kept for its status
+watcher    RunWatcher: all of it for one run, as the service tells it
+views      a run as documents
+calls      the calls of the control socket that only look
+"""
