@@ -1,7 +1,8 @@
 # What scripts import of atoll.node, for type checkers: the package loads a name when it is used.
 
-from .client import NodeClient, RunSwarm, join
+from .client import NodeClient
 from .home.own_data import SiteData, example_ledger, site_data
+from .joining import RunSwarm, join
 
 __all__ = [
     "join",

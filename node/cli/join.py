@@ -19,12 +19,12 @@ import click
 
 from ...collectives.errors import AtollError, ConfigError
 from ...collectives.foreign import escaped
-from ..client.speaking import QUIET_VARIABLE
 from ..client.starting import BEGIN_VARIABLE, enter_pressed
 from ..home.interpreter import PYTHON
 from ..home.output import Terminal, as_json, bytes_text, current, span_text
 from ..home.own_data import data_in, is_factory
 from ..home.paths import user_path
+from ..joining.speaking import QUIET_VARIABLE
 from .basing import base_lines, from_members, lacks_base
 from .consent import INVITE_VARIABLE, agree, check_fit, describe_run, preview, target_of
 from .daemon import connect, running

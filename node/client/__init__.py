@@ -10,12 +10,10 @@ only where tensors are touched.
 * shelf        where a script keeps what is its own in a run
 * seeded       what the node asks for by seed
 * pending      what `contribute` and `all_reduce` return
-* beginning    what a run begins with that starts from a model
-* swarm        RunSwarm, the Swarm of a run; survives its node
+* farewell     how a script ended, for its node
+* swarm        RunClient: what a script asks of a run; survives its node
 * reattach     how it gets a node again
 * starting     waiting for the members that a run is to begin with
-* speaking     lines about a run for a plain script
-* joining      `join()`
 * commands     NodeClient: what `atoll status` and its like ask
 """
 
@@ -26,12 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .commands import NodeClient
-    from .joining import join
-    from .swarm import RunSwarm
+    from .swarm import RunClient
 
-__all__ = ["NodeClient", "RunSwarm", "join"]
+__all__ = ["NodeClient", "RunClient"]
 
-_HOMES = {"NodeClient": "commands", "RunSwarm": "swarm", "join": "joining"}
+_HOMES = {"NodeClient": "commands", "RunClient": "swarm"}
 
 
 def __getattr__(name: str) -> Any:

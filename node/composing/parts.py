@@ -21,11 +21,12 @@ from ..home.paths import Paths
 from ..net.look import Look
 from ..net.network import PeerNetwork
 from ..run.events import RunEvent
+from ..run.evidence import accused, check
 from ..run.registry import MODES
 from ..service.buffers import BufferPool
 from ..service.context import NodeContext, RunParts
 from ..service.node import DRAIN_S, LEFT, Node
-from ..service.outside import Diagnosis, FilesNews, LaneLinks, PeerPlaces, SignedRun
+from ..service.outside import Diagnosis, EvidenceCheck, FilesNews, LaneLinks, PeerPlaces, SignedRun
 from ..service.ports import RunPorts
 from ..session import Session
 from ..session.composing import modes_of
@@ -116,6 +117,7 @@ def context_of(
             model_files=model_files,
             files_kind=FILES,
             recertify=_recertify,
+            proofs=EvidenceCheck(accused, check),
             show_manifest=show_manifest,
         ),
         diagnosis=Diagnosis(diagnosis.tried, diagnosis.of_silence, diagnosis.wrong_clock),

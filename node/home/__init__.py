@@ -17,6 +17,6 @@ failures           errors of the node as messages
 lifecycle, private_node, ending   one node a home; a script's own node; what ends with whom
 notify, units, logs   systemd, told and asked; lines of a log
 errors_catalogue   the page of every error code
-names              two-word names of peers
+names, short_words   two-word names of peers; peers and spans of time in few words
 output             what a command says and where; errors on a screen and as JSON
 """

@@ -13,7 +13,7 @@ from ...collectives.identifiers import PeerId
 from ...security.identity import verify
 from ..run.banning import Ban, Bans, banned
 from ..run.events import PeerConvictedEvent
-from ..run.evidence import DOMAIN, accused, check
+from ..run.signing import DOMAIN
 
 if TYPE_CHECKING:
     from .outside import RunTerms
@@ -85,7 +85,8 @@ class Banning:
         """Evidence against a peer, from anybody; it is checked, counts here, and is handed on.
         Raises RemoteProtocolError.
         """
-        about = accused(data)
+        proofs = self._run.node.parts.proofs
+        about = proofs.accused(data)
         if self._useless[sender] >= MOST_PROOFS or (
             about is not None and not self.lists.can_convict(about)
         ):
@@ -94,7 +95,7 @@ class Banning:
         run = self._run
         settings = run.terms.settings if run.terms is not None else None
         btard = settings.btard if settings is not None else None
-        found, why = check(
+        found, why = proofs.check(
             data,
             run.run_id,
             lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature),

@@ -22,6 +22,7 @@ from .buffers import BufferPool
 from .lanes import LaneKeeper
 from .outside import (
     Diagnosis,
+    EvidenceCheck,
     LaneLinks,
     Manifests,
     ModelFiles,
@@ -50,6 +51,7 @@ class RunParts:
     """Give up these members, by their organiser's word. Raises ConfigError where the mode is not
     registered.
     """
+    proofs: EvidenceCheck
     show_manifest: Callable[[RunId, Callable[[PeerId, bytes], bytes]], Callable[[], None]]
     """From now on ``show(who, certificate)`` answers whoever thinks about joining a run, until what
     is returned is called.

@@ -122,6 +122,16 @@ class Manifests:
     """All that are here; what is damaged is added to the list."""
 
 
+@dataclass(frozen=True, slots=True)
+class EvidenceCheck:
+    """Evidence against peers, of which the modes have kinds of their own: `node.run.evidence`."""
+
+    accused: Callable[[bytes], PeerId | None]
+    """Whom it is about, which is not checked; None where that cannot be read."""
+    check: Callable[..., tuple[PeerId, str]]
+    """Whom it proves to have lied, and how. Raises RemoteProtocolError."""
+
+
 class FilesNews(NamedTuple):
     """How far the files of a pretrained model are on their way. ``document``: what came of it."""
 

@@ -17,9 +17,8 @@ from ...collectives.swarm import Call, Outcome
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import PooledBuffer
-from ..run.events import OperationCommittedEvent
+from ..run.events import OperationCommittedEvent, weights_of
 from ..session import events as ev
-from ..session.documents import weights_of
 from ..session.other_logs import calls_of
 from .buffers import BufferPool
 from .run import RunService

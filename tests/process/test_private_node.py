@@ -363,7 +363,8 @@ def test_the_client_is_light() -> None:
     program = """
 import sys
 from atoll.node import join
-from atoll.node.client import NodeClient, RunSwarm
+from atoll.node.client import NodeClient
+from atoll.node.joining import RunSwarm
 import atoll.node.client.swarm, atoll.node.control.shared_memory, atoll.node.home.private_node
 print(sorted(name for name in ("torch", "numpy", "trio", "libp2p") if name in sys.modules))
 """

@@ -17,7 +17,7 @@ from atoll.collectives.exchange import CommandFailed, Exchange, ExchangeEvent, R
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.round import Journal, MemoryJournal
 from atoll.collectives.swarm import Share, Swarm
-from atoll.node.client import join
+from atoll.node.joining import join
 from atoll.node.local import LocalSwarm
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.node.session.ports import Storage

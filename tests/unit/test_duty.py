@@ -18,7 +18,7 @@ import pytest
 import torch
 import trio
 
-from atoll.node.client.speaking import cause_of
+from atoll.node.client.farewell import cause_of
 from atoll.node.run.duty import (
     ABSENT_S,
     BEFORE,

@@ -29,10 +29,11 @@ from seeds import one_in
 
 from atoll.collectives.api import all_gather, all_reduce, enter
 from atoll.collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
-from atoll.node.client import RunSwarm, eager, join, link, pending, reattach
+from atoll.node.client import eager, link, pending, reattach
 from atoll.node.client import memory as client_memory
 from atoll.node.client import swarm as client_swarm
 from atoll.node.control import beside, descriptors, frames
+from atoll.node.joining import RunSwarm, join
 
 FILES = {
     module.__file__

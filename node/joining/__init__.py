@@ -1,0 +1,33 @@
+"""How a script enters a run, and what it holds then: the client's parts, put together. Blocking,
+without trio and libp2p; torch only where tensors are touched. Lowest first:
+
+* beginning  what a run begins with that starts from a model
+* speaking   lines about a run for a plain script, and how it ends
+* swarm      RunSwarm, the Swarm of a run
+* joining    `join()`
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .joining import join
+    from .swarm import RunSwarm
+
+__all__ = ["RunSwarm", "join"]
+
+_HOMES = {"RunSwarm": "swarm", "join": "joining"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
