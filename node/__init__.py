@@ -15,7 +15,7 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     storage/           what a run keeps on disk
     bases/             a pretrained model's files, from member to member
     control/           the control socket: messages, shared memory, the server
-    client/, joining/  the script's blocking side of it: NodeClient; `join`, RunSwarm
+    client/, joining/  the script's blocking side of it: `join`, RunSwarm, NodeClient
     service/, watching/, composing/   a node's work; what it notes for people; its process
     records/           what is left of a run: exported, audited, computed again
     simulation/        the whole swarm in virtual time
@@ -32,14 +32,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-HOMES = {"join": ".joining", "RunSwarm": ".joining", "NodeClient": ".client"}
+OF_DATA = ("site_data", "SiteData", "example_ledger")
 __all__ = ["join", "site_data", "example_ledger", "NodeClient", "RunSwarm", "SiteData"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(HOMES.get(name, ".home.own_data"), __name__), name)
+    value = getattr(
+        import_module(".home.own_data" if name in OF_DATA else ".joining", __name__),
+        name,
+    )
     globals()[name] = value
     return value
 

@@ -47,9 +47,9 @@ from atoll.collectives.swarm import (
     Spent,
     Tally,
 )
+from atoll.node.composing.parent import watch_parent
 from atoll.node.control import protocol as p
 from atoll.node.control.calls import CallTable, answers, does, hears
-from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo, ShowAnswer, ShowEvaluation
 from atoll.node.control.requests import ConnectionRequests
 from atoll.node.control.server import ControlServer

@@ -255,7 +255,7 @@ class RunClient(SeededWork):
     @property
     def folder(self) -> Path:
         """Of this run, among the files of the node's home."""
-        return self._entry.dial.paths.run_dir(self.run_id)
+        return self._entry.dial.run_dir(self.run_id)
 
     @property
     def trouble(self) -> str:

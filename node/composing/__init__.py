@@ -5,6 +5,7 @@ announced  the certificates of announcements, read for the network
 founded    runs founded here that nobody has joined, shown to who holds an invite
 manifests  manifests as the service asks for them
 preview    a run's manifest, seen by a process that is no node and no member
+parent     a private node's end of the link to its script
 parts      the network, manifests, modes and screens, given to the service
 process    the process: start, signals, parent, clean end
 """

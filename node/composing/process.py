@@ -26,7 +26,6 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.record_layer import DEFAULT_CIPHER, PLAIN
 from ...security.identity import Identity, load_or_create
-from ..control.parent import watch_parent
 from ..control.server import ControlServer
 from ..home.ending import end_signals
 from ..home.hours import Hours
@@ -47,6 +46,7 @@ from ..watching.calls import NodeViews
 from ..watching.judging import Notifier
 from ..watching.links import Links
 from .announced import read_invite
+from .parent import watch_parent
 from .parts import context_of, node_of
 
 log = logging.getLogger("atoll")

@@ -1,6 +1,9 @@
-"""How a script enters a run, and what it holds then: the client's parts, put together. Blocking,
-without trio and libp2p; torch only where tensors are touched. Lowest first:
+"""How a script enters a run, and what it holds then: the client's parts, put together; and how
+commands ask a node. Blocking, without trio and libp2p; torch only where tensors are touched. Lowest
+first:
 
+* find       the running node of a home, or a private one
+* commands   NodeClient: what `atoll status` and its like ask
 * beginning  what a run begins with that starts from a model
 * speaking   lines about a run for a plain script, and how it ends
 * swarm      RunSwarm, the Swarm of a run
@@ -13,12 +16,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .commands import NodeClient
     from .joining import join
     from .swarm import RunSwarm
 
-__all__ = ["RunSwarm", "join"]
+__all__ = ["NodeClient", "RunSwarm", "join"]
 
-_HOMES = {"RunSwarm": "swarm", "join": "joining"}
+_HOMES = {"NodeClient": "commands", "RunSwarm": "swarm", "join": "joining"}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..client.find import Dial
-from ..client.reattach import RunEntry
+from ..client.reattach import NodeDial, RunEntry
 from ..client.starting import BEGIN_VARIABLE
 from ..control.protocol import JoinRequest
 from ..home.process_title import hide_invites
 from ..run.invite import is_invite
 from .beginning import beginning
+from .find import Dial
 from .speaking import end_in_words, speak
 from .swarm import RunSwarm
 
@@ -72,7 +72,8 @@ def join(
         request, run = JoinRequest(invite=invite_or_run, name=name or ""), ""
     else:
         request, run = None, invite_or_run
-    entry = RunEntry(dial, request, run, start_from=beginning)
+    way = NodeDial(dial.reach, dial.lost, dial.close, dial.paths.run_dir)
+    entry = RunEntry(way, request, run, start_from=beginning)
     try:
         link, info = entry.outlive(lambda: entry.enter(on_progress), on_progress)
     except BaseException:

@@ -34,12 +34,12 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.exchange import ResultComplete
 from atoll.collectives.identifiers import PeerId
-from atoll.node.client import NodeClient
 from atoll.node.composing.announced import read_invite
 from atoll.node.composing.manifests import signed_run
 from atoll.node.composing.parts import context_of
 from atoll.node.control.protocol import JoinRequest
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 from atoll.node.manifest import save_run
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.transport.addresses import split_peer

@@ -34,6 +34,7 @@ from atoll.node.client import memory as client_memory
 from atoll.node.client import swarm as client_swarm
 from atoll.node.control import beside, descriptors, frames
 from atoll.node.joining import RunSwarm, join
+from atoll.node.joining import swarm as joined_swarm
 
 FILES = {
     module.__file__
@@ -43,6 +44,7 @@ FILES = {
         pending,
         client_memory,
         client_swarm,
+        joined_swarm,
         descriptors,
         eager,
         frames,
