@@ -13,10 +13,6 @@ reactions    what an event of a session means for its run
 ports        SessionPorts over libp2p streams, the engine thread, files and worker threads
 subscribers  who is told of events, and what the slow miss
 bans         who is banned: handed on, enforced
-obituary     how a script's process ended
-presence     whether this machine's script is there: noted, published
-idle         a script that joins and attaches nothing, or attaches and contributes nothing
-standstill   a script that is attached, lives, and makes no step any more
 pausing      whether a run's script trains: its owner's word, and hours of the day
 starting     whether a run's first round waits for members
 run          RunService: one run

@@ -25,7 +25,7 @@ from ..control import protocol as p
 from ..control.calls import CallTable, answers, does
 from ..control.protocol import JoinRequest, RunInfo
 from ..control.requests import ConnectionRequests
-from ..control.service import ProgressSink
+from ..control.service import ExpectedScript, ProgressSink
 from ..home.paths import Paths, write_atomic
 from ..home.private_files import remove_file
 from ..run.events import NodeAddressesEvent, NodeFailedEvent, PeerPathEvent, RunEvent
@@ -34,7 +34,6 @@ from ..run.standing import Standing, forget_standing, load_standing, save_standi
 from ..session.fragments import Whole
 from .context import NodeContext
 from .facts import finished, sealed
-from .idle import JoinedScript
 from .outside import SignedRun
 from .run import RunService
 from .scripts import AttachedScript
@@ -67,6 +66,16 @@ def left(run_id: RunId, name: str) -> SwarmClosedError:
         code="E162",
         hint=f"Back in: {again}",
     )
+
+
+class NobodysScript:
+    """A script of a run that this node has left meanwhile. Implements `ExpectedScript`."""
+
+    def prepares(self, what: str) -> None:
+        """There is no run to show it in."""
+
+    def gone(self) -> None:
+        """Nor to let go of it."""
 
 
 class Node:
@@ -121,13 +130,9 @@ class Node:
         return self._subscribers.subscribe()
 
     # ---- runs
-    def script_pids(self, run_id: RunId) -> tuple[int | None, list[int]]:
-        """The process of the script that is attached, or about to be, and those of all that have
-        joined.
-        """
-        attached, run = self._scripts.get(run_id), self.by_id[run_id]
-        joined = {*run.idle.processes, *(() if attached is None else (attached,))}
-        return attached, sorted(joined)
+    def script_pid(self, run_id: RunId) -> int | None:
+        """The process of the script that is attached, or about to be."""
+        return self._scripts.get(run_id)
 
     async def find_run(self, run: str) -> RunInfo:
         """A run that this node is in, or one that is stored here and is entered now. Raises
@@ -315,7 +320,7 @@ class Node:
         service = self.find(run)
         if not now:
             await self._depart(service, DRAIN_S)
-        service.presence.left()
+        service.watch.script.left()
         self._drop(service, left(service.run_id, service.name))
         write_atomic(self._left_file(service.run_id), b"")
 
@@ -408,7 +413,7 @@ class Node:
         if self.private:  # what its script died of is told before nobody is left to tell it
             async with trio.open_nursery() as nursery:
                 for run in self.by_id.values():
-                    nursery.start_soon(run.presence.buried, LEAVE_S)
+                    nursery.start_soon(run.watch.script.buried, LEAVE_S)
         for run in list(self.by_id.values()):
             run.stop()
 
@@ -420,14 +425,10 @@ class Node:
         return run.undecided and not refused
 
     # ---- scripts
-    def expect_script(self, run_id: RunId, pid: int) -> JoinedScript:
+    def expect_script(self, run_id: RunId, pid: int) -> ExpectedScript:
         """A script has joined a run and is to attach."""
         run = self.by_id.get(run_id)
-        if run is None:
-            return JoinedScript(None, pid, lambda: None)
-        run.idle.joined(trio.current_time(), pid)
-        run.wake()
-        return JoinedScript(run.idle, pid, run.wake)
+        return run.watch.script.expect(pid) if run is not None else NobodysScript()
 
     async def open_script(
         self,
@@ -462,7 +463,7 @@ class Node:
             if self._scripts.pop(run.run_id, None) is not None:
                 # a private node ends because its script did
                 node_ends = self.ending.is_set() and not self.private
-                run.presence.ended(pid, farewell, node_ends=node_ends)
+                run.watch.script.ended(pid, farewell, node_ends=node_ends)
 
         try:
             founding = await self._await_state(run, progress)
@@ -471,8 +472,7 @@ class Node:
             ended()
             raise
         run.wake()
-        run.standstill.begin(trio.current_time(), pid)
-        run.presence.attached(pid, averaging=run.terms.averaging if run.terms else "")
+        run.watch.script.attached(pid, run.terms.averaging if run.terms else "")
         try:
             if not founding and not finished(
                 run

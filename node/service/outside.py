@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from ...collectives.errors import AtollError, StorageError
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.swarm import RunSettings
+from ..control.service import ExpectedScript
 from ..run.events import RunEvent
 from ..run.gate import Policy
 
@@ -154,9 +155,58 @@ class ModelFiles(Protocol):
     def next_due(self, now: float) -> float: ...
 
 
+ScriptTurn = Literal["may train", "gives", "waits", "asks", "is gone"]
+"""What a script does: it may make its first step; it has contributed, or made steps; it waits for a
+round, or rests; it has asked for something, or has what it waited for; its connection ended.
+"""
+
+
+class ScriptWatch(Protocol):
+    """Who notes whether this machine's script is there, and makes steps."""
+
+    @property
+    def same_order(self) -> Mapping[PeerId, int]:
+        """Who reads the same data in the same order, for how many rounds running."""
+        ...
+
+    def expect(self, pid: int) -> ExpectedScript:
+        """A script has joined, and is to attach."""
+        ...
+
+    def attached(self, pid: int, averaging: str) -> None:
+        """``averaging``: how the run averages, in words."""
+        ...
+
+    def ended(self, pid: int, farewell: str | None, *, node_ends: bool) -> None:
+        """Its connection ended, with these last words, or None. ``node_ends``: so it would have
+        had to.
+        """
+        ...
+
+    def note_turn(self, turn: ScriptTurn) -> None: ...
+    def note_report(
+        self,
+        metrics: Mapping[str, float],
+        first_batch: tuple[int, bytes] | None,
+        read: Sequence[bytes],
+    ) -> None:
+        """As `control.protocol.Report` has them."""
+        ...
+
+    def left(self) -> None:
+        """The run is left: nobody is to train here."""
+        ...
+
+    async def buried(self, patience_s: float) -> None:
+        """Wait until it is known how those ended that are gone."""
+        ...
+
+
 class RunWatch(Protocol):
     """Who notes what happens in a run for people and tools (`node.watching`)."""
 
+    @property
+    def script(self) -> ScriptWatch: ...
     @property
     def progress(self) -> tuple[str, int, int]:
         """How far entering the run is."""
@@ -168,7 +218,7 @@ class RunWatch(Protocol):
         ...
 
     def begin(self) -> None:
-        """The run's manifest is known."""
+        """The node is in the run now."""
         ...
 
     def note(self, fragment: int, event: object) -> None:

@@ -33,7 +33,6 @@ from ..run.entrants import Entrants
 from ..run.events import RunFailedEvent
 from ..run.gate import Gate
 from ..run.membership import Membership
-from ..run.same_order import SameOrder
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import PeerUsage
@@ -44,14 +43,11 @@ from .asking import Asking
 from .bans import MESSAGE, PROOF, Banning
 from .context import NodeContext
 from .facts import quorum
-from .idle import Idle
 from .outside import ModelFiles, RunTerms, RunWatch, SignedRun
 from .pausing import RunPause
 from .ports import RunPorts
-from .presence import ScriptPresence
 from .reactions import react_to
 from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
-from .standstill import Standstill
 from .starting import ScriptStart
 from .troubles import Troubles, coded, removed_here
 
@@ -115,10 +111,6 @@ class RunService:
             self.roles[node.identity.peer] = own.capability.role
         self.troubles = Troubles(run_id, node.publish)
         self.start = ScriptStart(self)
-        self.same_order = SameOrder(run_id)
-        self.idle = Idle(run_id, node.publish)
-        self.standstill = Standstill(run_id, node.publish)
-        self.presence = ScriptPresence(self)
         self.pause = RunPause(run_id, node.paths.run_dir(run_id), node.hours, node.publish)
         # the session is let go of, and its files are about to be closed: nothing reaches it any
         # more
@@ -327,7 +319,6 @@ class RunService:
         assert self.signed is not None
         terms = self.terms = self.node.manifests.terms(self.signed)
         self.banning.begin(terms)
-        self.watch.begin()
         self.gate.policy, self.gate.allow = terms.policy, terms.allow
         self.doors.policy, self.doors.allow = self.gate.policy, self.gate.allow
         self.gate.named = self.doors.named = terms.names_sites
@@ -356,7 +347,7 @@ class RunService:
             if session.removed:
                 raise removed_here()
         self._hide_manifest = self.node.parts.show_manifest(self.run_id, self._show)
-        self.presence.begin()
+        self.watch.begin()
         self.known.set()
 
     def announce(self, now: float) -> None:
@@ -439,8 +430,6 @@ class RunService:
             self.node.peers.add_addresses(peer, addresses)
         for part in session.sessions:
             part.follow_clock(now, time.time() - now)
-        self.idle.look(now)
-        self.standstill.look(now)
         self.watch.look()
         self.pause.look()
         if self.base is not None:

@@ -22,17 +22,15 @@ from ..control.requests import ConnectionRequests
 from ..control.service import AnchorFacts, ReduceMemory, buffer_opened, reduce_opened
 from ..control.shared_memory import AnchorSlots, SharedBuffer, alive
 from ..run.events import (
-    DataOrderEvent,
     ScriptAnswerEvent,
     ScriptEvaluationEvent,
     ScriptReportEvent,
 )
-from ..run.same_order import said_by, shows_order
 from ..session import events as ev
 from ..session.fragments import Whole
 from ..session.other_logs import calls_of
 from .facts import finished, peers_of, spent
-from .outside import RunTerms
+from .outside import RunTerms, ScriptTurn
 from .reductions import Reductions
 from .run import RunFailed, RunService
 
@@ -117,11 +115,14 @@ class AttachedScript:
         if not founding:
             self._attach()
         run.listeners.append(self._on_event)
-        run.idle.attached(trio.current_time())
+        run.watch.script.note_turn("may train")
 
     @property
     def whole(self) -> Whole:
         return self.run.driven
+
+    def _turn(self, turn: ScriptTurn) -> None:
+        self.run.watch.script.note_turn(turn)
 
     # ---- ScriptSession
     async def found(self) -> None:
@@ -167,9 +168,9 @@ class AttachedScript:
         except BaseException:
             del self._frozen[fragment]
             raise
-        self.run.idle.over()
+        self._turn("gives")
         if self.run.terms is None or not self.run.terms.settings.trains_on:
-            self.run.standstill.wait()
+            self._turn("waits")
         self.run.wake()
 
     def unread(self, fragment: int = 0) -> bool:
@@ -205,6 +206,7 @@ class AttachedScript:
         """
         session = self.whole.sessions[0]
         at_work = set(session.at_work(session.clock()))
+        same_order = self.run.watch.script.same_order
         members = tuple(
             PeerView(
                 each.peer,
@@ -212,7 +214,7 @@ class AttachedScript:
                 bool(each.live),
                 each.path,
                 each.organiser,
-                self.run.same_order.equal.get(each.peer, 0),
+                same_order.get(each.peer, 0),
                 each.peer in at_work,
             )
             for each in peers_of(self.run)
@@ -235,14 +237,8 @@ class AttachedScript:
         read: Sequence[bytes] = (),
     ) -> None:
         """Training metrics; what the script reads is compared with what others do."""
-        for content in read:
-            self.run.same_order.read(content)
-        if first_batch is not None:
-            self._compare(*first_batch)
+        self.run.watch.script.note_report(metrics, first_batch, read)
         self.run.metrics.update(metrics)
-        if isinstance(step_s := metrics.get("step_s"), int | float):
-            self.run.standstill.stepped(trio.current_time(), float(step_s))
-            self.run.idle.over()
         if self.run.session is not None:
             self.run.session.work.report(metrics)
         self.run.node.publish(ScriptReportEvent(run=self.run.run_id, metrics=dict(metrics)))
@@ -259,22 +255,11 @@ class AttachedScript:
             )
         )
 
-    def _compare(self, round_: int, digest: bytes) -> None:
-        run, session = self.run, self.run.session
-        if session is None or run.terms is None or not shows_order(run.terms.settings):
-            return
-        session.membership.announce(trio.current_time(), first_batch=(round_, digest))
-        before = set(run.same_order.equal)
-        run.same_order.begun(round_, digest)
-        run.same_order.look(said_by(session.membership, session.config_peers()))
-        if (equal := dict(run.same_order.equal)).keys() != before:
-            run.node.publish(DataOrderEvent(run=run.run_id, equal={**equal}))
-
     def starts(self, now: bool = False) -> tuple[int, int]:
         """Whether the script may make its first step."""
         if now:
             self.run.start.now()
-        self.run.idle.attached(trio.current_time())  # it was kept from training until now
+        self._turn("may train")  # it was kept from training until now
         return self.run.start.look()
 
     def rests(self) -> str:
@@ -283,17 +268,17 @@ class AttachedScript:
         """
         why = "" if finished(self.run) else self.run.pause.why
         if why or finished(self.run):
-            self.run.standstill.wait()
+            self._turn("waits")
         else:
-            self.run.standstill.sign(trio.current_time())
+            self._turn("asks")
         if why and not self._resting and not self._frozen:
             self._resting = True
-            self.run.idle.over()
+            self._turn("gives")
             self._detach()
         elif self._resting and not why:
             self._resting = False
             self.run.guard(self._attach)
-            self.run.idle.attached(trio.current_time())
+            self._turn("may train")
             self.run.wake()
         return why
 
@@ -328,9 +313,7 @@ class AttachedScript:
         engine lets go of it.
         """
         self.run.listeners.remove(self._on_event)
-        self.run.idle.over()
-        self.run.standstill.end()
-        self.run.same_order.forget()
+        self._turn("is gone")
         self.run.start.leave()
         self._detach()
         self._reductions.detached()
@@ -349,7 +332,7 @@ class AttachedScript:
                 self._on_round(fragment, event)
             case ev.ContributionRefused() if self._frozen.get(fragment, (b"",))[0] == event.cid:
                 del self._frozen[fragment]
-                self.run.standstill.sign(trio.current_time())
+                self._turn("asks")
                 completed = self.whole.sessions[fragment].completed
                 self.events.decided(
                     event.cid,
@@ -387,7 +370,7 @@ class AttachedScript:
         if self._frozen.get(fragment, (b"",))[0] != event.cid:
             return
         (cid, since), before = self._frozen.pop(fragment), self._reported_traffic
-        self.run.standstill.sign(trio.current_time())
+        self._turn("asks")
         # Each outcome has what came since the last: they add up.
         sent, received = self._reported_traffic = self.run.traffic()
         moved = sent - before[0], received - before[1]
@@ -405,5 +388,5 @@ class AttachedScript:
 
     # ---- free-standing reductions
     def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
-        self.run.idle.over()  # a script of collectives alone is not idle
+        self._turn("gives")  # a script of collectives alone is not idle
         return self._reductions.open(call, numel, buffer)

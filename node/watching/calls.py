@@ -78,9 +78,10 @@ class NodeViews:
         return _watcher(run).manifest
 
     def _row(self, run: RunService) -> dict[str, Any]:
-        attached, joined = self.node.script_pids(run.run_id)
+        watch, attached = _watcher(run), self.node.script_pid(run.run_id)
+        joined = {*watch.script.idle.processes, *(() if attached is None else (attached,))}
         told = msgspec.structs.replace(
-            status_of(_watcher(run)), script_pid=attached, script_pids=joined
+            status_of(watch), script_pid=attached, script_pids=sorted(joined)
         )
         return msgspec.to_builtins(told)
 

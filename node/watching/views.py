@@ -71,9 +71,9 @@ def status_of(watch: RunWatcher) -> RunStatus:
         starting=run.start.view(),
         verdicts=watch.judge.view(),
         paused="" if finished(run) else run.pause.why,
-        idle_s=run.idle.view(trio.current_time()),
-        unattached=run.idle.unattached(trio.current_time()),
-        preparing=run.idle.preparing(trio.current_time()),
+        idle_s=watch.script.idle.view(trio.current_time()),
+        unattached=watch.script.idle.unattached(trio.current_time()),
+        preparing=watch.script.idle.preparing(trio.current_time()),
         script=bool(session and session.script),
         progress=list(_progress(watch)),
         metrics=dict(run.metrics),
@@ -105,7 +105,7 @@ def _progress(watch: RunWatcher) -> tuple[str, int, int]:
         return progress
     if phase == "fetching":
         return "waiting for the state", 0, 0
-    if run.organiser == run.node.identity.peer and run.idle.processes:
+    if run.organiser == run.node.identity.peer and watch.script.idle.processes:
         return "waiting for the model that this machine's script loads", 0, 0
     return progress
 

@@ -18,6 +18,7 @@ from .chronicle import Chronicle
 from .disk import DiskUsage
 from .judging import Notifier, RunVerdicts
 from .phases import Phases
+from .script import ScriptWatcher
 from .timings import Timings
 
 if TYPE_CHECKING:
@@ -31,8 +32,9 @@ class RunWatcher:
         """``notifier``: who is told of verdicts; None: nobody."""
         node, folder = run.node, run.node.paths.run_dir(run.run_id)
         self.run, self._notifier = run, notifier
-        self.manifest: Manifest | None = None
+        self.script = ScriptWatcher(run)
         self.chronicle = Chronicle(run)
+        self._manifest: Manifest | None = None
         self.timings = Timings(run.run_id, node.publish, self._lane_bytes)
         self.judge = RunVerdicts(run.run_id, node.publish)
         self.disk = DiskUsage(folder)
@@ -47,10 +49,16 @@ class RunWatcher:
     def against_averaging(self) -> str:
         return self.judge.against_averaging
 
-    def begin(self) -> None:
+    @property
+    def manifest(self) -> Manifest | None:
+        """None before the run has found it to be right."""
         signed = self.run.signed
-        assert signed is not None
-        self.manifest = decode_signed(signed.data).open()
+        if self._manifest is None and signed is not None and self.run.terms is not None:
+            self._manifest = decode_signed(signed.data).open()
+        return self._manifest
+
+    def begin(self) -> None:
+        self.script.presence.begin()
 
     def note(self, fragment: int, event: object) -> None:
         if isinstance(event, ev.PlanTaken):
@@ -70,6 +78,7 @@ class RunWatcher:
         self._phases.on_exchange(trio.current_time(), event)
 
     def look(self) -> None:
+        self.script.look(trio.current_time())
         self._judged(self.judge.look(time.time()))
 
     def close(self) -> None:

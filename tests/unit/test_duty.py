@@ -31,8 +31,11 @@ from atoll.node.run.duty import (
 from atoll.node.run.events import RunEvent, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import PAGES, VerdictChange, Verdicts, judge
-from atoll.node.service.obituary import ScriptProcess
-from atoll.node.service.standstill import (
+from atoll.node.views.documents import run_state
+from atoll.node.views.event_words import Words
+from atoll.node.watching.judging import Notifier, RunVerdicts
+from atoll.node.watching.obituary import ScriptProcess
+from atoll.node.watching.standstill import (
     BUSY_S,
     IDLE_S,
     LONGER,
@@ -42,9 +45,6 @@ from atoll.node.service.standstill import (
     Standstill,
     read_process,
 )
-from atoll.node.views.documents import run_state
-from atoll.node.views.event_words import Words
-from atoll.node.watching.judging import Notifier, RunVerdicts
 from atoll.optim.script.step_times import MINUTE_S, StepTimes
 
 Event = RunEvent

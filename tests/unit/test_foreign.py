@@ -266,7 +266,7 @@ OURS = {
     "node.run.status.RunStatus": "between nodes and views of one user",
     "node.home.private_node._Ready": "between a script and its node",
     "node.net.rendezvous._Said": "written by this node, never read",
-    "node.service.presence._Noted": "written by this node",
+    "node.watching.presence._Noted": "written by this node",
     **{
         f"node.run.events.{each.__name__}": "of a file, escaped where it is shown"
         for each in (*KINDS.values(), RunEvent, OtherEvent, CodedEvent, Slowest)

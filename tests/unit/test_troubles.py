@@ -16,11 +16,11 @@ from atoll.collectives.identifiers import PeerId
 from atoll.node.run.events import document, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import Verdicts
-from atoll.node.service.idle import STEPLESS_S, Idle
 from atoll.node.service.troubles import Troubles, coded
 from atoll.node.session.events import Waiting
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
+from atoll.node.watching.idle import STEPLESS_S, Idle
 from atoll.node.watching.waiting import explained
 
 
