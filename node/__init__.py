@@ -15,8 +15,8 @@ loads neither trio nor libp2p nor torch. Rooms, lowest first:
     storage/           what a run keeps on disk
     bases/             a pretrained model's files, from member to member
     control/           the control socket: messages, shared memory, the server
-    client/            the script's blocking side of it: `join`, RunSwarm, NodeClient
-    service/           the node process's own work
+    client/, joining/  the script's blocking side of it: `join`, RunSwarm, NodeClient
+    service/, watching/, composing/   a node's work; what it notes for people; its process
     records/           what is left of a run: exported, audited, computed again
     simulation/        the whole swarm in virtual time
     views/, look/      documents and events as text; a run in one picture, for a terminal and a page
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(
-        import_module(".home.own_data" if name in OF_DATA else ".client", __name__),
+        import_module(".home.own_data" if name in OF_DATA else ".joining", __name__),
         name,
     )
     globals()[name] = value

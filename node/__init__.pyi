@@ -1,7 +1,7 @@
 # What scripts import of atoll.node, for type checkers: the package loads a name when it is used.
 
-from .client import NodeClient, RunSwarm, join
 from .home.own_data import SiteData, example_ledger, site_data
+from .joining import NodeClient, RunSwarm, join
 
 __all__ = [
     "join",

@@ -23,11 +23,11 @@ from .home.refusals import refused
 from .net.lean import load_libp2p, load_torch
 
 if TYPE_CHECKING:
+    from .composing.process import NodeOptions
     from .home.config import Loaded
     from .home.endpoint import Endpoint
     from .look.metrics_server import MetricsServer
-    from .service.node import Node
-    from .service.process import NodeOptions
+    from .watching.calls import NodeViews
 
 DEFAULT_LANE_PORT = 0
 
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> int:
         loaded = _settings(args)
         metrics = None if args.private else _metrics(loaded.config.metrics)
         options = _options(args, loaded)
-        from .service.process import run_node
+        from .composing.process import run_node
     except (AtollError, OSError, MemoryError, RuntimeError) as error:
         known = error if isinstance(error, AtollError) else refused(error, "starting the node")
         if known is None:
@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
         interrupt_when_stdin_ends()
     gc.enable()
     try:
-        run_node(options, lambda node, path: _ready(node, args, metrics))
+        run_node(options, lambda views, path: _ready(views, args, metrics))
     except AtollError as error:
         return _failed(args, error)
     finally:
@@ -161,7 +161,7 @@ def _metrics(endpoint: Endpoint | None) -> MetricsServer | None:
     return MetricsServer(endpoint)
 
 
-def _serve(metrics: MetricsServer, node: Node) -> None:
+def _serve(metrics: MetricsServer, views: NodeViews) -> None:
     """Answer with what the node's loop says when it is asked."""
     import trio
 
@@ -173,11 +173,12 @@ def _serve(metrics: MetricsServer, node: Node) -> None:
     machine = MachineReadings(nvml=find_nvml())
 
     async def documents() -> NodeDocuments:
-        runs = list(node.by_id.values())
+        runs = list(views.node.by_id.values())
+        manifests = {run.run_id: views.manifest_of(run) for run in runs}
         return NodeDocuments(
-            await node.status(),
-            {run.run_id: run.peers() for run in runs},
-            {run.run_id: allowed_of(run.manifest) for run in runs if run.manifest is not None},
+            await views.status(),
+            {run.run_id: views.peer_rows(run) for run in runs},
+            {run: allowed_of(found) for run, found in manifests.items() if found is not None},
         )
 
     def read() -> NodeDocuments:
@@ -197,14 +198,15 @@ def _failed(args: argparse.Namespace, error: AtollError) -> int:
     return error.exit_code
 
 
-def _ready(node: Node, args: argparse.Namespace, metrics: MetricsServer | None) -> None:
+def _ready(views: NodeViews, args: argparse.Namespace, metrics: MetricsServer | None) -> None:
     """Say that the node is up: to its supervisor, and to whoever looks at it."""
     if metrics is not None:
-        _serve(metrics, node)
+        _serve(metrics, views)
     notify("READY=1", "STATUS=ready")
     if args.private:
         return
-    addresses = node.context.network.addresses()
+    node = views.node
+    addresses = node.context.peers.addresses()
     if args.json:
         print(as_json({"peer": node.peer, "pid": os.getpid(), "addresses": addresses}), flush=True)
     else:
@@ -242,7 +244,7 @@ def _settings(args: argparse.Namespace) -> Loaded:
 
 def _options(args: argparse.Namespace, loaded: Loaded) -> NodeOptions:
     """A private node takes any free port unless its settings name one."""
-    from .service.process import NodeOptions
+    from .composing.process import NodeOptions
 
     listen = loaded.config.listen_addresses
     if args.private and not {"node.port", "node.listen"} & loaded.origins.keys():

@@ -19,8 +19,8 @@ from torch import nn  # noqa: E402
 
 from atoll.collectives.outcomes import Outcome  # noqa: E402
 from atoll.node import join  # noqa: E402
-from atoll.node.client import NodeClient  # noqa: E402
 from atoll.node.home.paths import find_paths  # noqa: E402
+from atoll.node.joining import NodeClient  # noqa: E402
 from atoll.node.run.status import read_run_status  # noqa: E402
 from atoll.node.views.documents import run_state  # noqa: E402
 from atoll.optim import attach  # noqa: E402

@@ -40,9 +40,9 @@ from bad_input_kit import Run, new_home, new_run  # noqa: E402
 from cli_kit import atoll  # noqa: E402
 
 from atoll.collectives.swarm import PrivacySettings  # noqa: E402
-from atoll.node.client import NodeClient  # noqa: E402
 from atoll.node.home.lifecycle import read_node_file  # noqa: E402
 from atoll.node.home.paths import find_paths  # noqa: E402
+from atoll.node.joining import NodeClient  # noqa: E402
 from atoll.security.privacy.budget import most_rounds  # noqa: E402
 
 PATIENCE_S, ASK_S = 1200.0, 30.0

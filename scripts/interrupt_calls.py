@@ -46,7 +46,8 @@ from atoll.collectives.averaging import average  # noqa: E402
 from atoll.collectives.errors import AtollError, SwarmClosedError  # noqa: E402
 from atoll.collectives.layout import make_layout  # noqa: E402
 from atoll.node import join  # noqa: E402
-from atoll.node.client import RunSwarm, eager, reattach  # noqa: E402
+from atoll.node.client import eager, reattach  # noqa: E402
+from atoll.node.joining import RunSwarm  # noqa: E402
 from atoll.optim import attach  # noqa: E402
 
 LONGEST_S = 6e-3  # until an interrupt, of a call

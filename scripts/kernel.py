@@ -4,7 +4,8 @@ Reads docs/internals/kernel.txt, and computes for ring 1, and for both rings tog
 under all imports: at the top, inside functions, for types only, and of the packages' own files
 that an import runs. Prints the lines of list and closure, and what the closure has more, by
 folder. ``--edges`` prints each import that leaves the list, with the lines that the closure of its
-target alone would add; ``--why FILE`` a shortest chain of imports to a file.
+target alone would add; ``--why FILE`` a shortest chain of imports to a file. Both are of ring 1, and
+of both rings with ``--both``, whose edges are then those that leave the list and ring 1's closure.
 
 The last line is one JSON object.
 
@@ -114,14 +115,15 @@ def count(listed: Iterable[Path], edges: Edges) -> Counted:
     return Counted(len(listed), lines_of(listed), len(reached), lines_of(reached))
 
 
-def show_edges(listed: Iterable[Path], edges: Edges) -> None:
+def show_edges(listed: Iterable[Path], edges: Edges, known: Iterable[Path] = ()) -> None:
     """Each import that leaves the list: its file, its target, and the lines of the closure that
-    would go if this target were imported by no file of the list.
+    would go if this target were imported by no file of the list. ``known``: files that are read in
+    any case; no edge to them is shown.
     """
     listed = set(listed)
     leaving = {
         target: sorted(path for path in listed if target in edges[path])
-        for target in sorted(set().union(*(edges[path] for path in listed)) - listed)
+        for target in sorted(set().union(*(edges[path] for path in listed)) - listed - set(known))
     }
     whole = lines_of(closure_of(listed, edges))
     rows = list[tuple[int, Path, list[Path]]]()
@@ -137,17 +139,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=re.split(r"\n\n", __doc__ or "")[0])
     parser.add_argument("--edges", action="store_true", help="Show the imports that leave ring 1.")
     parser.add_argument("--why", type=Path, help="Show how ring 1 leads to this file.")
+    parser.add_argument("--both", action="store_true", help="Show those of both rings instead.")
     given = parser.parse_args()
     edges = with_packages(edges_of_files(types=True))
     rings = read_rings(LIST.read_text(encoding="utf-8"), package_files())
     both = [path for ring in rings for path in ring]
+    shown, known = (both, closure_of(rings[0], edges)) if given.both else (rings[0], {})
     if given.why is not None:
-        reached = closure_of(rings[0], edges)
+        reached = closure_of(shown, edges)
         there = given.why in reached
         print(" → ".join(map(str, chain_to(given.why, reached))) if there else "not reached")
         return
     if given.edges:
-        show_edges(rings[0], edges)
+        show_edges(shown, edges, known)
     found = {"ring 1": count(rings[0], edges), "both rings": count(both, edges)}
     for name, each in found.items():
         print(
@@ -155,7 +159,7 @@ def main() -> None:
             f"closed {each.closure_files} files, {each.closure_lines:,} lines"
         )
     more = Counter[str]()
-    for path in closure_of(rings[0], edges).keys() - set(rings[0]):
+    for path in closure_of(shown, edges).keys() - set(shown) - known.keys():
         more[str(path.parent)] += lines_of([path])
     for folder, lines in more.most_common():
         print(f"{lines:7,}  {folder}")

@@ -21,8 +21,8 @@ from swarm_kit import free_port
 from atoll.collectives.layout import Layout, make_layout
 from atoll.collectives.outcomes import Outcome
 from atoll.node import join
-from atoll.node.client import NodeClient, RunSwarm
 from atoll.node.home.paths import Paths, find_paths
+from atoll.node.joining import NodeClient, RunSwarm
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.run.invite import make_invite
 from atoll.security.identity import Identity, load_or_create

@@ -48,6 +48,7 @@ from atoll.collectives.round.certificate import (
     genesis_payload,
     vote_payload,
 )
+from atoll.node.composing.announced import read_invite
 from atoll.node.manifest import SignedManifest, decode_signed, parse_manifest, sign_manifest
 from atoll.node.manifest.signed import DOMAIN as MANIFEST
 from atoll.node.modes.btard import wire as btard_wire
@@ -73,7 +74,6 @@ from atoll.node.run.evidence import check
 from atoll.node.run.invite import PREFIX, inspect_invite, make_invite
 from atoll.node.run.membership import Membership
 from atoll.node.run.proof import twice
-from atoll.node.service.announced import read_invite
 from atoll.node.session.session import MEMBERSHIP, ROUND
 from atoll.node.storage.frames import framed, read_frames
 from atoll.security import btard

@@ -30,8 +30,8 @@ from swarm_kit import Peer, Peers, unfold
 
 from atoll.collectives.errors import AtollError
 from atoll.collectives.outer_rules import OuterSettings
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 from atoll.optim.outer import OuterStep
 
 NETWORK = ("blackhole", "reset", "slow", "corrupt")

@@ -41,9 +41,9 @@ from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.reduce import works_on_bits
 from atoll.collectives.script_swarm import Call, PeerView
 from atoll.collectives.swarm import RunSettings
+from atoll.node.composing.parent import watch_parent
 from atoll.node.control import protocol as p
 from atoll.node.control.calls import CallTable, answers, does, hears
-from atoll.node.control.parent import watch_parent
 from atoll.node.control.protocol import JoinRequest, RunInfo, ShowAnswer, ShowEvaluation
 from atoll.node.control.requests import ConnectionRequests
 from atoll.node.control.server import ControlServer

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from atoll.collectives.errors import AtollError
 from atoll.node import join
-from atoll.node.client import NodeClient, RunSwarm
 from atoll.node.client.pending import Ticket
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient, RunSwarm
 
 FILES = (
     *("open", "create", "mkdir", "rename", "unlink", "fsync", "fdatasync", "write", "ftruncate"),

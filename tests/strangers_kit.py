@@ -16,6 +16,7 @@ from bad_input_kit import Member, Run, one_round
 from atoll.collectives.errors import NetworkError
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Envelope, Join, encode
+from atoll.node.composing.announced import read_invite
 from atoll.node.net.announcements import announce
 from atoll.node.net.greeting import PROTOCOL as TOPIC
 from atoll.node.net.greeting import VERSION, GreetingAnswer, GreetingHello, Proof
@@ -26,7 +27,6 @@ from atoll.node.net.transport.framing import FrameReader, frame
 from atoll.node.run.capability import genuine
 from atoll.node.run.membership_records import Beat
 from atoll.node.run.membership_records import encode as beat
-from atoll.node.service.announced import read_invite
 from atoll.node.service.run import ASK_MANIFEST
 from atoll.node.session.actions import main_log
 from atoll.node.session.session import MEMBERSHIP, ROUND

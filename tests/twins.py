@@ -14,8 +14,8 @@ import msgspec
 from swarm_kit import Peer
 
 from atoll.collectives.errors import AtollError
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 from atoll.node.storage import journal
 from atoll.node.storage.frames import read_frames
 

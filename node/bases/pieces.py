@@ -22,9 +22,9 @@ FileMessage = m.Get | m.Offer | m.Gone
 """Get names a file by its sha256, and is answered by Offer with the hashes of its chunks; with
 ``chunks`` it names a segment (`FilePieces.segment_name`), whose chunks come over the lane.
 """
+MOST_CHUNKS = m.MAX_HASHES // HASH_BYTES
 FILES = b"F"
 """Before such a message, as one message of a run."""
-MOST_CHUNKS = m.MAX_HASHES // HASH_BYTES
 _decoder = msgspec.msgpack.Decoder(FileMessage)
 _encoder = msgspec.msgpack.Encoder()
 

@@ -14,7 +14,7 @@ from ..home.output import Terminal, bytes_text
 from ..home.paths import Paths
 
 if TYPE_CHECKING:
-    from ..client.commands import NodeClient
+    from ..joining.commands import NodeClient
     from ..manifest import SignedManifest
     from ..manifest.tables import ModelTable
 

@@ -24,10 +24,10 @@ from ..home.process_title import hide_invites
 
 if TYPE_CHECKING:
     from ...security.identity import Identity
+    from ..composing.preview import Seen
     from ..home.config import NodeConfig
     from ..manifest import Manifest, SignedManifest
     from ..run.invite import Invite
-    from ..service.preview import Seen
 
 INVITE_VARIABLE = "ATOLL_INVITE"
 MAX_INVITE_FILE_BYTES = 1 << 16
@@ -98,7 +98,7 @@ def preview(
     stored = list_runs(terminal.paths, []).get(invite.run_id)
     if stored is not None and stored.organiser == invite.organiser:
         return invite, stored
-    from ..service.preview import among_strangers, at_addresses
+    from ..composing.preview import among_strangers, at_addresses
 
     own = _own_key(terminal)
     terminal.say("asking at the invite's addresses what this run is …")

@@ -26,8 +26,8 @@ from .options import DRAIN, GIVEN, HOURS, RUN, shared_options
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..client.commands import NodeClient
     from ..home.config import NodeConfig
+    from ..joining.commands import NodeClient
 
 GONE_S = 10.0
 SCRIPTS_S = 60.0  # a script that is interrupted hands its round over
@@ -40,7 +40,7 @@ NOT_RUNNING = 3
 
 def connect(terminal: Terminal) -> NodeClient:
     """The running node of this home. Raises NetworkError (E003, exit 3) when there is none."""
-    from ..client.commands import NodeClient
+    from ..joining.commands import NodeClient
 
     return NodeClient.connect(terminal.paths)
 
@@ -411,7 +411,7 @@ def _end_silent(terminal: Terminal, silent: DeadlineExceededError, *, now: bool)
     signal that a service manager sends. Raises ``silent`` where it stays.
     """
     from ..client.link import process_behind
-    from ..home.lifecycle import is_stopped
+    from ..home.sockets import is_stopped
 
     process = process_behind(terminal.paths.control_socket)
     if not process or is_stopped(process):

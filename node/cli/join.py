@@ -19,12 +19,12 @@ import click
 
 from ...collectives.errors import AtollError, ConfigError
 from ...collectives.foreign import escaped
-from ..client.speaking import QUIET_VARIABLE
 from ..client.starting import BEGIN_VARIABLE, enter_pressed
 from ..home.interpreter import PYTHON
 from ..home.output import Terminal, as_json, bytes_text, current, span_text
 from ..home.own_data import data_in, is_factory
 from ..home.paths import user_path
+from ..joining.speaking import QUIET_VARIABLE
 from .basing import base_lines, from_members, lacks_base
 from .consent import INVITE_VARIABLE, agree, check_fit, describe_run, preview, target_of
 from .daemon import connect, running
@@ -33,8 +33,8 @@ from .options import DATA, DRAIN, GIVEN, HOURS, RUN, GivenPath, asking_options, 
 from .settings import settings_of
 
 if TYPE_CHECKING:
-    from ..client.commands import NodeClient
     from ..control.protocol import JoinRequest, RunInfo
+    from ..joining.commands import NodeClient
     from ..manifest import SignedManifest
     from ..run.invite import Invite
     from ..views.live import RunProgress, TrainingView
@@ -305,7 +305,7 @@ def _environment(
     if terminal.home:
         environment["ATOLL_HOME"] = str(user_path(terminal.home))
     if mine:
-        from ..client.find import OWNER_VARIABLE
+        from ..joining.find import OWNER_VARIABLE
 
         environment[OWNER_VARIABLE] = str(os.getpid())
     return environment
@@ -366,9 +366,9 @@ def _node(
         )
     if client is not None:
         return stack.enter_context(client), False
-    from ..client.commands import NodeClient
     from ..client.link import Link
     from ..home.private_node import PrivateNode
+    from ..joining.commands import NodeClient
 
     terminal.say("starting a node for this run (a lasting one: atoll up --background)")
     os.environ.update({f"ATOLL_NODE__{name.upper()}": text for name, text in given.items()})

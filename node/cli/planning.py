@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         RunCost,
         TrainingPlan,
     )
-    from ..client.commands import NodeClient
+    from ..joining.commands import NodeClient
     from ..manifest import Manifest
     from .holding import Planned
 

@@ -15,7 +15,7 @@ from .options import PEER, RUN, asking_options, shared_options
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..client.commands import NodeClient
+    from ..joining.commands import NodeClient
 
 DANGER = """\
 Their votes are given up for good. If one of them still runs anywhere, cut off from here, it may go

@@ -14,9 +14,9 @@ import signal
 import sys
 
 from ...collectives.errors import AtollError
-from ..client.speaking import print_traceback
 from ..home.ending import interrupt_when_stdin_ends
 from ..home.output import Terminal, show_error
+from ..joining.speaking import print_traceback
 
 
 def main() -> int:

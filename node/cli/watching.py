@@ -64,7 +64,7 @@ def watch_command(run: str, follow: bool) -> int:
 
 def _node_runs(terminal: Terminal) -> tuple[bool, str]:
     """Whether a node of this home answers, and why not."""
-    from ..client.commands import NodeClient
+    from ..joining.commands import NodeClient
 
     try:
         with NodeClient.connect(terminal.paths):

@@ -44,7 +44,8 @@ from ..control import protocol as p
 from ..control.address import check_folder, check_peer
 from ..control.descriptors import Descriptor, close_all, files_of, numbers, own
 from ..home.failures import error_of
-from ..home.lifecycle import close_in_children, why_silent
+from ..home.forks import close_in_children
+from ..home.sockets import why_silent
 from .eager import eager
 
 VERSIONS = tuple(range(p.OLDEST, p.VERSION + 1))

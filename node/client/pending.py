@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ...collectives.codecs.encoded import EncodedVector
     from .memory import ReductionMemory, VectorEncoding
-    from .swarm import RunSwarm
+    from .swarm import RunClient
 
 
 class Hooks(NamedTuple):
@@ -44,7 +44,7 @@ class Ticket:
     run's log.
     """
 
-    def __init__(self, swarm: RunSwarm, cid: bytes) -> None:
+    def __init__(self, swarm: RunClient, cid: bytes) -> None:
         self.cid = cid
         self.outcome: Outcome | None = None
         self.call: PendingAnswer[Done] | None = None
@@ -81,7 +81,7 @@ class ReduceTicket:
     any more is closed with the next call of its connection (`Attached.operations`).
     """
 
-    def __init__(self, swarm: RunSwarm, memory: ReductionMemory, hooks: Hooks, op_id: str) -> None:
+    def __init__(self, swarm: RunClient, memory: ReductionMemory, hooks: Hooks, op_id: str) -> None:
         self.outcome: Outcome | None = None
         self.call: PendingAnswer[Done] | None = None
         self.op_id, self.numel = op_id, 0

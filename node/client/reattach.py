@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ...collectives.errors import AtollError, ConfigError, NetworkError, SwarmClosedError
@@ -11,8 +13,6 @@ from ...collectives.identifiers import RunId
 from ...collectives.layout import Layout, cut
 from ..control import protocol as p
 from ..control.beside import Beside
-from .beginning import beginning
-from .find import Dial, GiveUp
 from .link import NOT_RUNNING, Link
 from .memory import RunMemory
 
@@ -23,16 +23,37 @@ FIRST_DELAY_S = 0.2
 LONGEST_DELAY_S = 15.0
 MOST_LOST = 8  # nodes that may go away while one script enters: then it is perhaps its own fault
 Progress = Callable[[str, int, int], None]
+GiveUp = Callable[[], bool]
 T = TypeVar("T")
+StartFrom = Callable[[Path, Layout, "Callable[[Tensor], None]"], "Callable[[Tensor], None]"]
+"""Of the folder of a run, its layout, and what writes the script's own parameters."""
 NO_PRIVATE_NODE = "E161"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDial:
+    """How a script has a node, now and again after it was lost: `node.joining.find.Dial`."""
+
+    reach: Callable[[GiveUp | None], Link]
+    lost: Callable[[], None]
+    close: Callable[[], None]
+    run_dir: Callable[[RunId], Path]
 
 
 class RunEntry:
     """Which run, and how to get into it: ``request`` the first time (or again, when a new node does
     not know the run), else by ``run`` (id, unique prefix, name; "" = the only one)."""
 
-    def __init__(self, dial: Dial, request: p.JoinRequest | None, run: str = "") -> None:
-        self.dial = dial
+    def __init__(
+        self,
+        dial: NodeDial,
+        request: p.JoinRequest | None,
+        run: str = "",
+        *,
+        start_from: StartFrom = lambda folder, layout, initial: initial,
+    ) -> None:
+        """``start_from``: what a run begins with whose organiser gave a model to start from."""
+        self.dial, self._start_from = dial, start_from
         self._request = request
         self._run = run
         self.was_lost = False  # whether the newest attempt failed because the node went away
@@ -40,7 +61,7 @@ class RunEntry:
     def enter(
         self, progress: Progress | None = None, give_up: GiveUp | None = None
     ) -> tuple[Link, p.RunInfo]:
-        """A connection to a node that is in the run. Raises as `Dial.reach`, and what the node says
+        """A connection to a node that is in the run. Raises as `dial.reach`, and what the node says
         against it.
         """
         try:
@@ -85,8 +106,8 @@ class RunEntry:
     def beginning(
         self, layout: Layout, initial: Callable[[Tensor], None]
     ) -> Callable[[Tensor], None]:
-        """What the run begins with, if this script founds it (`beginning.beginning`)."""
-        return beginning(self.dial.paths.run_dir(RunId(self._run)), layout, initial)
+        """What the run begins with, if this script founds it."""
+        return self._start_from(self.dial.run_dir(RunId(self._run)), layout, initial)
 
     def _info(self, link: Link, progress: Progress | None, give_up: GiveUp | None) -> p.RunInfo:
         if self._run or self._request is None:

@@ -26,7 +26,7 @@ from ...collectives.plain import buffer_length, plainly
 from ...collectives.script_swarm import Call
 from ...security.rule_names import parse_reducer
 from ..control.descriptors import Descriptor, let_go, number_of
-from ..home.lifecycle import close_in_children
+from ..home.forks import close_in_children
 
 if TYPE_CHECKING:
     from torch import Tensor

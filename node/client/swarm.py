@@ -1,4 +1,4 @@
-"""RunSwarm: a run, as the script of one member sees it. The Swarm that the node's client offers.
+"""RunClient: a run, as the script of one member sees it through its node (`node.joining.RunSwarm`).
 
 **When the node is lost** (killed, shut down, or silent for longer than ANSWER_S) the script trains
 on:
@@ -34,10 +34,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 from weakref import ReferenceType, WeakSet, finalize, ref
 
-from ...collectives.api import Handle, all_reduce
 from ...collectives.errors import (
     AtollError,
     DeadlineExceededError,
@@ -50,7 +49,6 @@ from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.outcomes import Outcome, Tally
 from ...collectives.plain import DEVICES, flat_of, placed
-from ...collectives.reduce import Reduction
 from ...collectives.round_settings import MAX_SAMPLES
 from ...collectives.script_swarm import Call, PeerView
 from ...collectives.series import OWN_NAME
@@ -59,6 +57,7 @@ from ..control import protocol as p
 from ..control.descriptors import Descriptor, close_all, received
 from ..control.shared_memory import AnchorSlot
 from .eager import eager
+from .farewell import cause_of, uncaught
 from .link import Link, closed
 from .memory import Attached, SlotView, VectorEncoding, WholeView
 from .pending import Hooks, ReduceTicket, Ticket
@@ -66,15 +65,12 @@ from .reattach import Reattach, RunEntry, open_session
 from .seeded import SeededTask, SeededWork
 from .shared import Buffers, SharedFloats
 from .shelf import FileShelf
-from .speaking import cause_of, uncaught
 from .starting import await_start
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ...collectives.outcomes import Spent
-    from ...optim import Attachment
-    from ...optim.data.shard import Shard
 
 # A node that does not answer for so long is taken for lost; a busy one may need seconds.
 ANSWER_S = 15.0
@@ -102,14 +98,9 @@ def _as_closed(error: AtollError) -> SwarmClosedError:
     return error if isinstance(error, SwarmClosedError) else closed(error.message)
 
 
-class RunSwarm(SeededWork):
-    """This script's place in one run, through this machine's node. `join` makes it, and
-    `atoll.optim.attach` takes it; the methods are those of `collectives.script_swarm.Swarm`.
-
-        with join() as swarm:
-            sync = attach(model, optimizer, swarm, batch_size=32)
-            loader = swarm.shard(loader)        # the samples that are leased to this member
-            ...
+class RunClient(SeededWork):
+    """This script's place in one run, through this machine's node; the methods are those of
+    `collectives.script_swarm.Swarm`, of which `RunSwarm` has the rest.
 
     The connection ends with ``close``, with the ``with`` block, or with the process. If the node
     goes away, training goes on alone until a node is back. Several threads may call the methods. In
@@ -168,17 +159,6 @@ class RunSwarm(SeededWork):
         self._error = ""  # the exception that ends this script
 
     # ── entering ──
-
-    def attach(self, model: Any, optimizer: Any, **options: Any) -> Attachment:
-        """`atoll.optim.attach(model, optimizer, self, **options)`."""
-        from ...optim import attach
-
-        return attach(model, optimizer, self, **options)
-
-    def shard(self, loader: Any) -> Shard:
-        from ...optim.data.shard import Shard
-
-        return Shard(self, loader)
 
     def open(self, layout: Layout, initial: Callable[[Tensor], None]) -> SlotView | WholeView:
         """The first time it waits for the run's state as long as that takes, for another node where
@@ -253,7 +233,7 @@ class RunSwarm(SeededWork):
 
     def shelf(self) -> FileShelf:
         """A file in the run's folder."""
-        return FileShelf(self._entry.dial.paths.run_dir(self.run_id))
+        return FileShelf(self.folder)
 
     # ── rounds ──
 
@@ -269,10 +249,9 @@ class RunSwarm(SeededWork):
         return self._paused
 
     @property
-    def model_folder(self) -> Path:
-        from ...optim.model.card import FOLDER
-
-        return self._entry.dial.paths.run_dir(self.run_id) / FOLDER
+    def folder(self) -> Path:
+        """Of this run, among the files of the node's home."""
+        return self._entry.dial.run_dir(self.run_id)
 
     @property
     def trouble(self) -> str:
@@ -475,11 +454,6 @@ class RunSwarm(SeededWork):
         self._check_open()
         return self._buffers.make(numel)
 
-    def vanished(self, flat: Tensor, codec: str) -> float:
-        from ...collectives.codecs.vanished import vanished_share
-
-        return vanished_share(flat, codec)
-
     def operate(self, call: Call, source: Tensor) -> ReduceTicket:
         """Raises SwarmClosedError without a node."""
         import torch  # the caller has it
@@ -559,30 +533,6 @@ class RunSwarm(SeededWork):
         at = self._at
         if at is not None and home is at:
             self._tell(at, lambda id_: p.BufferClose(id_, number))
-
-    def all_reduce(
-        self,
-        flat: Tensor,
-        *,
-        op_id: str,
-        op: Reduction = "mean",
-        weight: int = 1,
-        deadline_s: float = 60.0,
-        codec: str = "",
-        everyone: bool = False,
-    ) -> Handle[Outcome]:
-        """``flat`` is written by the `wait` that first sees "committed"."""
-        with eager():
-            return all_reduce(
-                self,
-                flat,
-                op_id=op_id,
-                op=op,
-                weight=weight,
-                deadline_s=deadline_s,
-                codec=codec,
-                everyone=everyone,
-            )
 
     def _tell(self, at: Attached, make: Callable[[int], p.Ask[p.Done]]) -> None:
         """A request whose answer nobody waits for."""

@@ -10,8 +10,6 @@
 * address      credentials of the other end of a unix socket
 * connection   one accepted connection: requests in order, pushes beside them (trio)
 * server       the listening socket (trio)
-* parent       a private node's end of the link to its script (trio)
 
-Import the modules by name: ``server``, ``connection`` and ``parent`` load trio, the others must
-not.
+Import the modules by name: ``server`` and ``connection`` load trio, the others must not.
 """

@@ -86,7 +86,14 @@ class CallTable:
     """What one object answers. A request that has no row is refused by its name."""
 
     def __init__(self, *rows: CallRow) -> None:
-        self._rows = {row.kind: row for row in rows}
+        self._rows = dict[type[p.Request], CallRow]()
+        self.add(*rows)
+
+    def add(self, *rows: CallRow) -> None:
+        """More rows, for requests that have none yet."""
+        for row in rows:
+            assert row.kind not in self._rows, f"{row.kind.__name__} has a row already"
+            self._rows[row.kind] = row
 
     @property
     def kinds(self) -> frozenset[type[p.Request]]:

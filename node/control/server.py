@@ -14,7 +14,7 @@ import trio
 
 from ...collectives.errors import StorageError
 from ...collectives.telemetry import Event, emit
-from ..home.lifecycle import remove_stale_socket
+from ..home.sockets import remove_stale_socket
 from .connection import Connection, Defect
 from .service import NodeService
 

@@ -13,11 +13,11 @@ from typing import Any
 from blake3 import blake3
 
 from ...collectives.errors import AtollError, ConfigError
-from ..client.commands import NodeClient
 from ..control.protocol import JoinRequest
 from ..home.interpreter import PYTHON
 from ..home.paths import find_paths
 from ..home.refusals import storage_error
+from ..joining.commands import NodeClient
 from ..manifest import load_run
 from ..run import diary
 from ..run.events import RunEvent

@@ -14,9 +14,9 @@ process_title      invites out of the list of processes
 site_files         files of a site's own as modules, which spawned workers find as well
 own_data           a site's own data, by a function in a file of its own
 failures           errors of the node as messages
-lifecycle, private_node, ending   one node a home; a script's own node; what ends with whom
+forks, sockets, lifecycle, private_node, ending   one node a home; a script's; who ends with whom
 notify, units, logs   systemd, told and asked; lines of a log
 errors_catalogue   the page of every error code
-names              two-word names of peers
+names, short_words   two-word names of peers; peers and spans of time in few words
 output             what a command says and where; errors on a screen and as JSON
 """

@@ -22,6 +22,8 @@ import click
 from ...collectives.errors import AtollError, ConfigError
 from ...collectives.foreign import escaped, shown
 from .errors_catalogue import page
+from .short_words import short_peer as short_peer
+from .short_words import span_text as span_text
 
 if TYPE_CHECKING:
     from .paths import Paths
@@ -247,33 +249,6 @@ def count_text(count: float) -> str:
     return f"{count:.0f}"
 
 
-def span_text(seconds: float) -> str:
-    """``7300`` as ``2 h 1 min``."""
-    seconds = max(0, seconds)
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    for big, small, length, part in (
-        ("d", "h", 86_400, 3600),
-        ("h", "min", 3600, 60),
-        ("min", "s", 60, 1),
-    ):
-        if seconds >= length:
-            rest = int(seconds % length // part)
-            return (
-                f"{int(seconds // length)} {big} {rest} {small}"
-                if rest
-                else f"{int(seconds // length)} {big}"
-            )
-    return f"{seconds:.0f} s"
-
-
 def iso_time(seconds: float) -> str:
     """Seconds since 1970 as ISO 8601 in UTC."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def short_peer(peer: str) -> str:
-    """A two-word name and the last eight characters of a peer id."""
-    from .names import name_of
-
-    return f"{name_of(peer)} …{escaped(peer[-8:])}"

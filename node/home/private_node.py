@@ -3,8 +3,8 @@ with it.
 
 Both ends of one inherited socket pair: `ParentLink` in the node, `PrivateNode` in the script. The
 node says on it, once, where it listens or why it cannot start, and from then on waits for its end
-(`control.parent`). The arguments it gets are ``--private [--home H] --parent-pid P --parent-fd N``;
-its stdout and stderr go to ``private-node.log`` in the log folder.
+(`node.composing.parent`). The arguments it gets are ``--private [--home H] --parent-pid P
+--parent-fd N``; its stdout and stderr go to ``private-node.log`` in the log folder.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import msgspec
 
 from ...collectives.errors import AtollError, StateError, SwarmClosedError
 from .failures import Failure, error_of, failure
+from .forks import close_in_children
 from .interpreter import PYTHON
-from .lifecycle import close_in_children, remove_stale_socket
 from .logs import open_log
 from .paths import Paths, user_path
 from .refusals import storage_error
+from .sockets import remove_stale_socket
 
 READY_S = 120.0  # a cold start imports libp2p and torch from a slow disk
 END_S = 30.0  # a private node hands over its round; then SIGTERM, then SIGKILL

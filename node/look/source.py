@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from ...collectives.errors import AtollError, ConfigError
-from ..client.commands import NodeClient
 from ..home.paths import Paths
+from ..joining.commands import NodeClient
 from ..manifest import Manifest, SignedManifest
 from ..run import diary
 from ..run.events import ReductionTimedEvent, RunEvent

@@ -460,6 +460,10 @@ class PeerNetwork:
         """
         self._lanes.lost(peer, index)
 
+    def lane_paths(self) -> dict[PeerId, str]:
+        """By peer: how its lane goes, such as "direct" or "relay"."""
+        return dict(self._lanes.paths)
+
     def release_lane(self, peer: PeerId, keep: int = 0) -> None:
         """No more than ``keep`` lanes to ``peer`` are wanted. The sockets of others are their
         owner's to close.
@@ -701,7 +705,7 @@ class PeerNetwork:
                 if name in self._bootstrap.failures
             },
             "runs": {run: [peer for peer, _ in self.members(run)] for run in self._runs},
-            "lanes": dict(self._lanes.paths),
+            "lanes": self.lane_paths(),
             "lanes_outside": self.reach.lanes_outside(),
             "lanes_why": dict(self._routes.why),
             "relayed": {"circuits": self._relay.circuits, "bytes": self._relay.nbytes},

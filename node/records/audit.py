@@ -37,8 +37,9 @@ from ..home.paths import Paths
 from ..home.refusals import storage_error
 from ..manifest import SignedManifest, decode_signed
 from ..run.banning import Bans
-from ..run.evidence import DOMAIN, check
+from ..run.evidence import check
 from ..run.proof import MAX_EVIDENCE
+from ..run.signing import DOMAIN
 from ..session.fragments import logs_of
 from ..storage.frames import framed, read_frames
 from ..storage.journal import stored_entries

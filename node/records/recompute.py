@@ -21,7 +21,7 @@ from ...collectives.reduce import MEAN, TwoPhaseReducer, Weighing
 from ...collectives.round import rounds_in
 from ...collectives.trees import Tree, trees_of
 from ...security.identity import verify
-from ..run.evidence import DOMAIN
+from ..run.signing import DOMAIN
 from ..session.composing import find_reducers
 from ..storage.contributions import FOLDER as CONTRIBUTIONS
 from ..storage.contributions import find_kept

@@ -3,7 +3,7 @@ Lowest first:
 
 capability, invite   what the organiser signs, and the line that hands it on
 standing, entrants   what got this node in, and by which invites others came
-proof, evidence      what a member hands on of a lie; what it proves
+signing, proof, evidence   the domain of signatures; what is handed on of a lie, and proves
 banning              who is kept out
 gate, doors          who is let in; by what peers enter the log's configuration
 same_order           which members read the same data in the same order

@@ -4,7 +4,7 @@ long as they did, its GPU has work. A state machine without a clock, which `verd
 A machine has a duty once a script of its own has attached to the run, until that script says
 goodbye, the run is finished or left. A seed or an observer never has one, and while training is
 paused nobody has. A script that is attached counts as present, however long its steps take: a long
-first compile or evaluation is no fault. Whether it stands still is `service.standstill`'s to say.
+first compile or evaluation is no fault. Whether it stands still is `watching.standstill`'s to say.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
 import msgspec
@@ -22,7 +22,8 @@ import msgspec
 from ...collectives.errors import AtollError
 from ...collectives.foreign import escaped, quoted
 from ...collectives.group import MAX_MEMBERS, Reach
-from ..home.output import short_peer, span_text
+from ...collectives.swarm import Share
+from ..home.short_words import short_peer, span_text
 
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -134,7 +135,7 @@ class RoundPartEvent(RunEvent, frozen=True, tag="round.part"):
 
 
 class RoundPhaseEvent(RunEvent, frozen=True, tag="round.phase"):
-    """How far a reduction is at this node (`node.service.phases`)."""
+    """How far a reduction is at this node (`node.watching.phases`)."""
 
     log: Name
     round: Count
@@ -190,6 +191,11 @@ class ReductionTimedEvent(RunEvent, frozen=True, tag="reduction.timed"):
     lanes: Annotated[dict[Id, Traffic], msgspec.Meta(max_length=MAX_MEMBERS)] = {}
 
     quiet = True
+
+
+def weights_of(shares: Sequence[Share]) -> dict[str, float]:
+    """What a robust rule of whole vectors gave to each contributor; empty with others."""
+    return {share.peer: share.weight for share in shares if share.weight is not None}
 
 
 class OperationCommittedEvent(RunEvent, frozen=True, tag="operation.committed"):

@@ -45,8 +45,6 @@ from ...collectives.group import MAX_PEER_ID, Entry
 from ...collectives.identifiers import PeerId, RunId
 from .proof import MAX_EVIDENCE, Payload, Signature, Twice
 
-DOMAIN = "atoll/run/1"
-"""Of what members sign in a run: votes, proposals, statements."""
 MAIN = "main/"  # how the names of a run's logs begin (`session/actions.py`, `session/fragments.py`)
 SLOTS = {
     "atoll/vote/2": 6,

@@ -1,4 +1,4 @@
-"""What a node says of one of its runs: a struct that is filled once (`node.service.views`), whose
+"""What a node says of one of its runs: a struct that is filled once (`node.watching.views`), whose
 encoding is the run's entry in `atoll status --json`, and which text, page, live view and metrics
 read; and the figures among its fields that are shown everywhere in the same way.
 

@@ -13,10 +13,10 @@ from ...collectives.identifiers import PeerId
 from ...security.identity import verify
 from ..run.banning import Ban, Bans, banned
 from ..run.events import PeerConvictedEvent
-from ..run.evidence import DOMAIN, accused, check
+from ..run.signing import DOMAIN
 
 if TYPE_CHECKING:
-    from ..manifest import Manifest
+    from .outside import RunTerms
     from .run import RunService
 
 log = logging.getLogger("atoll")
@@ -41,17 +41,17 @@ class Banning:
         organiser has banned this node.
         """
         if self._run.signed is not None:
-            self.begin(self._run.signed.open())
+            self.begin(self._run.node.manifests.terms(self._run.signed))
         try:
             self.lists.load()
         except StorageError as error:
             self._run.troubles.tell(error)
         self._shut_out()
 
-    def begin(self, manifest: Manifest) -> None:
+    def begin(self, terms: RunTerms) -> None:
         """The manifest is known: whether the organiser's list counts against members."""
         run = self._run
-        if manifest.quorum.bans == "quorum" and run.node.identity.peer != run.organiser:
+        if terms.bans_by_quorum and run.node.identity.peer != run.organiser:
             self.lists.spared = self._members
 
     def _members(self) -> Collection[PeerId]:
@@ -85,21 +85,23 @@ class Banning:
         """Evidence against a peer, from anybody; it is checked, counts here, and is handed on.
         Raises RemoteProtocolError.
         """
-        about = accused(data)
+        proofs = self._run.node.parts.proofs
+        about = proofs.accused(data)
         if self._useless[sender] >= MOST_PROOFS or (
             about is not None and not self.lists.can_convict(about)
         ):
             return None  # what is known is handed over at every meeting, and costs no check
         self._useless[sender] += 1  # signatures cost time to check: what is news gets it back
         run = self._run
-        btard = run.manifest.settings().btard if run.manifest is not None else None
-        found, why = check(
+        settings = run.terms.settings if run.terms is not None else None
+        btard = settings.btard if settings is not None else None
+        found, why = proofs.check(
             data,
             run.run_id,
             lambda peer, payload, signature: verify(peer, DOMAIN, payload, signature),
             sender,
             btard.peers if btard is not None else (),
-            run.manifest.quorum.lying if run.manifest is not None else 0,
+            settings.lying if settings is not None else 0,
             [run.whole.config_peers()] if run.whole is not None else (),
         )
         try:

@@ -14,7 +14,6 @@ import trio
 from ...collectives.errors import (
     AtollError,
     ConfigError,
-    NetworkError,
     RecertifyError,
     StorageError,
     SwarmClosedError,
@@ -26,29 +25,19 @@ from ..control import protocol as p
 from ..control.calls import CallTable, answers, does
 from ..control.protocol import JoinRequest, RunInfo
 from ..control.requests import ConnectionRequests
-from ..control.service import ProgressSink
-from ..home.memory_use import resident_bytes
+from ..control.service import ExpectedScript, ProgressSink
 from ..home.paths import Paths, write_atomic
 from ..home.private_files import remove_file
-from ..manifest import SignedManifest, decode_signed, list_runs, load_run
-from ..manifest.presets import averaging_text
-from ..net.network import PeerNetwork
-from ..net.transport.addresses import at_home
-from ..run.clocks import wrong_clock
 from ..run.events import NodeAddressesEvent, NodeFailedEvent, PeerPathEvent, RunEvent
 from ..run.invite import parse_invite
-from ..run.registry import MODES
 from ..run.standing import Standing, forget_standing, load_standing, save_standing, standing_by
 from ..session.fragments import Whole
 from .context import NodeContext
-from .idle import JoinedScript
-from .links import Links
+from .facts import finished, sealed
+from .outside import SignedRun
 from .run import RunService
 from .scripts import AttachedScript
-from .showing import show_founded
 from .subscribers import Subscribers
-from .troubles import described
-from .views import finished, sealed
 
 QUIET_S = 8.0  # then it says what came of the addresses
 MANIFEST_PATIENCE_S = 20.0  # how long `join` waits for a member to hand over the manifest
@@ -79,6 +68,16 @@ def left(run_id: RunId, name: str) -> SwarmClosedError:
     )
 
 
+class NobodysScript:
+    """A script of a run that this node has left meanwhile. Implements `ExpectedScript`."""
+
+    def prepares(self, what: str) -> None:
+        """There is no run to show it in."""
+
+    def gone(self) -> None:
+        """Nor to let go of it."""
+
+
 class Node:
     """All runs of this node. Lives in the trio thread of the node process."""
 
@@ -87,14 +86,11 @@ class Node:
     ) -> None:
         """``drain_s``: how long it may take to end before whatever is open is left."""
         self.context, self._drain_s = context, drain_s
-        self.links = Links(context.network, context.engine)
         self.peer: PeerId = context.identity.peer
-        context.network.looks.otherwise = show_founded(context.paths, self.peer, LEFT)
         self.private, self.parent_pid = private, parent_pid
         self.by_id: dict[RunId, RunService] = {}
         self.ending = trio.Event()
         self.end_now = False
-        self._started = time.time()
         # By run, the process of the script that is attached, or about to be.
         self._scripts: dict[RunId, int] = {}
         self._ended: dict[RunId, RunService] = {}  # on their way out
@@ -102,11 +98,6 @@ class Node:
         self.troubles: list[StorageError] = []  # files that belong to no run
         self._subscribers = Subscribers()
         self.calls = CallTable(
-            answers(p.Status, self.status, p.Document),
-            answers(p.Runs, self.runs, lambda id_, rows: p.Document(id_, {"runs": rows})),
-            answers(p.Peers, self.peers, lambda id_, rows: p.Document(id_, {"peers": rows})),
-            answers(p.Ping, self.links.ping, p.Document),
-            answers(p.Check, self.links.check, p.Document),
             does(p.Leave, self.leave),
             answers(p.Recertify, self.recertify, p.Document),
             answers(p.BeginRun, self.begin, p.Document),
@@ -131,52 +122,17 @@ class Node:
         event = event if event.at else msgspec.structs.replace(event, at=time.time())
         self._subscribers.publish(event)
         run = self.by_id.get(RunId(event.run))
-        if (
-            run is not None and run.manifest is not None
-        ):  # of what was never entered nothing is kept
-            run.diary.write(event)
-            run.judged(event)
+        if run is not None and run.terms is not None:  # of what was never entered nothing is kept
+            run.watch.note_published(event)
 
     def subscribe(self) -> AbstractAsyncContextManager[AsyncIterator[dict[str, Any]]]:
         """Events from now on."""
         return self._subscribers.subscribe()
 
-    # ---- views
-    async def status(self) -> dict[str, Any]:
-        """Answer `protocol.Status`."""
-        await trio.lowlevel.checkpoint()
-        return {
-            "schema": 1,
-            "peer": self.peer,
-            "private": self.private,
-            "parent_pid": self.parent_pid,
-            "addresses": self.context.network.addresses(),
-            "uptime_s": round(time.time() - self._started, 1),
-            "memory_bytes": resident_bytes(),
-            "lane_bytes": {
-                path: {"sent": sent, "received": received}
-                for path, (sent, received) in self.context.engine.totals_by_path().items()
-            },
-            "network": self.context.network.status(),
-            "runs": [self._row(run) for run in self.by_id.values()],
-            "troubles": [described(error) for error in self.troubles],
-        }
-
-    async def runs(self) -> list[dict[str, Any]]:
-        await trio.lowlevel.checkpoint()
-        return [self._row(run) for run in self.by_id.values()]
-
-    def _row(self, run: RunService) -> dict[str, Any]:
-        attached = self._scripts.get(run.run_id)
-        joined = {*run.idle.processes, *(() if attached is None else (attached,))}
-        told = msgspec.structs.replace(
-            run.status(), script_pid=attached, script_pids=sorted(joined)
-        )
-        return msgspec.to_builtins(told)
-
-    async def peers(self, run: str) -> list[dict[str, Any]]:
-        await trio.lowlevel.checkpoint()
-        return await self.links.of(self._find(run).peers())
+    # ---- runs
+    def script_pid(self, run_id: RunId) -> int | None:
+        """The process of the script that is attached, or about to be."""
+        return self._scripts.get(run_id)
 
     async def find_run(self, run: str) -> RunInfo:
         """A run that this node is in, or one that is stored here and is entered now. Raises
@@ -184,13 +140,13 @@ class Node:
         """
         await trio.lowlevel.checkpoint()
         try:
-            found = self._find(run)
+            found = self.find(run)
         except ConfigError:
-            signed = load_run(self.paths, run) if run else self._only_stored()
+            signed = self.context.manifests.load(run) if run else self._only_stored()
             if signed is None or signed.run_id in self.by_id:
                 raise
             if self._left_file(signed.run_id).exists():
-                raise left(signed.run_id, signed.open().name) from None
+                raise left(signed.run_id, self.context.manifests.terms(signed).name) from None
             found = await self._enter(
                 signed.run_id, signed.organiser, signed, load_standing(self.paths, signed.run_id)
             )
@@ -208,15 +164,18 @@ class Node:
             raise found.error
         return self._info(found)
 
-    def _only_stored(self) -> SignedManifest | None:
-        stored = list(list_runs(self.paths, []).values())
+    def _only_stored(self) -> SignedRun | None:
+        stored = list(self.context.manifests.stored([]).values())
         return stored[0] if len(stored) == 1 else None
 
-    def _find(self, run: str) -> RunService:
+    def find(self, run: str) -> RunService:
+        """The run of this id, of a unique beginning of it, or of this name; "": the only one.
+        Raises ConfigError.
+        """
         named = [
             r
             for r in self.by_id.values()
-            if not run or r.run_id.startswith(run) or (r.manifest and r.manifest.name == run)
+            if not run or r.run_id.startswith(run) or (r.terms and r.name == run)
         ]
         if len(named) == 1:
             return named[0]
@@ -239,12 +198,12 @@ class Node:
         )
 
     def _info(self, run: RunService) -> RunInfo:
-        assert run.manifest is not None
+        assert run.terms is not None
         return RunInfo(
             run.run_id,
-            run.manifest.name,
+            run.terms.name,
             self.peer,
-            run.manifest.settings(),
+            run.terms.settings,
             max(0, run.whole.completed if run.whole else 0),
         )
 
@@ -265,7 +224,7 @@ class Node:
             remove_file(self._left_file(invite.run_id))
             run = await self._enter(invite.run_id, invite.organiser, None, standing)
         elif request.manifest:
-            signed = decode_signed(request.manifest)
+            signed = self.context.manifests.decode(request.manifest)
             remove_file(self._left_file(signed.run_id))
             run = await self._enter(
                 signed.run_id, signed.organiser, signed, load_standing(self.paths, signed.run_id)
@@ -278,15 +237,20 @@ class Node:
             with trio.move_on_after(QUIET_S):
                 await run.known.wait()
             if not run.known.is_set():
-                progress(f"nobody has answered yet: {self._tried()}", 0, 0)
+                progress(f"nobody has answered yet: {self.context.diagnosis.tried()}", 0, 0)
             await run.known.wait()
         if run.error is not None:
             if run.signed is None:  # else it stays, for `atoll status` to show what is wrong
                 self._drop(run)
                 forget_standing(self.paths, run.run_id, earlier)
             raise run.error
-        if run.manifest is None:
-            error = run.refusal() or await self._wrong_clock() or self._nobody_answered(run, named)
+        if run.terms is None:
+            diagnosis = self.context.diagnosis
+            error = (
+                run.refusal()
+                or await diagnosis.wrong_clock()
+                or diagnosis.of_silence(run.run_id, run.organiser, named)
+            )
             if hearsay := run.hearsay():
                 error.why = (
                     f"{error.why} Who nobody knows to be a member said something: {hearsay}."
@@ -298,7 +262,7 @@ class Node:
         return self._info(run)
 
     async def _enter(
-        self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, standing: Standing
+        self, run_id: RunId, organiser: PeerId, signed: SignedRun | None, standing: Standing
     ) -> RunService:
         """The run, if this node is in it; else, and when it failed, it is entered as soon as its
         last life is over.
@@ -313,12 +277,12 @@ class Node:
         return self._begin(run_id, organiser, signed, standing)
 
     def _begin(
-        self, run_id: RunId, organiser: PeerId, signed: SignedManifest | None, standing: Standing
+        self, run_id: RunId, organiser: PeerId, signed: SignedRun | None, standing: Standing
     ) -> RunService:
         run = self.by_id.get(run_id)
         if run is None:
-            stored = list_runs(self.paths, []).get(run_id)
-            self.context.network.add_bootstrap(standing.bootstrap)
+            stored = self.context.manifests.stored([]).get(run_id)
+            self.context.peers.add_bootstrap(standing.bootstrap)
             run = self.by_id[run_id] = RunService(
                 self.context,
                 run_id,
@@ -330,7 +294,7 @@ class Node:
             self.context.nursery.start_soon(run.run)
         return run
 
-    def resume(self, run_id: RunId, signed: SignedManifest) -> None:
+    def resume(self, run_id: RunId, signed: SignedRun) -> None:
         """Enter a run of the last life again, unless it was left."""
         if not self._left_file(run_id).exists():
             self._begin(run_id, signed.organiser, signed, load_standing(self.paths, run_id))
@@ -341,64 +305,9 @@ class Node:
         """
         while True:
             await trio.sleep(CLOCK_S)
-            if (error := await self._wrong_clock()) is not None:
+            if (error := await self.context.diagnosis.wrong_clock()) is not None:
                 for run in self.by_id.values():
                     run.troubles.tell(error)
-
-    async def _wrong_clock(self) -> AtollError | None:
-        """E120, where the peers that are connected agree on it: members may be there and refused
-        for their records' times.
-        """
-        asked = await self.links.check("")
-        return wrong_clock([row["ahead_s"] for row in asked["clock"]])
-
-    def _tried(self) -> str:
-        """What came of each address from which the node starts."""
-        bootstrap = self.context.network.status()["bootstrap"]
-        found = "; ".join(f"{peer[-8:]}: {state}" for peer, state in bootstrap.items())
-        return found or "no address was given"
-
-    def _nobody_answered(self, run: RunService, named: Sequence[str]) -> AtollError:
-        bootstrap, tried = self.context.network.status()["bootstrap"], self._tried()
-        if any(state == "connected" for state in bootstrap.values()):
-            return _no_member(run, self.context.network)
-        if run.organiser == self.peer:
-            return NetworkError(
-                f"nobody knows run {run.run_id}: {tried}",
-                code="E110",
-                why="This is your own run, and nothing of it is stored here.",
-                hint=(
-                    "Start another member first: its node hands over the run. If there never was "
-                    "one: atoll new RUN.toml"
-                ),
-            )
-        which = (
-            f"none of {len(bootstrap)} bootstrap addresses answered"
-            if len(bootstrap) > 1
-            else "the bootstrap address did not answer"
-        )
-        why, hint = (
-            "The machines of the invite are off, unreachable, or their addresses changed.",
-            "Ask any member for a fresh one: atoll invite new",
-        )
-        if at_home(named):
-            why = (
-                "The invite names addresses of a private network only: on another one they lead "
-                "nowhere. Or that machine is off."
-            )
-            hint = (
-                "On the machine that made it: atoll netcheck says how to be reached from "
-                "elsewhere. Then a fresh one: atoll invite new"
-            )
-        return NetworkError(
-            (
-                f"{which} in {MANIFEST_PATIENCE_S:g} s ({tried}); this is not a "
-                "ban and your key is fine"
-            ),
-            code="E110",
-            why=why,
-            hint=hint,
-        )
 
     def _drop(self, run: RunService, why: AtollError | None = None) -> None:
         run.stop(why)
@@ -408,30 +317,29 @@ class Node:
 
     async def leave(self, run: str, now: bool = False) -> None:
         """Answer `protocol.Leave`."""
-        service = self._find(run)
+        service = self.find(run)
         if not now:
             await self._depart(service, DRAIN_S)
-        service.presence.left()
-        self._drop(service, left(service.run_id, service.manifest.name if service.manifest else ""))
+        service.watch.script.left()
+        self._drop(service, left(service.run_id, service.name))
         write_atomic(self._left_file(service.run_id), b"")
 
     async def recertify(self, run: str, without: Sequence[PeerId]) -> dict[str, Any]:
         """Answer `protocol.Recertify`."""
-        service = self._find(run)
+        service = self.find(run)
         if service.whole is None and service.error is None:
             raise RecertifyError("the run's state is not here yet")
-        recertify = MODES.load("sealing.recertifying", "recertify", key="recertify")
-        recertify(service.driven.sessions, trio.current_time(), without)
+        self.context.parts.recertify(service.driven.sessions, trio.current_time(), without)
         service.wake()
         return sealed(service) or {"removed": list(without), "awaited": []}
 
     async def begin(self, run: str) -> dict[str, Any]:
         """Answer `protocol.BeginRun`."""
         await trio.lowlevel.checkpoint()
-        service = self._find(run)
-        start, manifest = service.start, service.manifest
+        service = self.find(run)
+        start, terms = service.start, service.terms
         missing = max(0, start.wanted - start.there)
-        least = manifest.secure.threshold if manifest is not None and manifest.secure else 0
+        least = terms.least_masked if terms is not None else 0
         lacking = max(0, least - start.there) if start.wanted else 0
         answer = {"run_id": service.run_id, "begun": start.now(), "missing": missing}
         return answer | {"lacking": lacking}
@@ -439,33 +347,33 @@ class Node:
     async def pause(self, run: str, paused: bool = True) -> dict[str, Any]:
         """Answer `protocol.Pause`."""
         await trio.lowlevel.checkpoint()
-        service = self._find(run)
+        service = self.find(run)
         changed = service.pause.say(paused)
         return {"run_id": service.run_id, "paused": service.pause.why, "changed": changed}
 
     async def fetch_base(self, run: str, progress: ProgressSink) -> dict[str, Any]:
         """Have members send the files of the run's pretrained model that this machine lacks."""
-        service = self._find(run)
+        service = self.find(run)
         await service.known.wait()
         if service.error is not None:
             raise service.error
         if service.base is None:
             raise ConfigError(f"run {service.run_id} has no pretrained model", code="E415")
-        fetching = service.base.begin(trio.current_time())
+        service.base.begin(trio.current_time())
         service.wake()
         try:
-            while not fetching.over and service.error is None:
-                progress(*fetching.progress)
+            while not (news := service.base.news()).over and service.error is None:
+                progress(*news.progress)
                 await trio.sleep(POLL_S)
         finally:
             service.base.end()
-        if (error := service.error or fetching.error) is not None:
+        if (error := service.error or news.error) is not None:
             raise error
-        return fetching.document()
+        return dict(news.document)
 
     async def read_bans(self, run: str) -> dict[str, Any]:
         """Answer `protocol.ReadBans`."""
-        banning = self._find(run).banning
+        banning = self.find(run).banning
         await banning.reload()
         return {"banned": {peer: banning.lists.why(peer) for peer in sorted(banning.lists.peers)}}
 
@@ -505,9 +413,7 @@ class Node:
         if self.private:  # what its script died of is told before nobody is left to tell it
             async with trio.open_nursery() as nursery:
                 for run in self.by_id.values():
-                    nursery.start_soon(run.presence.buried, LEAVE_S)
-        if self.context.notifier is not None:
-            await self.context.notifier.settled(LEAVE_S)
+                    nursery.start_soon(run.watch.script.buried, LEAVE_S)
         for run in list(self.by_id.values()):
             run.stop()
 
@@ -519,14 +425,10 @@ class Node:
         return run.undecided and not refused
 
     # ---- scripts
-    def expect_script(self, run_id: RunId, pid: int) -> JoinedScript:
+    def expect_script(self, run_id: RunId, pid: int) -> ExpectedScript:
         """A script has joined a run and is to attach."""
         run = self.by_id.get(run_id)
-        if run is None:
-            return JoinedScript(None, pid, lambda: None)
-        run.idle.joined(trio.current_time(), pid)
-        run.wake()
-        return JoinedScript(run.idle, pid, run.wake)
+        return run.watch.script.expect(pid) if run is not None else NobodysScript()
 
     async def open_script(
         self,
@@ -561,7 +463,7 @@ class Node:
             if self._scripts.pop(run.run_id, None) is not None:
                 # a private node ends because its script did
                 node_ends = self.ending.is_set() and not self.private
-                run.presence.ended(pid, farewell, node_ends=node_ends)
+                run.watch.script.ended(pid, farewell, node_ends=node_ends)
 
         try:
             founding = await self._await_state(run, progress)
@@ -570,8 +472,7 @@ class Node:
             ended()
             raise
         run.wake()
-        run.standstill.begin(trio.current_time(), pid)
-        run.presence.attached(pid, averaging=averaging_text(run.manifest) if run.manifest else "")
+        run.watch.script.attached(pid, run.terms.averaging if run.terms else "")
         try:
             if not founding and not finished(
                 run
@@ -601,7 +502,7 @@ class Node:
                 *(
                     ("finding members: nobody who knows the run answers yet", 0, 0)
                     if silent
-                    else run.chronicle.progress
+                    else run.watch.progress
                 )
             )
             if (
@@ -639,8 +540,8 @@ class Node:
         """Whether the manifests of all its runs (as far as they are known, and at least one) want
         lanes that are not encrypted.
         """
-        known = [run.manifest for run in self.by_id.values() if run.manifest is not None]
-        return bool(known) and not any(manifest.lanes.encrypt for manifest in known)
+        known = [run.terms for run in self.by_id.values() if run.terms is not None]
+        return bool(known) and not any(terms.encrypts for terms in known)
 
     # ---- inputs from network and engine
     def on_link(self, peer: PeerId, up: bool) -> None:
@@ -654,7 +555,7 @@ class Node:
 
     def on_addresses(self) -> None:
         """This node can be reached elsewhere than before."""
-        self.publish(NodeAddressesEvent(addresses=tuple(self.context.network.addresses())))
+        self.publish(NodeAddressesEvent(addresses=tuple(self.context.peers.addresses())))
         for run in self.by_id.values():
             run.guard(lambda run=run: run.announce(trio.current_time()))
             run.wake()
@@ -681,46 +582,3 @@ class Node:
         """An event of the engine."""
         for run in self.by_id.values():
             run.on_exchange(event)
-
-
-def _no_member(run: RunService, network: PeerNetwork) -> NetworkError:
-    """A bootstrap node answers, but no member gave the manifest: what is known of why."""
-    members = [peer for peer, _ in network.members(run.run_id)]
-    strange = network.uncertified(run.run_id)
-    strangers = (
-        (
-            f" {strange} peers announce themselves in it without a certificate of its "
-            "organiser, and were not asked."
-        )
-        if strange
-        else ""
-    )
-    if members:
-        there = sum(map(network.connected, members))
-        why = (
-            (
-                f"{len(members)} members are announced, of which {there} are connected: none has "
-                "handed over the manifest yet."
-            )
-            if there
-            else (
-                f"{len(members)} members are announced, and none could be reached: they are off, "
-                "or no way leads to them from here."
-            )
-        )
-        hint = "Try again in a minute. What is in the way: atoll netcheck"
-    else:
-        why = (
-            "The bootstrap node answers, but knows of no member of the run: its members are off, "
-            "elsewhere, or nobody has joined it yet."
-        )
-        hint = (
-            "On the organiser's machine: atoll status, then atoll join RUN (where it "
-            "was only made: atoll new)"
-        )
-    return NetworkError(
-        f"no member of run {run.run_id} answered in {MANIFEST_PATIENCE_S:g} s",
-        code="E113",
-        why=why + strangers,
-        hint=hint,
-    )

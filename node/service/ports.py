@@ -13,7 +13,7 @@ import trio
 from ...collectives.identifiers import PeerId
 from ...collectives.pace import Pace
 from ...security.identity import verify
-from ..run.evidence import DOMAIN
+from ..run.signing import DOMAIN
 from ..session.barrier import Barrier
 from ..session.ports import DataPlane, Storage
 from .lanes import LanedPlane

@@ -18,10 +18,9 @@ from ...collectives.series import OWN_NAME
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import PooledBuffer
-from ..run.events import OperationCommittedEvent
+from ..run.events import OperationCommittedEvent, weights_of
 from ..session import events as ev
 from ..session.calls import calls_of
-from ..session.documents import weights_of
 from .buffers import BufferPool
 from .run import RunService
 
@@ -202,7 +201,7 @@ class Reductions:
         now = trio.current_time()
         sent, received = self._traffic(reduction)
         counted, elapsed = event.cid == reduction.cid, now - reduction.started_at
-        self.run.chronicle.note_operation(
+        self.run.node.publish(
             OperationCommittedEvent(
                 at=time.time(),
                 run=self.run.run_id,

@@ -7,9 +7,8 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 import trio
 
@@ -23,49 +22,33 @@ from ...collectives.errors import (
     SwarmClosedError,
     VersionMismatchError,
 )
-from ...collectives.group import Plan
+from ...collectives.group import Plan, Reach
 from ...collectives.identifiers import PeerId, RunId
-from ..bases.pieces import FILES, FilePorts
-from ..bases.sharing import BaseSharing
 from ..control.shared_memory import AnchorSlots
 from ..home.paths import make_private
-from ..manifest import Manifest, SignedManifest, decode_signed, save_run
-from ..net.look import Look
-from ..net.transport.addresses import split_peer
 from ..run.capability import invite_of
-from ..run.diary import Diary
 from ..run.doors import doors_of
 from ..run.entrants import Entrants
-from ..run.events import RunEvent, RunFailedEvent
+from ..run.events import RunFailedEvent
 from ..run.gate import Gate
 from ..run.membership import Membership
-from ..run.same_order import SameOrder
-from ..run.status import RunStatus
-from ..run.verdicts import VerdictChange
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import PeerUsage
-from ..session.composing import modes_of
 from ..session.durations import durations
 from ..session.fragments import Whole, logs_of, whole_of
 from ..storage import RunFiles
 from .asking import Asking
 from .bans import MESSAGE, PROOF, Banning
-from .chronicle import Chronicle
 from .context import NodeContext
-from .disk import DiskUsage
-from .idle import Idle
-from .judging import RunVerdicts
+from .facts import quorum
+from .outside import ModelFiles, RunTerms, RunWatch, SignedRun
 from .pausing import RunPause
-from .phases import Phases
 from .ports import RunPorts
-from .presence import ScriptPresence
+from .reactions import react_to
 from .refusals import MEMBER, MOST_REFUSALS, NAMED, STRANGER, Refusal
-from .standstill import Standstill
 from .starting import ScriptStart
-from .timings import Timings
 from .troubles import Troubles, coded, removed_here
-from .views import peers_of, quorum, status_of
 
 log = logging.getLogger("atoll")
 
@@ -75,7 +58,6 @@ OWN_KINDS = {
     PROOF: "ban",
     ASK_MANIFEST: "manifest",
     MANIFEST: "manifest",
-    FILES: "files",
 }
 """What is no message of the session, in its sender's budget."""
 
@@ -95,7 +77,7 @@ class RunService:
         node: NodeContext,
         run_id: RunId,
         organiser: PeerId,
-        signed: SignedManifest | None,
+        signed: SignedRun | None,
         certificate: bytes,
         *,
         seeding: bool = True,
@@ -108,19 +90,15 @@ class RunService:
         self.signed = signed
         self.certificate = b"" if organiser == node.identity.peer else certificate
         self.entrants = Entrants(node.paths.run_dir(run_id))
-        self.manifest: Manifest | None = None
+        self.terms: RunTerms | None = None
         self.whole: Whole | None = None  # driven as one
         self.files: dict[str, RunFiles] = {}  # by log: of each fragment, or of the one session
         self.ports: RunPorts | None = None
-        self.base: BaseSharing | None = None  # of a run of a pretrained model
+        self.base: ModelFiles | None = None  # of a run of a pretrained model
         self.known = trio.Event()  # the manifest is known and the session runs
         self.error: AtollError | None = None
         self.listeners: list[Callable[[object], None]] = []
         self.metrics: dict[str, float] = {}
-        self.chronicle = Chronicle(self)
-        self.diary = Diary(
-            node.paths.run_dir(run_id), run_id, lambda: self.manifest.name if self.manifest else ""
-        )
         self.budgets = PeerUsage()  # of what peers may send and ask for, and whom we listen to
         self.refusals: dict[PeerId, Refusal] = {}
         self.banning = Banning(self)
@@ -131,16 +109,8 @@ class RunService:
         if own is not None and own.capability.role != "train":
             self.roles[node.identity.peer] = own.capability.role
         self.troubles = Troubles(run_id, node.publish)
-        self.phases = Phases(run_id, node.publish)
-        self.timings = Timings(run_id, node.publish, self._lane_bytes)
         self.start = ScriptStart(self)
-        self.same_order = SameOrder(run_id)
-        self.idle = Idle(run_id, node.publish)
-        self.standstill = Standstill(run_id, node.publish)
-        self.presence = ScriptPresence(self)
-        self.judge = RunVerdicts(run_id, node.publish)
         self.pause = RunPause(run_id, node.paths.run_dir(run_id), node.hours, node.publish)
-        self.disk = DiskUsage(node.paths.run_dir(run_id))
         # the session is let go of, and its files are about to be closed: nothing reaches it any
         # more
         self.over = False
@@ -152,6 +122,8 @@ class RunService:
         self._news = True  # of members, from discovery
         self._scope = trio.CancelScope()
         self._traffic_before = self._node_traffic()
+        self._hide_manifest: Callable[[], None] = lambda: None
+        self.watch: RunWatch = node.parts.watch(self)
 
     # ---- life
     async def run(self) -> None:
@@ -166,7 +138,7 @@ class RunService:
                     self.fail(group)
         finally:
             await self._close()
-            self.diary.close()
+            self.watch.close()
             self.ended.set()
 
     async def _take_part(self) -> None:
@@ -198,7 +170,7 @@ class RunService:
             self.base.drop_all()
         network = self.node.network
         self.node.lanes.left(self.run_id)
-        network.looks.close(self.run_id)
+        self._hide_manifest()
         network.withdraw_run(self.run_id)
         with trio.move_on_after(1) as scope:
             scope.shield = True
@@ -276,7 +248,12 @@ class RunService:
         )
 
     @property
-    def reach(self) -> dict[str, Any] | None:
+    def name(self) -> str:
+        """Of the run; "" before its manifest is known."""
+        return self.terms.name if self.terms is not None else ""
+
+    @property
+    def reach(self) -> Reach | None:
         """How many members are reachable, and how many a decision needs; None where this node
         cannot tell.
         """
@@ -290,7 +267,7 @@ class RunService:
         if self.error is not None or self.over:
             return False
         there = self.reach
-        return there is None or there["held"]
+        return there is None or there.quorum
 
     def stop(self, why: AtollError | None = None) -> None:
         """End this run at this node; its script is told ``why``."""
@@ -339,21 +316,21 @@ class RunService:
 
     def _begin(self) -> None:
         assert self.signed is not None
-        self.manifest = self.signed.open()
-        self.banning.begin(self.manifest)
-        self.gate.policy = self.manifest.join.policy
-        self.gate.allow = frozenset(self.manifest.join.allow)
+        terms = self.terms = self.node.manifests.terms(self.signed)
+        self.banning.begin(terms)
+        self.gate.policy, self.gate.allow = terms.policy, terms.allow
         self.doors.policy, self.doors.allow = self.gate.policy, self.gate.allow
-        self.gate.named = self.doors.named = self.manifest.names_sites
+        self.gate.named = self.doors.named = terms.names_sites
         self.node.network.settle_run(self.run_id, self.gate.policy != "invite")
-        if self.manifest.lanes.encrypt:
+        if terms.encrypts:
             # made for other runs: encrypted ones take their place
             self.node.engine.drop_plain_lanes()
-        self.node.lanes_per_peer = max(self.node.lanes_per_peer, self.manifest.lanes.per_peer)
-        save_run(self.node.paths, self.signed)
+        self.node.lanes_per_peer = max(self.node.lanes_per_peer, terms.lanes)
+        self.node.manifests.save(self.signed)
         now = trio.current_time()
-        whole = self.whole = self._make(self.manifest, now)
-        self.base = self._base_of(self.manifest, self.ports)
+        whole = self.whole = self._make(terms, now)
+        assert self.ports is not None
+        self.base = self.node.parts.model_files(self.signed, self.ports)
         membership = whole.sessions[0].membership
         membership.banned, membership.trusted = self.banning.lists.peers, self.banning.lists.trusted
         membership.roles = self.roles
@@ -368,8 +345,8 @@ class RunService:
                 self.files[session.log].check()
             if session.removed:
                 raise removed_here()
-        self.node.network.looks.open(self.run_id, self._show)
-        self.presence.begin()
+        self._hide_manifest = self.node.parts.show_manifest(self.run_id, self._show)
+        self.watch.begin()
         self.known.set()
 
     def announce(self, now: float) -> None:
@@ -378,14 +355,15 @@ class RunService:
             self.session.membership.announce(
                 now,
                 addresses=tuple(
-                    split_peer(address)[1] for address in self.node.network.addresses()
+                    address.removesuffix(f"/p2p/{self.node.identity.peer}")
+                    for address in self.node.peers.addresses()
                 ),
             )
 
-    def _make(self, manifest: Manifest, now: float) -> Whole:
-        settings, identity = manifest.settings(), self.node.identity
+    def _make(self, terms: RunTerms, now: float) -> Whole:
+        settings, identity = terms.settings, self.node.identity
         for number, log in enumerate(logs_of(self.run_id, settings.fragments)):
-            self.files[log] = self._open_files(manifest, number)
+            self.files[log] = self._open_files(terms, number)
         storages = list(self.files.values())
         self.ports = RunPorts(self, storages)
         return whole_of(
@@ -399,25 +377,18 @@ class RunService:
             now=now,
             timing=durations(settings),
             unix_offset_s=time.time() - now,
-            checkpoint_every=manifest.checkpoint.every,
+            checkpoint_every=terms.checkpoint_every,
             seeding=self.seeding,
             site=self.node.site,
-            probation=manifest.join.probation,
-            per_hour=manifest.join.per_hour,
+            probation=terms.probation,
+            per_hour=terms.per_hour,
             budgets=self.budgets,
             doors=self.doors,
-            modes=modes_of(settings, identity),
+            modes=self.node.parts.modes(settings, identity),
         )
 
-    def _base_of(self, manifest: Manifest, ports: RunPorts | None) -> BaseSharing | None:
-        if manifest.model.base is None or ports is None:
-            return None
-        to = FilePorts(ports.exchange, ports.send, ports.work)
-        rng, share = random.Random(self.node.rng.random()), self.node.share_models
-        return BaseSharing(self.run_id, manifest.model, self.node.paths, to, rng, share=share)
-
-    def _open_files(self, manifest: Manifest, number: int) -> RunFiles:
-        settings, paths = manifest.settings(), self.node.paths
+    def _open_files(self, terms: RunTerms, number: int) -> RunFiles:
+        settings, paths = terms.settings, self.node.paths
         folder = paths.state_dirs(self.run_id, settings.fragments)[number]
         make_private(folder)
         return RunFiles(
@@ -430,7 +401,7 @@ class RunService:
             organiser=self.organiser,
             founded=paths.founded_file(self.run_id, number if settings.fragments > 1 else None),
             first_life=int(time.time()),
-            keep_contributions=manifest.audit.keep_contributions,
+            keep_contributions=terms.keep_contributions,
         )
 
     async def _drive(self) -> None:
@@ -455,15 +426,13 @@ class RunService:
         for peer, addresses in (
             session.sessions[0].membership.moved().items()
         ):  # so that members find one another without any bootstrap
-            self.node.network.add_addresses(peer, addresses)
+            self.node.peers.add_addresses(peer, addresses)
         for part in session.sessions:
             part.follow_clock(now, time.time() - now)
-        self.idle.look(now)
-        self.standstill.look(now)
-        self._judged(self.judge.look(time.time()))
+        self.watch.look()
         self.pause.look()
         if self.base is not None:
-            self.base.tick(now, list(filter(self.node.network.connected, self._near())))
+            self.base.tick(now, list(filter(self.node.peers.connected, self._near())))
         if now >= session.next_due():
             session.tick(now)
 
@@ -471,13 +440,6 @@ class RunService:
         """Members, and who is known to take part, but this node and who is banned."""
         known = {peer for peer, _ in self.node.network.members(self.run_id)}
         return known.union(self._members()) - {self.node.identity.peer} - self.banning.lists.peers
-
-    def judged(self, event: RunEvent) -> None:
-        """An event of this run was published."""
-        self._judged(self.judge.take(event))
-
-    def _judged(self, changes: Sequence[VerdictChange]) -> None:
-        self.node.notify(self.run_id, self.manifest.name if self.manifest else "", changes)
 
     def wake(self) -> None:
         """Look at the session's timers again."""
@@ -501,14 +463,13 @@ class RunService:
     def _greet(self, peer: PeerId) -> bytes:
         return self.certificate
 
-    def _show(self, asker: PeerId, look: Look) -> bytes:
+    def _show(self, who: PeerId, certificate: bytes) -> bytes:
         """The manifest, for somebody who thinks about joining: nothing is kept of it. Raises
         NotAdmittedError for whom it is not.
         """
         assert self.signed is not None
-        who = look.bearer(asker, self.node.identity.peer)
-        self.gate.shows(who, look.certificate, time.time())
-        return self.signed.encode()
+        self.gate.shows(who, certificate, time.time())
+        return self.signed.data
 
     def _admit(self, peer: PeerId, shown: bytes) -> bool:
         shown = shown or self.doors.shown(peer)
@@ -605,7 +566,7 @@ class RunService:
         while len(self.refusals) >= MOST_REFUSALS:
             del self.refusals[next(iter(self.refusals))]
         self.refusals[peer] = Refusal(
-            code, reason, self._standing(peer), self.node.network.address_of(peer)
+            code, reason, self._standing(peer), self.node.peers.address_of(peer)
         )
         if code == "E205" and (error := self.refusals[peer].verdict(peer)) is not None:
             self.troubles.tell(error)
@@ -640,7 +601,7 @@ class RunService:
         members = self._members()
         if peer == self.organiser or peer in members:
             return MEMBER
-        return NAMED if not members and self.node.network.named(peer) else STRANGER
+        return NAMED if not members and self.node.peers.named(peer) else STRANGER
 
     def _on_message(self, peer: PeerId, data: bytes) -> float:
         """Returns for how long the peer's stream is not to be read, in seconds."""
@@ -656,7 +617,9 @@ class RunService:
 
     def _take_message(self, peer: PeerId, data: bytes) -> None:
         kind, now = data[:1], trio.current_time()
-        if (own := OWN_KINDS.get(kind)) is not None and not (
+        of_files = kind == self.node.parts.files_kind
+        own = "files" if of_files else OWN_KINDS.get(kind)
+        if own is not None and not (
             self.budgets.message(
                 now,
                 peer,
@@ -672,11 +635,11 @@ class RunService:
             self.banning.take_proof(peer, data[1:])
         elif kind == ASK_MANIFEST:
             if self.signed is not None:
-                self.node.network.send(self.run_id, peer, MANIFEST + self.signed.encode())
+                self.node.network.send(self.run_id, peer, MANIFEST + self.signed.data)
         elif kind == MANIFEST:
             if self.signed is None:
                 self._take_manifest(data[1:])
-        elif kind == FILES:
+        elif of_files:
             if self.base is not None:
                 self.base.take(now, peer, data)
         elif self.session is not None:
@@ -684,10 +647,10 @@ class RunService:
 
     def _take_manifest(self, data: bytes) -> None:
         try:
-            signed = decode_signed(data)
+            signed = self.node.manifests.decode(data)
             if signed.run_id != self.run_id or signed.organiser != self.organiser:
                 raise ConfigError("not the manifest of this run")
-            signed.open()
+            self.node.manifests.terms(signed)
         except (
             VersionMismatchError
         ) as error:  # it is the run's own: told at once, since no other will come
@@ -713,7 +676,7 @@ class RunService:
 
     def on_exchange(self, event: object) -> None:
         """An event of the engine (of any run: the session knows its own)."""
-        self.phases.on_exchange(trio.current_time(), event)
+        self.watch.on_exchange(event)
         if (base := self.base) is not None:
             self.guard(lambda: base.on_exchange(trio.current_time(), event))
         self._input(lambda session, now: session.on_exchange(now, event))
@@ -762,14 +725,8 @@ class RunService:
         sent, received = self._node_traffic()
         return sent - self._traffic_before[0], received - self._traffic_before[1]
 
-    def _lane_bytes(self) -> dict[PeerId, tuple[int, int]]:
-        return {
-            peer: (lane.bytes_sent, lane.bytes_received)
-            for peer, lane in self.node.engine.stats().items()
-        }
-
     def _node_traffic(self) -> tuple[int, int]:
-        lanes, control = self.node.engine.totals(), self.node.network.traffic()
+        lanes, control = self.node.engine.totals(), self.node.peers.traffic()
         return lanes[0] + control[0], lanes[1] + control[1]
 
     # ---- events
@@ -778,18 +735,11 @@ class RunService:
         fragment, inner = (
             (event.fragment, event.event) if isinstance(event, ev.InFragment) else (0, event)
         )
-        self.chronicle.note(fragment, inner)
+        react_to(self, inner)
         if isinstance(inner, ev.LetIn):
             self._let_in(inner)
         if isinstance(inner, ev.RoundCommitted):
             self.banning.follow()
+        self.watch.note(fragment, inner)
         for listener in list(self.listeners):
             listener(event)
-
-    # ---- views
-    def status(self) -> RunStatus:
-        return status_of(self)
-
-    def peers(self) -> list[dict[str, Any]]:
-        """JSON-able, one a member or known peer."""
-        return peers_of(self)

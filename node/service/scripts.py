@@ -22,30 +22,33 @@ from ..control.calls import CallTable, answers, does, hears
 from ..control.requests import ConnectionRequests
 from ..control.service import AnchorFacts, ReduceMemory, buffer_opened, reduce_opened
 from ..control.shared_memory import AnchorSlots, SharedBuffer, alive
-from ..manifest import Manifest
-from ..run.events import DataOrderEvent, ScriptReportEvent
-from ..run.same_order import said_by, shows_order
+from ..run.events import (
+    ScriptAnswerEvent,
+    ScriptEvaluationEvent,
+    ScriptReportEvent,
+)
 from ..session import events as ev
 from ..session.calls import calls_of
 from ..session.fragments import Whole
+from .facts import finished, peers_of, spent
+from .outside import RunTerms, ScriptTurn
 from .reductions import Reductions
 from .run import RunFailed, RunService
-from .views import finished, spent
 
 FLOAT_BYTES = 4
 LEAVE_S = 30.0
 LOOK_S = 0.5  # how often a script that leaves looks whether there still is a quorum
 
 
-def check_size(manifest: Manifest, layout: Layout) -> None:
+def check_size(terms: RunTerms, layout: Layout) -> None:
     """Raise ModelMismatchError when the model of a script that would found the run is not the one
     that the manifest promises.
     """
-    if manifest.parameters not in (None, layout.model_numel):
+    if terms.parameters not in (None, layout.model_numel):
         raise ModelMismatchError(
             (
                 f"your model has {layout.model_numel:,} parameters, the run's manifest promises "
-                f"{manifest.model.entry} with {manifest.parameters:,}"
+                f"{terms.entry} with {terms.parameters:,}"
             ),
             why="Whoever joins brings the model that the manifest names.",
             hint=(
@@ -71,8 +74,8 @@ class AttachedScript:
         ModelMismatchError.
         """
         self.run, self.layout, self.events, self.founding = run, layout, events, founding
-        if founding and run.manifest is not None:
-            check_size(run.manifest, layout)
+        if founding and run.terms is not None:
+            check_size(run.terms, layout)
         folder = run.node.paths.run_dir(run.run_id)
         self.contribution = SharedBuffer(FLOAT_BYTES * layout.numel, folder=folder)
         parts = cut(layout, len(run.files))
@@ -113,11 +116,14 @@ class AttachedScript:
         if not founding:
             self._attach()
         run.listeners.append(self._on_event)
-        run.idle.attached(trio.current_time())
+        run.watch.script.note_turn("may train")
 
     @property
     def whole(self) -> Whole:
         return self.run.driven
+
+    def _turn(self, turn: ScriptTurn) -> None:
+        self.run.watch.script.note_turn(turn)
 
     # ---- ScriptSession
     async def found(self) -> None:
@@ -163,9 +169,9 @@ class AttachedScript:
         except BaseException:
             del self._frozen[fragment]
             raise
-        self.run.idle.over()
-        if self.run.manifest is None or not self.run.manifest.settings().trains_on:
-            self.run.standstill.wait()
+        self._turn("gives")
+        if self.run.terms is None or not self.run.terms.settings.trains_on:
+            self._turn("waits")
         self.run.wake()
 
     def unread(self, fragment: int = 0) -> bool:
@@ -201,21 +207,22 @@ class AttachedScript:
         """
         session = self.whole.sessions[0]
         at_work = set(session.at_work(session.clock()))
+        same_order = self.run.watch.script.same_order
         members = tuple(
             PeerView(
-                row["peer"],
-                row["round"] or 0,
-                bool(row["live"]),
-                row["path"],
-                row["organiser"],
-                self.run.same_order.equal.get(row["peer"], 0),
-                row["peer"] in at_work,
+                each.peer,
+                each.round or 0,
+                bool(each.live),
+                each.path,
+                each.organiser,
+                same_order.get(each.peer, 0),
+                each.peer in at_work,
             )
-            for row in self.run.peers()
-            if row["member"]
+            for each in peers_of(self.run)
+            if each.member
         )
         missing = session.waits.look(session.clock()).of_missing
-        return members, spent(self.run), self.run.judge.against_averaging, missing
+        return members, spent(self.run), self.run.watch.against_averaging, missing
 
     def tallies(self, first: int) -> Sequence[Tally]:
         return self.whole.sessions[0].tallies(first)
@@ -231,40 +238,29 @@ class AttachedScript:
         read: Sequence[bytes] = (),
     ) -> None:
         """Training metrics; what the script reads is compared with what others do."""
-        for content in read:
-            self.run.same_order.read(content)
-        if first_batch is not None:
-            self._compare(*first_batch)
+        self.run.watch.script.note_report(metrics, first_batch, read)
         self.run.metrics.update(metrics)
-        if isinstance(step_s := metrics.get("step_s"), int | float):
-            self.run.standstill.stepped(trio.current_time(), float(step_s))
-            self.run.idle.over()
         if self.run.session is not None:
             self.run.session.work.report(metrics)
         self.run.node.publish(ScriptReportEvent(run=self.run.run_id, metrics=dict(metrics)))
 
     def _show_answer(self, round: int, prompt: str, text: str) -> None:
-        self.run.chronicle.note_shown(p.ShowAnswer(round, prompt, text))
+        self.run.node.publish(
+            ScriptAnswerEvent(run=self.run.run_id, round=round, prompt=prompt, text=text)
+        )
 
     def _show_evaluation(self, round: int, tokens: int, held_out: float) -> None:
-        self.run.chronicle.note_shown(p.ShowEvaluation(round, tokens, held_out))
-
-    def _compare(self, round_: int, digest: bytes) -> None:
-        run, session = self.run, self.run.session
-        if session is None or run.manifest is None or not shows_order(run.manifest.settings()):
-            return
-        session.membership.announce(trio.current_time(), first_batch=(round_, digest))
-        before = set(run.same_order.equal)
-        run.same_order.begun(round_, digest)
-        run.same_order.look(said_by(session.membership, session.config_peers()))
-        if (equal := dict(run.same_order.equal)).keys() != before:
-            run.node.publish(DataOrderEvent(run=run.run_id, equal={**equal}))
+        self.run.node.publish(
+            ScriptEvaluationEvent(
+                run=self.run.run_id, round=round, tokens=tokens, held_out=held_out
+            )
+        )
 
     def starts(self, now: bool = False) -> tuple[int, int]:
         """Whether the script may make its first step."""
         if now:
             self.run.start.now()
-        self.run.idle.attached(trio.current_time())  # it was kept from training until now
+        self._turn("may train")  # it was kept from training until now
         return self.run.start.look()
 
     def rests(self) -> str:
@@ -273,17 +269,17 @@ class AttachedScript:
         """
         why = "" if finished(self.run) else self.run.pause.why
         if why or finished(self.run):
-            self.run.standstill.wait()
+            self._turn("waits")
         else:
-            self.run.standstill.sign(trio.current_time())
+            self._turn("asks")
         if why and not self._resting and not self._frozen:
             self._resting = True
-            self.run.idle.over()
+            self._turn("gives")
             self._detach()
         elif self._resting and not why:
             self._resting = False
             self.run.guard(self._attach)
-            self.run.idle.attached(trio.current_time())
+            self._turn("may train")
             self.run.wake()
         return why
 
@@ -318,9 +314,7 @@ class AttachedScript:
         engine lets go of it.
         """
         self.run.listeners.remove(self._on_event)
-        self.run.idle.over()
-        self.run.standstill.end()
-        self.run.same_order.forget()
+        self._turn("is gone")
         self.run.start.leave()
         self._detach()
         self._reductions.detached()
@@ -339,7 +333,7 @@ class AttachedScript:
                 self._on_round(fragment, event)
             case ev.ContributionRefused() if self._frozen.get(fragment, (b"",))[0] == event.cid:
                 del self._frozen[fragment]
-                self.run.standstill.sign(trio.current_time())
+                self._turn("asks")
                 completed = self.whole.sessions[fragment].completed
                 self.events.decided(
                     event.cid,
@@ -377,7 +371,7 @@ class AttachedScript:
         if self._frozen.get(fragment, (b"",))[0] != event.cid:
             return
         (cid, since), before = self._frozen.pop(fragment), self._reported_traffic
-        self.run.standstill.sign(trio.current_time())
+        self._turn("asks")
         # Each outcome has what came since the last: they add up.
         sent, received = self._reported_traffic = self.run.traffic()
         moved = sent - before[0], received - before[1]
@@ -395,5 +389,5 @@ class AttachedScript:
 
     # ---- free-standing reductions
     def reduce_open(self, call: Call, numel: int, buffer: int = 0) -> ReduceMemory:
-        self.run.idle.over()  # a script of collectives alone is not idle
+        self._turn("gives")  # a script of collectives alone is not idle
         return self._reductions.open(call, numel, buffer)

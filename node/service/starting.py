@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..run.events import RunBegunEvent, RunStartingEvent
+from .facts import peers_of
 
 if TYPE_CHECKING:
     from .run import RunService
@@ -28,8 +29,7 @@ class ScriptStart:
     @property
     def wanted(self) -> int:
         """Members that the first round is to have; 1: whoever is there begins."""
-        manifest = self._run.manifest
-        return (manifest.train.start_with if manifest is not None else None) or 1
+        return self._run.terms.start_with if self._run.terms is not None else 1
 
     @property
     def there(self) -> int:
@@ -40,8 +40,8 @@ class ScriptStart:
         if run.whole is None or not run.whole.config_peers():
             return int(run.roles.get(run.node.identity.peer, "train") == "train")
         return sum(
-            bool(row["member"]) and (row["you"] or row["live"] is True) and row["role"] == "train"
-            for row in run.peers()
+            each.member and (each.you or each.live is True) and each.role == "train"
+            for each in peers_of(run)
         )
 
     @property

@@ -21,6 +21,7 @@ from ..run.events import (
     Slowest,
     Traffic,
     WorthReading,
+    weights_of,
 )
 from .events import RoundCommitted
 
@@ -82,11 +83,6 @@ def _fragment_of(log: str) -> int:
     """Of the model; 0 where it is whole."""
     name = log.split("/")
     return int(name[1]) if len(name) > 2 and name[1].isdigit() else 0
-
-
-def weights_of(shares: Sequence[Share]) -> dict[str, float]:
-    """What a robust rule of whole vectors gave to each contributor; empty with others."""
-    return {share.peer: share.weight for share in shares if share.weight is not None}
 
 
 def parts_of(contributors: Sequence[Share], parts: Sequence[Part]) -> dict[str, float]:

@@ -25,9 +25,9 @@ from atoll.collectives import api
 from atoll.collectives.engine.settings import control
 from atoll.collectives.layout import make_layout
 from atoll.node import join
-from atoll.node.client.commands import NodeClient
 from atoll.node.home.lifecycle import read_node_file
 from atoll.node.home.paths import find_paths
+from atoll.node.joining.commands import NodeClient
 
 # elements at the beginning over which errors are computed; equality is checked over all
 CHECKED = 2_000_000

@@ -35,8 +35,8 @@ from _bench import FailedError, emit, progress
 from bench_finetune import TypedHome, bring_base, readme_lines, write_texts
 from torch import Tensor
 
-from atoll.node.client import join
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import join
 from atoll.node.manifest import adapters_of, load_run
 from atoll.node.recipes.finetune.loop import FineTuning
 from atoll.node.recipes.finetune.packing import IGNORED, PackedBatch

@@ -32,8 +32,8 @@ from _bench import FailedError, emit, progress
 from _kits import TESTS, Lab, Peer, Peers, in_laboratory
 from netns.nat import KINDS, Kind, Router
 
-from atoll.node.client.commands import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining.commands import NodeClient
 
 MANIFEST = """
 schema = 1

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from atoll.collectives.errors import AtollError
-from atoll.node.client.commands import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining.commands import NodeClient
 
 EVENT = "reduction.timed"
 COLOURS = {"wait": "#c9ced6", "part": "#1f6fb4", "result": "#27764a", "vote": "#d08a1d"}

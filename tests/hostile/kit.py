@@ -157,7 +157,7 @@ class Swarm:
 
     def refused(self) -> dict[str, int]:
         """What the victim refused to the liar until now, by kind."""
-        from atoll.node.client import NodeClient
+        from atoll.node.joining import NodeClient
 
         with NodeClient.connect(self.victim.paths) as client:
             rows = client.peers(self.victim.swarm.run_id)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from bad_input_kit import PATIENCE_S, atoll, soon
 
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 
 pytestmark = pytest.mark.netns
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")

@@ -26,10 +26,10 @@ from netns.warm import fork
 from tiny_run import TINY
 
 from atoll.node.cli import run as atoll
-from atoll.node.client.commands import NodeClient
 from atoll.node.control.protocol import JoinRequest
 from atoll.node.home.names import name_of
 from atoll.node.home.paths import find_paths
+from atoll.node.joining.commands import NodeClient
 from atoll.node.manifest import load_run
 from atoll.security.identity import Identity
 

@@ -115,7 +115,7 @@ def main(line: socket.socket) -> None:
     """Fork a process for every order; when nobody can give one any more, end them all."""
     for program in PROGRAMS:
         importlib.import_module(program)
-    importlib.import_module("atoll.node.service.process")  # what a node takes long to import
+    importlib.import_module("atoll.node.composing.process")  # what a node takes long to import
     gc.freeze()  # what all share is looked at, and so copied, by none of them
     pids: list[int] = []
     while True:

@@ -23,9 +23,9 @@ from fault_peer import contribution, say
 from atoll.collectives.errors import AtollError
 from atoll.collectives.layout import make_layout
 from atoll.node import join
-from atoll.node.client.commands import NodeClient
 from atoll.node.home.lifecycle import read_node_file
 from atoll.node.home.paths import find_paths
+from atoll.node.joining.commands import NodeClient
 
 MODEL_ELEMENTS = 1000  # of the run; what is reduced has a length of its own
 

@@ -15,8 +15,8 @@ import pytest
 from bad_input_kit import atoll
 from swarm_kit import Peer, free_port
 
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run.invite import make_invite
 from atoll.security.identity import load_or_create

@@ -18,7 +18,7 @@ from torch import Tensor
 from atoll.collectives.api import Handle
 from atoll.collectives.errors import LocalProtocolError
 from atoll.collectives.outcomes import Outcome
-from atoll.node.client import RunSwarm
+from atoll.node.joining import RunSwarm
 
 pytestmark = [
     *RARE,

@@ -21,8 +21,8 @@ from blake3 import blake3
 from seeds import RARE
 from swarm_kit import Peer, Peers
 
-from atoll.node.client.commands import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining.commands import NodeClient
 
 pytestmark = [*RARE]
 

@@ -19,12 +19,12 @@ from terminal_kit import ATOLL, Person
 from tiny_run import TINY
 
 from atoll.collectives.errors import NotAdmittedError
-from atoll.node.client.commands import NodeClient
+from atoll.node.composing.preview import at_addresses
 from atoll.node.control.protocol import JoinRequest
 from atoll.node.home.paths import find_paths
+from atoll.node.joining.commands import NodeClient
 from atoll.node.manifest import load_run
 from atoll.node.run.invite import make_invite, parse_invite
-from atoll.node.service.preview import at_addresses
 from atoll.security.identity import Identity, load
 
 pytestmark = pytest.mark.slow

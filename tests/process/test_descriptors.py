@@ -17,9 +17,9 @@ import torch
 from bad_input_kit import LAYOUT, NUMEL, Run, new_run, odd, soon
 
 from atoll.node import join
-from atoll.node.client import NodeClient
 from atoll.node.control.protocol import JoinRequest
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 from atoll.node.service.buffers import MAX_FREE
 
 pytestmark = [

@@ -22,8 +22,8 @@ from swarm_kit import MANIFEST, Peer, Peers
 from atoll.collectives.layout import make_layout
 from atoll.collectives.round.sampling import draw_members
 from atoll.collectives.round_settings import SampleSettings
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 from atoll.node.manifest import load_run
 from atoll.node.records.audit import of_node
 from atoll.optim.federated.arrivals import buffered_factor

@@ -24,9 +24,9 @@ from cli_kit import LISTEN, alive, atoll, nothing_stays, start
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.messages import Get
 from atoll.node.bases.pieces import encode
+from atoll.node.composing.announced import read_invite
 from atoll.node.net.network import PeerNetwork
 from atoll.node.run.invite import parse_invite
-from atoll.node.service.announced import read_invite
 from atoll.security.identity import Identity
 
 pytest.importorskip("peft", reason="peft is not installed")

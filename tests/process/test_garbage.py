@@ -26,16 +26,16 @@ from atoll.collectives.group import Certified, Entry, Part, Plan
 from atoll.collectives.group import Member as Member_
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
-from atoll.node.client import NodeClient
 from atoll.node.client.link import Link
+from atoll.node.composing.announced import read_invite
 from atoll.node.control import protocol as p
+from atoll.node.joining import NodeClient
 from atoll.node.net import lanes, streams
 from atoll.node.net.dht.node import PROTOCOL as KAD
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.rendezvous import PROTOCOL as RENDEZVOUS
 from atoll.node.net.transport.lane_sockets import MAGIC
 from atoll.node.run.invite import parse_invite
-from atoll.node.service.announced import read_invite
 from atoll.node.session.actions import main_log
 from atoll.security.identity import Identity
 

@@ -8,8 +8,8 @@ import pytest
 from blake3 import blake3
 from swarm_kit import MANIFEST, Peer, Peers
 
-from atoll.node.client.commands import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining.commands import NodeClient
 
 pytestmark = pytest.mark.slow
 

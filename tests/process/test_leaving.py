@@ -15,9 +15,9 @@ from bad_input_kit import Run, new_run, soon
 
 from atoll.collectives.errors import SwarmClosedError
 from atoll.node import join
-from atoll.node.client import NodeClient
 from atoll.node.control.protocol import JoinRequest
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,9 @@ from hospitals_kit import manifest
 from look_kit import page
 from swarm_kit import Peers
 
-from atoll.node.client import NodeClient
 from atoll.node.home.output import short_peer
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 
 pytestmark = pytest.mark.slow
 

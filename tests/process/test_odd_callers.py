@@ -24,7 +24,7 @@ from atoll.collectives import (
 )
 from atoll.collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from atoll.collectives.outcomes import Outcome
-from atoll.node.client import RunSwarm
+from atoll.node.joining import RunSwarm
 
 pytestmark = [*RARE]
 

@@ -17,9 +17,9 @@ from typing import IO, Any
 import pytest
 from seeds import daily
 
-from atoll.node.client import NodeClient
 from atoll.node.home.lifecycle import NodeFile, NodeLock, read_node_file
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 
 REFERENCE = Path(__file__).resolve().parent.parent / "reference_node.py"
 BEFORE = f"""
@@ -201,7 +201,7 @@ try:
     say(node=swarm._entry.dial._node.pid)
     time.sleep(60)
 except KeyboardInterrupt:
-    from atoll.node.client import NodeClient
+    from atoll.node.joining import NodeClient
     from atoll.node.home.paths import find_paths
     with NodeClient.connect(find_paths()) as client:
         say(interrupted=client.status()["pid"])
@@ -280,7 +280,7 @@ def test_a_private_node_takes_over_from_a_daemon(
         until(lambda: read_node_file(find_paths(atoll_home)) is not None)
         running = script("""
 from atoll.collectives.layout import make_layout
-from atoll.node.client import find
+from atoll.node.joining import find
 find.DAEMON_GRACE_S = 0.5
 swarm = enter()
 swarm.open(make_layout([("w", (3,))]), lambda out: None).release()
@@ -363,7 +363,8 @@ def test_the_client_is_light() -> None:
     program = """
 import sys
 from atoll.node import join
-from atoll.node.client import NodeClient, RunSwarm
+from atoll.node.joining import NodeClient
+from atoll.node.joining import RunSwarm
 import atoll.node.client.swarm, atoll.node.control.shared_memory, atoll.node.home.private_node
 print(sorted(name for name in ("torch", "numpy", "trio", "libp2p") if name in sys.modules))
 """

@@ -24,8 +24,8 @@ from seeds import RARE
 from swarm_kit import MANIFEST, Peer, Peers
 
 from atoll.collectives.layout import cut
-from atoll.node.client.commands import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining.commands import NodeClient
 from atoll.node.manifest import list_runs
 from atoll.node.records.export import export_run
 

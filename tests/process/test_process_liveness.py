@@ -18,8 +18,8 @@ from seeds import RARE
 from swarm_kit import Peer, Peers
 
 from atoll.collectives.round.timing import Timing
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import bytes_in, find_paths
+from atoll.node.joining import NodeClient
 
 pytestmark = [*RARE]
 

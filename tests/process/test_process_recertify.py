@@ -14,8 +14,8 @@ import pytest
 from bad_input_kit import atoll, refused, soon
 from swarm_kit import Peer, Peers
 
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 
 pytestmark = pytest.mark.slow
 

@@ -18,8 +18,8 @@ from refusing_kit import Refusing, missing
 
 from atoll.collectives.errors import AtollError
 from atoll.collectives.round_settings import MOST_REPLAYED
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 from atoll.node.storage.results import MAX_FILES
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())

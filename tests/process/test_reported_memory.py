@@ -16,7 +16,7 @@ from seeds import RARE
 from torch.utils.data import DataLoader, Dataset
 
 from atoll.collectives.api import all_reduce
-from atoll.node.client import RunSwarm
+from atoll.node.joining import RunSwarm
 
 NUMEL = 4096
 pytestmark = [

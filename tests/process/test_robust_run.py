@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from swarm_kit import MANIFEST, Peers
 
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,8 @@ from seeds import RARE
 
 from atoll.collectives.errors import LocalProtocolError
 from atoll.node import join
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 
 pytestmark = [*RARE]
 

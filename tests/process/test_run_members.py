@@ -34,9 +34,12 @@ from atoll.collectives.errors import (
 )
 from atoll.collectives.exchange import ResultComplete
 from atoll.collectives.identifiers import PeerId
-from atoll.node.client import NodeClient
+from atoll.node.composing.announced import read_invite
+from atoll.node.composing.manifests import signed_run
+from atoll.node.composing.parts import context_of
 from atoll.node.control.protocol import JoinRequest
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 from atoll.node.manifest import save_run
 from atoll.node.net.network import PeerNetwork
 from atoll.node.net.transport.addresses import split_peer
@@ -45,10 +48,9 @@ from atoll.node.run.doors import right_of
 from atoll.node.run.invite import make_invite
 from atoll.node.run.membership_records import Beat, Record, Records, encode, sign_record
 from atoll.node.service import node
-from atoll.node.service.announced import read_invite
 from atoll.node.service.bans import MESSAGE
 from atoll.node.service.buffers import BufferPool
-from atoll.node.service.context import NodeContext
+from atoll.node.service.facts import peers_of
 from atoll.node.service.ports import DOMAIN
 from atoll.node.service.run import ASK_MANIFEST, MANIFEST, RunService
 from atoll.node.session import events as ev
@@ -113,10 +115,8 @@ def test_a_member_is_dialled_at_the_addresses_of_its_record_with_no_bootstrap_le
         membership.learn(trio.current_time(), [passed_on], Identity.generate().peer)
         await heard.wait()  # the session asks whoever it knows for the log
         assert [
-            (row["addresses"], row["round"], row["member"])
-            for row in service.peers()
-            if not row["you"]
-        ] == [(list(here), 1, False)]
+            (each.addresses, each.round, each.member) for each in peers_of(service) if not each.you
+        ] == [(here, 1, False)]
         service.stop()
         await service.ended.wait()
         engine.stop()
@@ -128,7 +128,7 @@ def service_of(
     run: Run, network: PeerNetwork, engine: EngineThread, nursery: trio.Nursery
 ) -> RunService:
     """The organiser's run at a node in this process; not running yet."""
-    context = NodeContext(
+    context = context_of(
         run.identity,
         find_paths(run.home),
         network,
@@ -138,7 +138,7 @@ def service_of(
         lambda event: None,
         BufferPool(),
     )
-    return RunService(context, run.signed.run_id, network.peer, run.signed, b"")
+    return RunService(context, run.signed.run_id, network.peer, signed_run(run.signed), b"")
 
 
 @asynccontextmanager
@@ -365,7 +365,7 @@ def test_everybody_who_waits_for_a_run_that_nobody_knows_is_told(
         paths.ensure()
         await nursery.start(network.run)
         with EngineThread(network.peer, emit=lambda event: None) as engine:
-            context = NodeContext(
+            context = context_of(
                 me,
                 paths,
                 network,

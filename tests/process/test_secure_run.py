@@ -13,8 +13,8 @@ from bad_input_kit import MANIFEST as PLAIN
 from bad_input_kit import ended, new_run, odd, one_round, soon
 from swarm_kit import MANIFEST, Peers
 
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 
 pytestmark = pytest.mark.slow
 

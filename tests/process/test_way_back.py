@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from bad_input_kit import Member, atoll, ended, new_run, one_round, soon
 
-from atoll.node.client import NodeClient
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient
 
 pytestmark = pytest.mark.slow
 BACK = "atoll new --from DIR --name NAME"

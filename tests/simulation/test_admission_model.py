@@ -23,6 +23,7 @@ from seeds import seeds
 from atoll.collectives.errors import AtollError, NotAdmittedError
 from atoll.collectives.group import Admitted
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.node.composing.announced import read_invite
 from atoll.node.net.announcements import Registry, announce
 from atoll.node.run import capability
 from atoll.node.run.banning import Ban, Bans
@@ -37,7 +38,6 @@ from atoll.node.run.capability import (
 from atoll.node.run.doors import RunDoors, doors_of, right_of
 from atoll.node.run.gate import Gate, Policy
 from atoll.node.run.invite import Invite, make_invite
-from atoll.node.service.announced import read_invite
 from atoll.security.identity import Identity, public_key_of
 
 RUN = RunId("abcdefghijklmnopqrstuvwxyz")

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import trio
 
-from atoll.collectives.group import Part
+from atoll.collectives.group import Part, Reach
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.outcomes import Share
 from atoll.node.run.events import OperationCommittedEvent, RoundUnmaskedEvent, RunEvent, document
-from atoll.node.service.chronicle import SEEKING, Chronicle
+from atoll.node.service.reactions import react_to
 from atoll.node.service.troubles import Troubles
 from atoll.node.session import events as ev
+from atoll.node.watching.chronicle import SEEKING, Chronicle
 
 ME, OTHER = PeerId("me"), PeerId("other")
 
@@ -31,7 +32,7 @@ class Run:
         self.whole: Any = None
         self.foreign, self.splits = {OTHER}, dict[PeerId, ev.HistorySplit]()
         self.failed, self.proofs = list[BaseException](), list[bytes]()
-        self.reach = {"reachable": 2, "members": 2, "needed": 2}
+        self.reach = Reach(2, 2, 2)
 
     def publish(self, event: RunEvent) -> None:
         self.told.append(document(event))
@@ -111,16 +112,20 @@ def test_an_event_of_the_session_is_published(event: object, told: dict[str, Any
 
 def test_a_round_is_kept_with_its_state_root_and_ends_a_trouble() -> None:
     def test(run: Run, chronicle: Chronicle) -> None:
-        chronicle.note(0, ev.AnotherHistory(OTHER))
+        def react(event: object) -> None:
+            react_to(run, event)  # type: ignore[arg-type]  # the part of Run that it reads
+            chronicle.note(0, event)
+
+        react(ev.AnotherHistory(OTHER))
         assert run.troubles.current is not None
         assert run.troubles.current.code == "E305"
         assert "founded twice" in run.troubles.current.message
         run.splits[OTHER] = ev.HistorySplit(7, b"\1" * 32, b"\2" * 32, 9, 20)
-        chronicle.note(0, ev.AnotherHistory(OTHER, run.splits[OTHER]))
+        react(ev.AnotherHistory(OTHER, run.splits[OTHER]))
         assert run.troubles.current.message.endswith(
             "entry 7 is 010101010101 here and 020202020202 there (newest: 9 here, 20 there)"
         )
-        chronicle.note(0, committed(1, (Part(ME, 0, 3), Part(OTHER, 3, 4)), Share(ME, 5)))
+        react(committed(1, (Part(ME, 0, 3), Part(OTHER, 3, 4)), Share(ME, 5)))
         assert run.troubles.current is None
         chronicle.note(0, committed(2))  # an entry that at most changes who is a member
         assert [told["event"] for told in run.told[2:]] == ["round.committed", "entry.committed"]
@@ -175,23 +180,26 @@ def test_progress_and_secure_sums_are_kept_for_status() -> None:
             next_clip=2.5,
         )
         operation = OperationCommittedEvent(op_id="mean")
-        chronicle.note_operation(operation)
-        assert (chronicle.operation, run.told[-1]) == (operation, document(operation))
+        chronicle.note_published(operation)
+        assert chronicle.operation == operation
 
     noting(test)
 
 
 def test_what_ends_the_run_or_needs_its_owner_is_no_mere_event() -> None:
-    def test(run: Run, chronicle: Chronicle) -> None:
-        chronicle.note(0, ev.Removed(4))
+    def test(run: Run, _: Chronicle) -> None:
+        def react(event: object) -> None:
+            react_to(run, event)  # type: ignore[arg-type]  # the part of Run that it reads
+
+        react(ev.Removed(4))
         assert [getattr(error, "code", "") for error in run.failed] == ["E307"]
-        chronicle.note(0, ev.Equivocated(OTHER, b"proof"))
+        react(ev.Equivocated(OTHER, b"proof"))
         assert run.proofs == [b"proof"]
-        chronicle.note(0, ev.Doubled())
+        react(ev.Doubled())
         assert run.troubles.current is not None
         assert run.troubles.current.code == "E308"
         run.foreign.clear()
-        chronicle.note(0, ev.AnotherHistory(OTHER))  # nobody is on another one any more
+        react(ev.AnotherHistory(OTHER))  # nobody is on another one any more
         assert run.troubles.current.code == "E308"
 
     noting(test)
@@ -235,7 +243,7 @@ def test_of_a_finished_run_the_log_says_that_it_is(caplog: pytest.LogCaptureFixt
 def test_the_pace_is_the_mean_period_of_the_newest_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     def test(run: Run, chronicle: Chronicle) -> None:
         for entry, at in ((1, 100.0), (2, 104.0), (3, 110.0)):
-            monkeypatch.setattr("atoll.node.service.chronicle.time.time", lambda at=at: at)
+            monkeypatch.setattr("atoll.node.watching.chronicle.time.time", lambda at=at: at)
             assert chronicle.period_s == (None if entry < 3 else 4.0)
             chronicle.note(0, committed(entry, (), Share(ME, 5)))
         chronicle.note(0, committed(4))  # no round

@@ -18,7 +18,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.outcomes import Share
 from atoll.collectives.round import Journal, MemoryJournal
 from atoll.collectives.script_swarm import Swarm
-from atoll.node.client import join
+from atoll.node.joining import join
 from atoll.node.local import LocalSwarm
 from atoll.node.session.memory_storage import MemoryStorage
 from atoll.node.session.ports import Storage

@@ -257,7 +257,12 @@ def test_every_request_is_answered_by_somebody_and_once() -> None:
     """A row each, but for what the connection itself takes (`node.control.connection`)."""
     rows = [
         ast.unparse(call.args[0]).removeprefix("p.")
-        for path in ("control/requests.py", "service/node.py", "service/scripts.py")
+        for path in (
+            "control/requests.py",
+            "service/node.py",
+            "service/scripts.py",
+            "watching/calls.py",
+        )
         for call in ast.walk(ast.parse((ROOT / "node" / path).read_text(encoding="utf-8")))
         if isinstance(call, ast.Call) and ast.unparse(call.func) in ("answers", "does", "hears")
     ]

@@ -40,8 +40,6 @@ from atoll.collectives.layout import Layout, make_layout
 from atoll.collectives.outcomes import Share
 from atoll.collectives.script_swarm import Swarm
 from atoll.node.cli.daemon import _interrupt
-from atoll.node.client import NodeClient, RunSwarm, join
-from atoll.node.client.joining import Lines
 from atoll.node.client.link import Link
 from atoll.node.client.reattach import Reattach
 from atoll.node.control import protocol as p
@@ -49,6 +47,8 @@ from atoll.node.control.address import check_peer, peer_uid
 from atoll.node.control.server import ControlServer
 from atoll.node.home.failures import failure
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient, RunSwarm, join
+from atoll.node.joining.joining import Lines
 
 LAYOUT = make_layout([("w", (3, 4)), ("b", (4,))])
 N = LAYOUT.numel

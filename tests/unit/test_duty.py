@@ -18,7 +18,7 @@ import pytest
 import torch
 import trio
 
-from atoll.node.client.speaking import cause_of
+from atoll.node.client.farewell import cause_of
 from atoll.node.run.duty import (
     ABSENT_S,
     BEFORE,
@@ -31,9 +31,11 @@ from atoll.node.run.duty import (
 from atoll.node.run.events import RunEvent, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import PAGES, VerdictChange, Verdicts, judge
-from atoll.node.service.judging import Notifier, RunVerdicts
-from atoll.node.service.obituary import ScriptProcess
-from atoll.node.service.standstill import (
+from atoll.node.views.documents import run_state
+from atoll.node.views.event_words import Words
+from atoll.node.watching.judging import Notifier, RunVerdicts
+from atoll.node.watching.obituary import ScriptProcess
+from atoll.node.watching.standstill import (
     BUSY_S,
     IDLE_S,
     LONGER,
@@ -43,8 +45,6 @@ from atoll.node.service.standstill import (
     Standstill,
     read_process,
 )
-from atoll.node.views.documents import run_state
-from atoll.node.views.event_words import Words
 from atoll.optim.script.step_times import MINUTE_S, StepTimes
 
 Event = RunEvent

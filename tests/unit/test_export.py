@@ -16,8 +16,8 @@ from atoll.collectives.digest import chunk_hash, merkle_root
 from atoll.collectives.errors import ModelMismatchError, StorageError
 from atoll.collectives.layout import Layout, TensorSpec, cut, make_layout
 from atoll.node.cli import run
-from atoll.node.client.beginning import beginning
 from atoll.node.home.paths import Paths, find_paths
+from atoll.node.joining.beginning import beginning
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.recipes import gpt
 from atoll.node.records.beginnings import keep_start, weights_in

@@ -26,7 +26,7 @@ from atoll.collectives.errors import ConfigError, ModelMismatchError, StorageErr
 from atoll.collectives.layout import make_layout
 from atoll.collectives.swarm import RunSettings
 from atoll.node.cli import run
-from atoll.node.client.beginning import beginning
+from atoll.node.joining.beginning import beginning
 from atoll.node.manifest import (
     list_runs,
 )

@@ -137,7 +137,7 @@ def test_adapters_that_the_library_holds_itself(atoll_home: Path, tmp_path: Path
 def test_a_run_goes_on_from_an_exported_adapter(
     kind: str, atoll_home: Path, tmp_path: Path
 ) -> None:
-    from atoll.node.client.beginning import beginning
+    from atoll.node.joining.beginning import beginning
 
     first = KeptSwarm(atoll_home, "first", RunSettings(sync_every=1, rounds=2))
     train(adapted(kind), first)

@@ -241,7 +241,7 @@ TOLD = {
         "GreetingAnswer",
         "reason",
     ): "escaped in node/net/outbox.py, quoted by Refusal",
-    ("node.net.look", "LookAnswer", "reason"): "quoted in node/service/preview.py",
+    ("node.net.look", "LookAnswer", "reason"): "quoted in node/composing/preview.py",
     ("node.run.banning", "Ban", "reason"): "quoted by Bans.why and `atoll bans`",
 }
 """Fields of messages that may hold anything, and where that is dealt with."""
@@ -266,7 +266,7 @@ OURS = {
     "node.run.status.RunStatus": "between nodes and views of one user",
     "node.home.private_node._Ready": "between a script and its node",
     "node.net.rendezvous._Said": "written by this node, never read",
-    "node.service.presence._Noted": "written by this node",
+    "node.watching.presence._Noted": "written by this node",
     **{
         f"node.run.events.{each.__name__}": "of a file, escaped where it is shown"
         for each in (*KINDS.values(), RunEvent, OtherEvent, CodedEvent, Slowest)
@@ -367,8 +367,8 @@ WRITERS = {
     "node/cli/chat.py": "shown(), piece by piece; its own prompt",
     "node/cli/consent.py": "a fixed question",
     "node/__main__.py": "as_json; its own addresses",
-    "node/client/joining.py": "its own stages",
-    "node/client/speaking.py": "lines of the user's own script",
+    "node/joining/joining.py": "its own stages",
+    "node/joining/speaking.py": "lines of the user's own script",
     "node/home/own_data.py": "a path of the current folder, shown()",
     "node/recipes/train.py": "numbers, as JSON",
     "node/recipes/finetune/measuring.py": "numbers, as JSON",

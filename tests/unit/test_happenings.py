@@ -136,7 +136,7 @@ def test_a_plain_script_says_who_comes_goes_and_is_back(caplog: pytest.LogCaptur
 
 def test_quiet_leaves_a_plain_scripts_warnings_only() -> None:
     code = (
-        "from atoll.node.client.speaking import speak\n"
+        "from atoll.node.joining.speaking import speak\n"
         "import logging\n"
         "speak(None)\n"
         "logging.getLogger('atoll').info('round 1')\n"

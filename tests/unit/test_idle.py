@@ -7,9 +7,10 @@ from typing import Any
 
 from atoll.node.run.events import document, read_event
 from atoll.node.run.status import read_run_status
-from atoll.node.service.idle import AFTER_S, STEPLESS_S, Idle, JoinedScript
+from atoll.node.service.node import NobodysScript
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
+from atoll.node.watching.idle import AFTER_S, STEPLESS_S, Idle, JoinedScript
 
 
 def test_who_joins_and_never_attaches_is_named_once() -> None:
@@ -66,7 +67,8 @@ def test_who_says_what_it_prepares_is_not_named_and_who_says_nothing_is() -> Non
     script.prepares("reads its data")
     script.gone()
     assert (idle.preparing(later), idle.processes) == ({}, [42])
-    JoinedScript(None, 44, lambda: None).gone()
+    NobodysScript().prepares("loads the model")
+    NobodysScript().gone()
 
 
 def test_who_attaches_and_never_steps_is_named_once() -> None:

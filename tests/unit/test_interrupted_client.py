@@ -29,10 +29,12 @@ from seeds import one_in
 
 from atoll.collectives.api import all_gather, all_reduce, enter
 from atoll.collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
-from atoll.node.client import RunSwarm, eager, join, link, pending, reattach
+from atoll.node.client import eager, link, pending, reattach
 from atoll.node.client import memory as client_memory
 from atoll.node.client import swarm as client_swarm
 from atoll.node.control import beside, descriptors, frames
+from atoll.node.joining import RunSwarm, join
+from atoll.node.joining import swarm as joined_swarm
 
 FILES = {
     module.__file__
@@ -42,6 +44,7 @@ FILES = {
         pending,
         client_memory,
         client_swarm,
+        joined_swarm,
         descriptors,
         eager,
         frames,

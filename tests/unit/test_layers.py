@@ -33,8 +33,8 @@ LONG_FOR_A_REASON = {
     ("node/manifest/federated.py", "_check_secure"): "a table of refusals",
     ("node/manifest/methods.py", "arrival_refusals"): "a table of refusals",
     ("node/net/network.py", "__init__"): "it wires parts together",
-    ("node/service/chronicle.py", "note"): "one case an event",
-    ("node/service/process.py", "_main"): "one order of starts and ends",
+    ("node/watching/chronicle.py", "note"): "one case an event",
+    ("node/composing/process.py", "_main"): "one order of starts and ends",
     ("node/modes/operations/operation.py", "__init__"): "it wires parts together",
     ("node/session/session.py", "__init__"): "it wires parts together",
     ("scripts/bench/bench_start.py", "main"): "a table of arguments",
@@ -44,7 +44,15 @@ LONG_FOR_A_REASON = {
 # The few places that wrap libp2p, and the ones that may name trio: everything else stays free of
 # both.
 LIBP2P_MAY = ("node/net/",)
-TRIO_MAY = ("node/net/", "node/service/", "node/control/", "node/daemon.py", "node/__main__.py")
+TRIO_MAY = (
+    "node/net/",
+    "node/service/",
+    "node/watching/",
+    "node/composing/",
+    "node/control/",
+    "node/daemon.py",
+    "node/__main__.py",
+)
 
 FORBIDDEN = [
     # (what, where it is refused); built from pieces so that this list does not find itself

@@ -34,8 +34,8 @@ from atoll.node.look.machine import MachineReadings, find_nvml
 from atoll.node.look.metrics import NODE_METRICS, RUN_METRICS, NodeDocuments, exposition
 from atoll.node.look.metrics_server import MOST, REQUEST_S, MetricsServer
 from atoll.node.run.status import FIGURES
-from atoll.node.service.timings import Timings
 from atoll.node.session.events import Timed
+from atoll.node.watching.timings import Timings
 
 NAMES = {metric.name for metric in (*NODE_METRICS, *RUN_METRICS)}
 Labels = tuple[tuple[str, str], ...]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from atoll.collectives.identifiers import PeerId, RunId
+from atoll.node.composing.announced import read_invite
 from atoll.node.net import announcements
 from atoll.node.net.announcements import (
     LIFE_S,
@@ -35,7 +36,6 @@ from atoll.node.net.transport.framing import MAX_FRAME_BYTES, FrameReader, frame
 from atoll.node.net.transport.peerbook import PeerBook
 from atoll.node.run import capability
 from atoll.node.run.invite import Invite, make_invite
-from atoll.node.service.announced import read_invite
 from atoll.security.identity import Identity
 
 A, B, C = Identity(b"a" * 32), Identity(b"b" * 32), Identity(b"c" * 32)

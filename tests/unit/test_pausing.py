@@ -13,11 +13,11 @@ import torch
 from reference_node import Node
 
 from atoll.collectives.errors import ConfigError
-from atoll.node.client import NodeClient, join
 from atoll.node.control.protocol import Pause
 from atoll.node.home.config import load_config, set_value
 from atoll.node.home.hours import DAY, Hours, hours_of
 from atoll.node.home.paths import find_paths
+from atoll.node.joining import NodeClient, join
 from atoll.node.run.events import RunPausedEvent
 from atoll.node.run.status import read_run_status
 from atoll.node.service.pausing import FILE, RunPause

@@ -10,9 +10,9 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.outcomes import Share
 from atoll.collectives.partition import parts_for
 from atoll.node.run.events import document
-from atoll.node.service.phases import KEPT, Phases
 from atoll.node.session.documents import parts_of
 from atoll.node.session.events import PlanTaken
+from atoll.node.watching.phases import KEPT, Phases
 
 A, B = PeerId("a"), PeerId("b")
 

@@ -16,7 +16,6 @@ from atoll.node.home.names import name_of
 from atoll.node.net.measuring import ByteRate
 from atoll.node.net.reach.manager import AddressManager
 from atoll.node.net.transport.addresses import at_home
-from atoll.node.service.rates import Rates
 from atoll.node.views.alone import alone_rows
 from atoll.node.views.documents import path_text, peers_table, rates_text, status_text
 from atoll.node.views.reach_views import (
@@ -31,6 +30,7 @@ from atoll.node.views.reach_views import (
     outcome,
     reach_text,
 )
+from atoll.node.watching.rates import Rates
 from atoll.security.identity import Identity
 
 RELAY, PEER, OTHER = (str(Identity(bytes([number]) * 32).peer) for number in range(3))

@@ -18,12 +18,12 @@ from reference_node import INVITE, Node
 from torch import Tensor
 
 from atoll.collectives.layout import make_layout
-from atoll.node.client import RunSwarm, join
 from atoll.node.client.link import PendingAnswer
 from atoll.node.client.reclaiming import AGAIN_S, LEAST_BYTES, Reclaiming
 from atoll.node.control import protocol as p
 from atoll.node.control import shared_memory
 from atoll.node.control.shared_memory import SharedBuffer, WritableFloats, memfd_works
+from atoll.node.joining import RunSwarm, join
 
 pytestmark = pytest.mark.skipif(not memfd_works(), reason="no memory here that can be given back")
 

@@ -17,7 +17,7 @@ import torch
 from reference_node import INVITE, Node, ReferenceService
 
 from atoll.collectives.api import all_reduce, enter
-from atoll.node.client import RunSwarm, join
+from atoll.node.joining import RunSwarm, join
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from atoll.collectives.identifiers import PeerId
 from atoll.node.run.events import document, read_event
 from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import Verdicts
-from atoll.node.service.idle import STEPLESS_S, Idle
 from atoll.node.service.troubles import Troubles, coded
-from atoll.node.service.waiting import explained
 from atoll.node.session.events import Waiting
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
+from atoll.node.watching.idle import STEPLESS_S, Idle
+from atoll.node.watching.waiting import explained
 
 
 def test_a_full_disk_is_told_once_though_small_writes_succeed_in_between() -> None:

@@ -30,8 +30,8 @@ from atoll.node.run.verdicts import (
     Verdicts,
     judge,
 )
-from atoll.node.service.judging import Notifier, RunVerdicts
 from atoll.node.views.event_words import Words
+from atoll.node.watching.judging import Notifier, RunVerdicts
 from atoll.optim.script.adoption import AdoptionLosses
 
 Event = RunEvent

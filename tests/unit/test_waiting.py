@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from atoll.node.run.status import read_run_status
-from atoll.node.service.waiting import document_of
 from atoll.node.session.events import Waiting
 from atoll.node.views.documents import waiting_lines
+from atoll.node.watching.waiting import document_of
 
 WAITING = Waiting(
     "no quorum",

@@ -49,7 +49,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 
 def run(options: argparse.Namespace, say: Say, stop: threading.Event) -> dict[str, Any]:
     """Join, train, leave. Returns the ``final`` record."""
-    from ...client import join
+    from ...joining import join
 
     def progress(stage: str, done: int, total: int) -> None:
         say({"event": "progress", "stage": stage, "done": done, "total": total})

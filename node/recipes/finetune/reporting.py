@@ -20,7 +20,7 @@ from ...records.model_card import ENERGY_FILE, EVALUATION_FILE, energy_in
 from .loop import Say
 
 if TYPE_CHECKING:
-    from ...client import RunSwarm
+    from ...joining import RunSwarm
 
 logger = logging.getLogger("atoll")
 

@@ -11,9 +11,9 @@ import torch
 
 from ....collectives.forced import make_folder
 from ....collectives.script_swarm import Swarm
-from ...client.swarm import RunSwarm
 from ...home.output import span_text
 from ...home.paths import find_paths
+from ...joining import RunSwarm
 from ...manifest import Manifest, adapters_of, load_run
 from ..models.loading import load_model
 from .loop import FineTuneSettings, FineTuning, Say

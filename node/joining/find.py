@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ...collectives.errors import NetworkError
+from ..client.link import HELLO_S, NOT_RUNNING, Link
+from ..client.reattach import GiveUp
 from ..home.lifecycle import already_running, read_node_file
 from ..home.paths import Paths, find_paths
 from ..home.private_node import PrivateNode
-from .link import HELLO_S, NOT_RUNNING, Link
 
 # a daemon that was there may be restarted by its supervisor before a private node takes its home
 DAEMON_GRACE_S = 20.0
 OWNER_VARIABLE = "ATOLL_NODE_OWNER"  # set by `atoll join` for the script it starts
-GiveUp = Callable[[], bool]
 
 
 def connect_running(

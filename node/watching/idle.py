@@ -113,18 +113,16 @@ class Idle:
 
 
 class JoinedScript:
-    """One of them. Implements `control.service.ExpectedScript`. ``idle`` None: of no run here."""
+    """One of them. Implements `control.service.ExpectedScript`."""
 
-    def __init__(self, idle: Idle | None, pid: int, wake: Callable[[], None]) -> None:
+    def __init__(self, idle: Idle, pid: int, wake: Callable[[], None]) -> None:
         self._idle, self._pid, self._wake = idle, pid, wake
 
     def prepares(self, what: str) -> None:
         """What it does before it attaches."""
-        if self._idle is not None:
-            self._idle.prepares(self._pid, what)
-            self._wake()
+        self._idle.prepares(self._pid, what)
+        self._wake()
 
     def gone(self) -> None:
         """It attaches, or has ended."""
-        if self._idle is not None:
-            self._idle.gone(self._pid)
+        self._idle.gone(self._pid)

@@ -26,7 +26,6 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.record_layer import DEFAULT_CIPHER, PLAIN
 from ...security.identity import Identity, load_or_create
-from ..control.parent import watch_parent
 from ..control.server import ControlServer
 from ..home.ending import end_signals
 from ..home.hours import Hours
@@ -35,18 +34,20 @@ from ..home.notify import notify
 from ..home.paths import Paths, find_paths
 from ..home.private_node import ParentLink
 from ..home.refusals import storage_error
-from ..manifest import list_runs
 from ..net.network import PeerNetwork
 from ..net.reach.ledger import RelayLimits
 from ..net.reach.reach import ReachSettings
 from ..run.events import EngineTroubleEvent
+from ..service.buffers import BufferPool
+from ..service.node import DRAIN_S, LEAVE_S, Node
+from ..service.troubles import coded
 from ..session.composing import find_reducers
+from ..watching.calls import NodeViews
+from ..watching.judging import Notifier
+from ..watching.links import Links
 from .announced import read_invite
-from .buffers import BufferPool
-from .context import NodeContext
-from .judging import Notifier
-from .node import DRAIN_S, Node
-from .troubles import coded
+from .parent import watch_parent
+from .parts import context_of, node_of
 
 log = logging.getLogger("atoll")
 HOME_S = 2.0  # how often the node looks whether its home is still there
@@ -93,7 +94,8 @@ class NodeOptions:
 
 
 def run_node(
-    options: NodeOptions, on_ready: Callable[[Node, Path], None] = lambda node, path: None
+    options: NodeOptions,
+    on_ready: Callable[[NodeViews, Path], None] = lambda views, path: None,
 ) -> None:
     """Run a node until it is told to end. Raises AtollError when it cannot start; leaves no process
     and no socket file.
@@ -162,7 +164,7 @@ async def _main(
     identity: Identity,
     lock: NodeLock,
     link: ParentLink | None,
-    on_ready: Callable[[Node, Path], None],
+    on_ready: Callable[[NodeViews, Path], None],
 ) -> None:
     """The life of the process. Long, since it is one order: what is started inside what ends with
     it, and before it.
@@ -191,7 +193,9 @@ async def _main(
         async with trio.open_nursery() as outer:
             await outer.start(network.run)
             async with trio.open_nursery() as nursery:
-                context = NodeContext(
+                links = Links(network, engine)
+                notifier = Notifier(options.notify) if options.notify else None
+                context = context_of(
                     identity,
                     paths,
                     network,
@@ -200,15 +204,18 @@ async def _main(
                     random.Random(os.urandom(16)),
                     lambda event: node.publish(event),
                     pool,
-                    options.site,
-                    notifier=Notifier(options.notify) if options.notify else None,
+                    links=links,
+                    site=options.site,
                     hours=options.hours,
+                    notifier=notifier,
                     share_models=options.share_models,
                 )
-                node = Node(
+                node, views = node_of(
                     context,
+                    network,
                     private=options.private,
                     parent_pid=options.parent_pid,
+                    links=links,
                     drain_s=options.drain_s,
                 )
                 nodes.append(node)
@@ -230,19 +237,21 @@ async def _main(
                 if link is not None:
                     link.ready(path)
                     nursery.start_soon(_follow_parent, link, options.parent_pid, node)
-                nursery.start_soon(node.links.run)
+                nursery.start_soon(links.run)
                 nursery.start_soon(node.watch_clock)
                 nursery.start_soon(_watch_home, lock, paths, node)
-                if context.notifier is not None:
-                    nursery.start_soon(context.notifier.run)
+                if notifier is not None:
+                    nursery.start_soon(notifier.run)
                 # what is loaded now stays; the collector need not walk it again and again while an
                 # engine works
                 gc.freeze()
-                on_ready(node, path)
+                on_ready(views, path)
                 await node.ending.wait()
                 notify("STOPPING=1")
                 server.announce_end("the node was told to end")
                 await node.drain()
+                if notifier is not None:
+                    await notifier.settled(LEAVE_S)
                 nursery.cancel_scope.cancel()
             outer.cancel_scope.cancel()
     finally:
@@ -336,7 +345,7 @@ def _connect(
 
 
 def _resume(node: Node) -> None:
-    for run_id, signed in list_runs(node.paths, node.troubles).items():
+    for run_id, signed in node.context.manifests.stored(node.troubles).items():
         node.resume(run_id, signed)
     for error in node.troubles:
         log.error("%s %s", error.code, error.message)

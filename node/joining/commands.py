@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ..client.link import Link
 from ..control import protocol as p
 from ..control.descriptors import Descriptor
 from ..home.paths import Paths
 from .find import connect_running
-from .link import Link
 
 ANSWER_S = 30.0
 P = ParamSpec("P")

@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from ...collectives.group import Reach
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import MAX_FRAGMENTS
-from ..control.protocol import ShowAnswer, ShowEvaluation
 from ..run import events as e
 from ..session import documents
 from ..session import events as ev
 from ..session.events import Waiting
-from .troubles import doubled_here, other_histories, removed_here
 from .waiting import document_of, explained
 
 if TYPE_CHECKING:
-    from .run import RunService
+    from ..service.run import RunService
 
 log = logging.getLogger("atoll")
 USUAL = ("training", "round under way", "finished", "left")  # no news for whoever watches a log
@@ -48,26 +45,17 @@ class Chronicle:
         self.evaluation: e.ScriptEvaluationEvent | None = None
         self._without_part = set[int]()  # fragments in whose last round this node added up nothing
 
-    def note_operation(self, operation: e.OperationCommittedEvent) -> None:
-        """A free-standing operation of the script is decided."""
-        self.operation = operation
-        self.run.node.publish(operation)
-
-    def note_shown(self, told: ShowAnswer | ShowEvaluation) -> None:
-        """The script shows what the model has learned. Of answers those of the newest round that
-        has any are kept, `MOST_ANSWERS` of them.
+    def note_published(self, event: e.RunEvent) -> None:
+        """What others than the session tell, and status shows. Of answers those of the newest round
+        that has any are kept, `MOST_ANSWERS` of them.
         """
-        of: Any = {"at": time.time(), "run": self.run.run_id}
-        event: e.RunEvent
-        if isinstance(told, ShowEvaluation):
-            event = self.evaluation = e.ScriptEvaluationEvent(
-                round=told.round, tokens=told.tokens, held_out=told.held_out, **of
-            )
-        else:
-            event = e.ScriptAnswerEvent(round=told.round, prompt=told.prompt, text=told.text, **of)
-            same = [each for each in self.answers if each.round == told.round]
+        if isinstance(event, e.OperationCommittedEvent):
+            self.operation = event
+        elif isinstance(event, e.ScriptEvaluationEvent):
+            self.evaluation = event
+        elif isinstance(event, e.ScriptAnswerEvent):
+            same = [each for each in self.answers if each.round == event.round]
             self.answers = (*same, event)[-MOST_ANSWERS:]
-        self.run.node.publish(event)
 
     def note(self, fragment: int, event: object) -> None:
         """An event of the session of one fragment: what follows from it here, and what is published
@@ -76,17 +64,10 @@ class Chronicle:
         run = self.run
         of: Any = {"run": run.run_id, "fragment": fragment}
         match event:
-            case ev.PlanTaken():
-                run.phases.planned(trio.current_time(), event)
-                run.timings.planned(event)
-            case ev.Timed():
-                run.timings.timed(trio.current_time(), event)
             case ev.RoundCommitted():
                 self._note_part(fragment, event)
-                reach = msgspec.convert(run.reach, Reach | None)
-                told = documents.committed(event, time.time(), run.traffic(), reach=reach, **of)
+                told = documents.committed(event, time.time(), run.traffic(), reach=run.reach, **of)
                 self.rounds = [*self.rounds[-HISTORY:], told]
-                run.troubles.clear()
                 run.node.publish(told)
             case ev.Unmasked():
                 self.unmasked = e.RoundUnmaskedEvent(
@@ -114,8 +95,6 @@ class Chronicle:
                     len(removed),
                 )
                 run.node.publish(e.EntryRecertifiedEvent(entry=entry, removed=removed, **of))
-            case ev.Removed():
-                run.fail(removed_here())
             case ev.StateProgress(have, total):
                 self.progress = ("fetching state", have, total)
                 run.node.publish(e.StateProgressEvent(have=have, total=total, **of))
@@ -131,17 +110,10 @@ class Chronicle:
                 run.node.publish(e.SumDisputedEvent(owner=owner, wrong=wrong, **of))
             case ev.SumsDiffer(peers):
                 run.node.publish(e.SumsDifferEvent(peers=peers, **of))
-            case ev.Equivocated():
-                run.guard(lambda: run.take_proof(event.evidence))
             case ev.WorkJudged(peer, entry, good, fault):
                 run.node.publish(
                     e.WorkJudgedEvent(peer=peer, entry=entry, good=good, fault=fault, **of)
                 )
-            case ev.AnotherHistory():
-                if (twice := other_histories(run.foreign, run.splits)) is not None:
-                    run.troubles.tell(twice)
-            case ev.Doubled():
-                run.troubles.tell(doubled_here())
             case ev.Renewed(life):
                 log.warning(
                     "run %s: this home is an old copy: the run has votes of it that it does not "

@@ -19,11 +19,11 @@ from ..run.events import (
     ScriptExitedEvent,
     ScriptMissingEvent,
 )
+from ..service.facts import finished
 from .obituary import ScriptProcess
-from .views import finished
 
 if TYPE_CHECKING:
-    from .run import RunService
+    from ..service.run import RunService
 
 FILE = "script"  # in the run's folder
 GONE_S = 3.0

@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..client.reattach import NodeDial, RunEntry
+from ..client.starting import BEGIN_VARIABLE
 from ..control.protocol import JoinRequest
 from ..home.process_title import hide_invites
 from ..run.invite import is_invite
+from .beginning import beginning
 from .find import Dial
-from .reattach import RunEntry
 from .speaking import end_in_words, speak
-from .starting import BEGIN_VARIABLE
 from .swarm import RunSwarm
 
 PROGRESS_S = 2.0  # seconds between two lines about the same stage
@@ -68,9 +69,11 @@ def join(
     dial = Dial(home, private=private, command=command)
     on_progress = progress or Lines()
     if is_invite(invite_or_run):
-        entry = RunEntry(dial, JoinRequest(invite=invite_or_run, name=name or ""))
+        request, run = JoinRequest(invite=invite_or_run, name=name or ""), ""
     else:
-        entry = RunEntry(dial, None, invite_or_run)
+        request, run = None, invite_or_run
+    way = NodeDial(dial.reach, dial.lost, dial.close, dial.paths.run_dir)
+    entry = RunEntry(way, request, run, start_from=beginning)
     try:
         link, info = entry.outlive(lambda: entry.enter(on_progress), on_progress)
     except BaseException:
