@@ -16,7 +16,7 @@ from ..home.durations import duration_s
 from ..home.output import bytes_text, current
 from .costs import describe, describe_lines, explain_evaluate, explain_rule
 from .daemon import finished_words, running
-from .founding import founding_of, keep_founding
+from .founding import founding_of, id_of, keep_founding, no_id
 from .invites import addresses_in_use, check_addresses, fresh_invite
 from .needs import machine_document, machine_lines, needs_of, this_machine
 from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
@@ -188,8 +188,10 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
             if found.secure is not None and found.secure.threshold > LEAST_SITES
             else "More sites: of fewer than three, each would know the other's.",
         )
-    head = terminal.style(f"{found.name}  {found.run_id}", sys.stdout, bold=True)
-    lines, described = describe_lines(found), {"valid": True, **describe(found)}
+    run_id = id_of(terminal, found)
+    head = terminal.style(f"{found.name}  {run_id or no_id(found)}", sys.stdout, bold=True)
+    lines = describe_lines(found)
+    described = {"valid": True, **describe(found), "run_id": run_id or None}
     needs, machine = needs_of(found), this_machine(terminal.paths.state_dir)
     lines += machine_lines(needs, machine)
     described |= machine_document(needs, machine)

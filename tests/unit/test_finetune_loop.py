@@ -568,6 +568,8 @@ def test_devices_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> No
     told = list[str]()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert [devices_for(asked, plain) for asked in (None, 1, 3)] == [1, 1, 3]
+    with pytest.raises(ConfigError, match="--devices 4096, and torch sees no GPU here"):
+        devices_for(4096, plain)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert [devices_for(asked, plain) for asked in (None, 1, 3)] == [4, 1, 3]
