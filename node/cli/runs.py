@@ -469,6 +469,7 @@ def export_command(
         terminal.say(f"This is not the whole model. Missing: {'; '.join(done.missing)}")
     for note in done.notes:
         terminal.say(note)
+    _say_untrained(terminal, done.round)
     every = min(signed.open().checkpoint.every, MOST_REPLAYED)
     if every > 1:
         terminal.say(
@@ -542,7 +543,16 @@ def _merge(
             "load": load,
         },
     )
+    _say_untrained(terminal, done.round)
     terminal.say(f"Load it: import transformers; model = {load}")
+
+
+def _say_untrained(terminal: Terminal, round_: int) -> None:
+    if round_ == 0:
+        terminal.say(
+            "Nothing was trained yet: no round is committed, and this is the model that the run "
+            "begins with."
+        )
 
 
 def _write_card(
