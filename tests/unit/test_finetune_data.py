@@ -143,6 +143,7 @@ def test_a_bad_file_is_named_with_file_and_line(
     with pytest.raises(ConfigError) as caught:
         prepare(path)
     assert words in caught.value.message
+    assert caught.value.code == "E417"
     assert len(caught.value.message) < 4000
 
 

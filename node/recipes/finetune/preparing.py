@@ -225,6 +225,7 @@ def _check_shared(source: str, table: DataTable) -> None:
         raise ConfigError(
             f"{source} is not this run's data set",
             key="$.data.sha256",
+            code="E417",
             why=f"Its sha256 is {found}, and the manifest says {table.sha256}.",
             hint="Get the file that the organiser means; it must be the same byte for byte.",
         )
@@ -318,6 +319,7 @@ class _Reading:
             raise ConfigError(
                 _list_faults(self.faults),
                 key="data",
+                code="E417",
                 why="What cannot be read as it was meant is not trained on in silence.",
                 hint="Mend these lines, or take them out.",
             )
@@ -330,6 +332,7 @@ class _Reading:
             raise ConfigError(
                 f"{source} leaves nothing to train on: {reasons or held or 'it holds no record'}",
                 key="data",
+                code="E417",
                 why="" if held else f"A sample has at most {self.table.length:,} tokens.",
                 hint="held_out = 0" if held else f"[data] length, or {HINT}",
             )

@@ -75,7 +75,7 @@ def read_records(source: str) -> Iterator[Found]:
                 yield found
         except OSError as error:
             raise ConfigError(
-                f"cannot read {path}: {error.strerror or error}", key="data", hint=HINT
+                f"cannot read {path}: {error.strerror or error}", key="data", code="E417", hint=HINT
             ) from None
         if empty:
             yield RecordFault(f"{name}:1", "the file holds no record")
@@ -93,15 +93,16 @@ def files_of(source: str) -> list[tuple[Path, str]]:
             and not any(part.startswith(".") for part in path.relative_to(top).parts)
         ]
         if not files:
-            raise ConfigError(f"{top} holds no file of records", key="data", hint=HINT)
+            raise ConfigError(f"{top} holds no file of records", key="data", code="E417", hint=HINT)
         return files
     if not top.is_file():
         what = "is no file" if top.exists() else "does not exist"
-        raise ConfigError(f"{top} {what}", key="data", hint=HINT)
+        raise ConfigError(f"{top} {what}", key="data", code="E417", hint=HINT)
     if top.suffix.lower() not in READERS:
         raise ConfigError(
             f"{top.name} is of a kind that is not read: {top.suffix or 'it has no suffix'}",
             key="data",
+            code="E417",
             why="What a file holds is told by its suffix: " + ", ".join(READERS) + ".",
             hint=HINT,
         )
@@ -115,6 +116,7 @@ def file_digest(source: str) -> str:
         raise ConfigError(
             f"{source} is not one file",
             key="data",
+            code="E417",
             why="This run deals one data set out among its members, by the numbers of its records.",
             hint="Put it into one file, whose sha256 the manifest names.",
         )
@@ -421,6 +423,7 @@ def _of_parquet(path: Path, name: str) -> Iterator[Found]:
         raise ConfigError(
             f"{name} is parquet, which needs pyarrow",
             key="data",
+            code="E417",
             hint="pip install 'atoll[parquet]', or give jsonl",
         ) from None
     try:
