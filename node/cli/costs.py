@@ -336,16 +336,16 @@ def _schedule_lines(manifest: Manifest) -> list[str]:
     if own or made is None or inner.samples is not None:
         return []
     lines = list[str]()
-    follows = inner.schedule == "cosine" and inner.steps is not None
-    if follows and inner.steps > made:
-        left = 0.5 * (1 + math.cos(math.pi * made / inner.steps))
+    ends = inner.steps if inner.schedule == "cosine" and inner.steps is not None else made
+    if ends > made:
+        left = 0.5 * (1 + math.cos(math.pi * made / ends))
         lines.append(
             f"the learning rate is still {left:.0%} of lr at the end: the run makes {made} steps, "
-            f"its schedule {inner.steps}; [train.inner] steps = {made}"
+            f"its schedule {ends}; [train.inner] steps = {made}"
         )
-    elif follows and inner.steps < made:
+    elif ends < made:
         lines.append(
-            f"the last {made - inner.steps} of {made} steps are made at 1 % of lr: "
+            f"the last {made - ends} of {made} steps are made at 1 % of lr: "
             f"[train.inner] steps = {made}"
         )
     if inner.warmup > WARMUP_SHARE * made:
@@ -383,8 +383,8 @@ def _pretrained_lines(manifest: Manifest) -> list[str]:
             f"{lora.alpha:g}, on {layers}"
             + (f": {count_text(manifest.parameters)} parameters" if manifest.parameters else "")
         )
-    elif base is not None:
-        lines.append(f"trains   all of it, in {model.dtype}")
+    else:
+        lines.append("trains   all of it" + (f", in {model.dtype}" if base is not None else ""))
     return lines
 
 

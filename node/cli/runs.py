@@ -478,6 +478,25 @@ def export_command(
         )
     what = "Load what there is" if done.missing else "Load it"
     terminal.say(f"{what}: {done.load}")
+    if "adapter_config.json" in done.files and (where := _base_in_words(terminal, signed)):
+        terminal.say(where)
+
+
+def _base_in_words(terminal: Terminal, signed: SignedManifest) -> str:
+    """How the model is loaded that an adapter lies on; "": a script of somebody's own knows."""
+    from ..records.model_card import base_loaded
+
+    model = signed.open().model
+    if not (line := base_loaded(model)):
+        return ""
+    said = f"There, model is the base: {line}"
+    if model.hub is None:
+        from ..recipes.models.bringing import base_folder
+
+        folder = base_folder(terminal.paths, signed.run_id)
+        said += f"; on this machine from_pretrained({str(folder)!r})" if folder is not None else ""
+        said += ". Without a base: atoll export RUN DIR --merge"
+    return said
 
 
 def _merge(

@@ -133,6 +133,7 @@ def _folder_of(
 
 def _read(terminal: Terminal, manifest: Manifest, data: str, folder: Path | None) -> None:
     """Say what `atoll join` says of the data before the first step."""
+    from ..manifest.presets import steps_of
     from ..recipes.finetune.preparing import prepare_data
     from ..recipes.models.tokens import compare_marks, load_tokenizer
 
@@ -146,6 +147,6 @@ def _read(terminal: Terminal, manifest: Manifest, data: str, folder: Path | None
     found = prepare_data(
         data, tokenizer, manifest.data, tell=lambda count: terminal.say(f"{count:,} records read …")
     )
-    for line in found.lines(manifest.train.inner.tokens_per_step):
+    for line in found.lines(manifest.train.inner.tokens_per_step, steps_of(manifest)):
         terminal.say(f"data     {line}")
     terminal.say(f"the first sample, with what is learned between ⟦ and ⟧:\n{found.shown}")
