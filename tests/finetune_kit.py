@@ -87,6 +87,59 @@ def tiny_model(kind: str = "llama", seed: int = 0, **settings: Any) -> Any:
     return model.eval()
 
 
+def tiny_gguf(path: Path) -> Path:
+    """`tiny_model` and `tiny_tokenizer` in one GGUF file of float32."""
+    import gguf
+
+    writer, model, tokenizer = gguf.GGUFWriter(path, "llama"), tiny_model(), tiny_tokenizer()
+    config = model.config
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    tokens += [f"<unused{number}>" for number in range(config.vocab_size - len(tokens))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    merges = json.loads(_trained())["model"]["merges"]
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(2)
+    writer.add_chat_template(CHATML)
+    for name, value in model.state_dict().items():
+        whole = name.removesuffix(".weight")
+        if (called := _IN_GGUF.get(whole)) is None:
+            _, _, layer, part = whole.split(".", 3)
+            called = f"blk.{layer}.{_IN_GGUF[part]}"
+        writer.add_tensor(f"{called}.weight", value.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+_IN_GGUF = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
 def chat(*turns: str, system: str = "") -> dict[str, Any]:
     """A record of messages: user and assistant in turn."""
     roles = ("user", "assistant")

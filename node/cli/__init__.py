@@ -37,6 +37,7 @@
     simulating_fleet   simulate --peers: a run on the user's own machines
     basing             where a run's pretrained model comes from, and how far it is
     consent            where an invite is taken from, what the run is, whether the owner agrees
+    trying             join --dry-run: what a run takes and how its data are read, without a trace
     join               join
     chat               chat
 

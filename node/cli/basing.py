@@ -15,7 +15,6 @@ from ..home.paths import Paths
 
 if TYPE_CHECKING:
     from ..joining.commands import NodeClient
-    from ..manifest import SignedManifest
     from ..manifest.tables import ModelTable
 
 _STEP = 0.1  # of the base, between two lines about it
@@ -43,21 +42,21 @@ def _is_cached(model: ModelTable) -> bool:
 
 def base_lines(
     paths: Paths,
-    signed: SignedManifest,
+    run_id: str,
+    model: ModelTable,
     given: Path | None,
     *,
     share: bool,
     founds: bool = False,
 ) -> list[str]:
     """Where a run's pretrained model comes from, what that takes of the disk, and whether this
-    machine hands it on, for people; none where the run has none. ``founds``: the run is new, and
-    nobody else has it.
+    machine hands it on, for people; none where the run has none. ``run_id``: "" of one that is not
+    founded. ``founds``: the run is new, and nobody else has it.
     """
     from ..bases.own import fetched_folder
     from ..manifest.pretrained import travels
     from ..recipes.models.bringing import find_copy
 
-    run_id, model = signed.run_id, signed.open().model
     if model.base is None or not model.pretrained:
         return []
     size = bytes_text(model.base.size)

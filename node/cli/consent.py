@@ -164,10 +164,11 @@ def agree(
     data: str,
     down: float | None = None,
     base: Sequence[str] = (),
+    question: str = "Join?",
 ) -> bool:
     """Show what the run asks of this machine, where it lacks that, and which code of its own runs
-    for it, and ask. ``down``: bytes/s that may come in, where that is limited. ``base``: what is
-    said of its pretrained model (`basing.base_lines`).
+    for it, and ask the ``question``. ``down``: bytes/s that may come in, where that is limited.
+    ``base``: what is said of its pretrained model (`basing.base_lines`).
 
     Raises ConfigError when the run cannot be trained with ``script`` and ``data``, or takes more
     memory than this machine has (E416)."""
@@ -190,29 +191,33 @@ def agree(
     own_code += [data] if is_factory(data) else []
     for file in own_code:
         terminal.say(f"           of this machine's own, {file!r} may be run")
-    return terminal.confirm("Join?")
+    return terminal.confirm(question)
 
 
 def describe_run(
     terminal: Terminal,
-    signed: SignedManifest,
-    invite: Invite | None,
+    manifest: Manifest,
+    run_id: str,
+    invite: Invite | None = None,
     down: float | None = None,
     base: Sequence[str] = (),
 ) -> None:
-    """Print what the run asks of a member, and what this machine lacks of it."""
+    """Print what the run asks of a member, and what this machine lacks of it. ``run_id``: "" of one
+    that is not founded.
+    """
     from .costs import describe, describe_lines
+    from .founding import no_id
     from .needs import machine_document, machine_lines, needs_of, this_machine
 
-    manifest = signed.open()
     needs, machine = needs_of(manifest), this_machine(terminal.paths.state_dir)
+    heading = _heading(run_id or no_id(manifest), manifest, invite)
     lines = [
-        terminal.style(_heading(signed.run_id, manifest, invite), sys.stdout, bold=True),
+        terminal.style(heading, sys.stdout, bold=True),
         *(f"  {line}" for line in (*describe_lines(manifest, down), *base)),
         *(f"  {line}" for line in machine_lines(needs, machine)),
     ]
     document = {**describe(manifest, down), **machine_document(needs, machine)}
-    terminal.data("\n".join(lines), {**document, "run_id": signed.run_id})
+    terminal.data("\n".join(lines), {**document, "run_id": run_id or None})
 
 
 def _heading(run_id: str, manifest: Manifest, invite: Invite | None) -> str:

@@ -4,6 +4,7 @@ the others see.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -19,11 +20,13 @@ from ..manifest.federated import PLAIN_LANES, masked_bits, privacy_lines
 from ..manifest.limits import LimitsTable
 from ..manifest.methods import counting, rounds_text
 from ..manifest.optional_tables import liars_borne
-from ..manifest.presets import growth_text, momentum_text
+from ..manifest.presets import growth_text, momentum_text, steps_of
 from ..manifest.tables import AdaptersTable
 from ..run.gain import DDP_BYTES
 from ..views.documents import lying_text, rule_text
 from .needs import FLOAT_BYTES, needs_document, needs_lines, needs_of
+
+WARMUP_SHARE = 0.25  # of a run's steps: a longer warm-up is most of what it learns by
 
 
 def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
@@ -45,6 +48,7 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
         "growth": settings.growth,
         "round_s": settings.round_s,
         "rounds": settings.rounds,
+        "schedule": _schedule_lines(manifest),
         "start_with": manifest.train.start_with,
         "kind": manifest.kind,
         "federated": msgspec.to_builtins(manifest.federated) if federated else None,
@@ -278,9 +282,10 @@ def describe_lines(manifest: Manifest, down: float | None = None) -> list[str]:
         f"data     {_data_text(d)}",
         f"rounds   {rounds_text(manifest, every)}, {_steps_text(manifest)}"
         + (f", {d['rounds']} in all" if d["rounds"] else ", without end")
-        + (f"; the first waits for {d['start_with']} members" if d["start_with"] else "")
+        + (f"; the first waits for {d['start_with']} members" if (d["start_with"] or 1) > 1 else "")
         + (f"; {growth_text(manifest)}" if d["growth"] else ""),
     ]
+    lines += [f"{'':7}  {each}" for each in _schedule_lines(manifest)]
     if manifest.adapters != AdaptersTable():
         lines.append(f"adapters {_adapters_text(manifest.adapters)}")
     if d["buffers"]:
@@ -320,6 +325,33 @@ def _pretrained_document(manifest: Manifest) -> dict[str, Any] | None:
     return {**msgspec.to_builtins(manifest.model), "lora": lora}
 
 
+def _schedule_lines(manifest: Manifest) -> list[str]:
+    """Where the learning rate's schedule does not end with the run, or hardly begins in it."""
+    inner, made = manifest.train.inner, steps_of(manifest)
+    own = manifest.model.entry.startswith("local:")  # a script has a schedule of its own
+    if own or made is None or inner.samples is not None:
+        return []
+    lines = list[str]()
+    ends = inner.steps if inner.schedule == "cosine" and inner.steps is not None else made
+    if ends > made:
+        left = 0.5 * (1 + math.cos(math.pi * made / ends))
+        lines.append(
+            f"the learning rate is still {left:.0%} of lr at the end: the run makes {made} steps, "
+            f"its schedule {ends}; [train.inner] steps = {made}"
+        )
+    elif ends < made:
+        lines.append(
+            f"the last {made - ends} of {made} steps are made at 1 % of lr: "
+            f"[train.inner] steps = {made}"
+        )
+    if inner.warmup > WARMUP_SHARE * made:
+        lines.append(
+            f"the learning rate warms up for {inner.warmup} of {made} steps: [train.inner] warmup "
+            f"= {max(1, made // 20)}"
+        )
+    return lines
+
+
 def _pretrained_lines(manifest: Manifest) -> list[str]:
     """Which pretrained model, under which licence, how large, and what of it trains; empty where
     the run has none.
@@ -347,8 +379,8 @@ def _pretrained_lines(manifest: Manifest) -> list[str]:
             f"{lora.alpha:g}, on {layers}"
             + (f": {count_text(manifest.parameters)} parameters" if manifest.parameters else "")
         )
-    elif base is not None:
-        lines.append(f"trains   all of it, in {model.dtype}")
+    else:
+        lines.append("trains   all of it" + (f", in {model.dtype}" if base is not None else ""))
     return lines
 
 

@@ -69,9 +69,8 @@ def founding_of(terminal: Terminal, manifest: Manifest, near: Path) -> Founding:
 
     text, identity = str(manifest.run_id), identity_of(terminal)
     stored = list_runs(terminal.paths, [])
-    for run_id, signed in stored.items():
-        if signed.organiser == identity.peer and _text_of(terminal, run_id) == text:
-            return Founding(signed, None, text, True)
+    if (before := founded_before(terminal, manifest, identity.peer)) is not None:
+        return Founding(before, None, text, True)
     check_work(manifest, manifest.name)
     if not manifest.nonce:
         manifest = structs.replace(manifest, nonce=_nonce_of(identity.peer))
@@ -87,6 +86,45 @@ def founding_of(terminal: Terminal, manifest: Manifest, near: Path) -> Founding:
         manifest, source = found.manifest, found.source
     signed = sign_manifest(manifest, identity)
     return Founding(signed, source, text, signed.run_id in stored)
+
+
+def id_of(terminal: Terminal, manifest: Manifest) -> str:
+    """The id of the run that these settings are where this machine founds it, or has; "" where that
+    follows from a key that is not made yet, or from a model that nobody has looked at. Writes
+    nothing.
+    """
+    from ...security.identity import load
+
+    file = terminal.paths.identity_file
+    organiser = load(file).peer if file.exists() else None
+    if organiser and (before := founded_before(terminal, manifest, organiser)) is not None:
+        return str(before.run_id)
+    if manifest.model.pretrained and manifest.model.base is None:
+        return ""
+    if not manifest.nonce:
+        if organiser is None:
+            return ""
+        manifest = structs.replace(manifest, nonce=_nonce_of(organiser))
+    return str(manifest.run_id)
+
+
+def no_id(manifest: Manifest) -> str:
+    """What stands in the place of an id that `id_of` does not know."""
+    looked = " and the model's files" * manifest.model.pretrained
+    return f"(its id follows from its founder's key{looked}: atoll new or atoll join says it)"
+
+
+def founded_before(
+    terminal: Terminal, manifest: Manifest, organiser: PeerId
+) -> SignedManifest | None:
+    """The run that ``organiser``, this machine's key, has founded of these settings; None: none."""
+    from ..manifest import list_runs
+
+    text = str(manifest.run_id)
+    for run_id, signed in list_runs(terminal.paths, []).items():
+        if signed.organiser == organiser and _text_of(terminal, run_id) == text:
+            return signed
+    return None
 
 
 def keep_founding(terminal: Terminal, founding: Founding) -> Path:

@@ -26,11 +26,12 @@ from ..home.own_data import data_in, is_factory
 from ..home.paths import user_path
 from ..joining.speaking import QUIET_VARIABLE
 from .basing import base_lines, from_members, lacks_base
-from .consent import INVITE_VARIABLE, agree, check_fit, describe_run, preview, target_of
+from .consent import INVITE_VARIABLE, agree, check_fit, preview, target_of
 from .daemon import connect, running
 from .founding import Founding, bring_base, founding_in, is_settings, say_invite
 from .options import DATA, DRAIN, GIVEN, HOURS, RUN, GivenPath, asking_options, shared_options
 from .settings import settings_of
+from .trying import try_join
 
 if TYPE_CHECKING:
     from ..control.protocol import JoinRequest, RunInfo
@@ -123,7 +124,10 @@ class _JoinCommand(click.Command):
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Say what it would cost; nothing is stored, nobody hears of this machine's key.",
+    help=(
+        "Say what it would cost, and read the data of --data for a pretrained model; nothing is "
+        "stored, nobody hears of this machine's key."
+    ),
 )
 @asking_options
 @shared_options
@@ -166,27 +170,27 @@ def join_command(
         )
     if fresh_key:
         use_separate_home(terminal, target)
-    settings = settings_of(terminal, ask=True)
+    settings = settings_of(terminal, ask=not dry_run)
     down = bytes_per_s(max_down or "", "max_down") or settings.config.limits[1] or None
     given = data or data_in(settings)
+    if dry_run:
+        return try_join(terminal, target, script, model, given, down, settings.config)
     founding = (
-        founding_in(terminal, target, lambda run: dry_run or check_fit(run, script, given))
+        founding_in(terminal, target, lambda run: check_fit(run, script, given))
         if is_settings(target)
         else None
     )
     invite, signed = (
-        preview(terminal, target, settings.config, dry_run=dry_run)
+        preview(terminal, target, settings.config, dry_run=False)
         if founding is None
         else (None, founding.signed)
     )
     base_of = partial(_base_of, terminal, model, founding, settings.config.models.share)
-    if dry_run and signed is not None:
-        describe_run(terminal, signed, invite, down, base_of(signed))
-        return 0
-    if signed is not None and not agree(
-        terminal, signed, invite, script, given, down, base_of(signed)
-    ):
-        return 1
+    asked = partial(agree, question=_question(founding))
+    if signed is not None:
+        _devices_of(signed, script, devices)
+        if not asked(terminal, signed, invite, script, given, down, base_of(signed)):
+            return 1
     awaited = signed is None or _is_awaited(terminal, signed, model, founding)
     if signed is not None and not awaited:
         bring_base(terminal, signed, model, founding)
@@ -198,7 +202,8 @@ def join_command(
         if awaited:
             with _leaving(client, info.run_id, known):
                 if signed is None:  # nobody had shown it, and --yes was given, whatever it says
-                    agree(terminal, entered, invite, script, given, down, base_of(entered))
+                    _devices_of(entered, script, devices)
+                    asked(terminal, entered, invite, script, given, down, base_of(entered))
                 fetch = from_members(terminal, client, info.run_id)
                 bring_base(terminal, entered, model, founding, fetch)
         if founding is not None:
@@ -212,7 +217,9 @@ def join_command(
 def _devices_of(
     signed: SignedManifest, script: Path | None, devices: int | None
 ) -> dict[str, object]:
-    """The option of the script, if it was given. Raises UsageError where the script has none."""
+    """The option of the script, if it was given. Raises UsageError where the script has none,
+    ConfigError where this machine or the run cannot have so many.
+    """
     if devices is None:
         return {}
     if script is not None or not recipe_of(signed).endswith("finetune"):
@@ -220,7 +227,9 @@ def _devices_of(
             "--devices is for a pretrained model ([model] hub, folder or gguf): a script of yours "
             "is started by torchrun, and the built-in model needs one device"
         )
-    return {"--devices": devices}
+    from ..recipes.finetune.launching import devices_for
+
+    return {"--devices": devices_for(devices, signed.open())}
 
 
 def _base_of(
@@ -233,7 +242,15 @@ def _base_of(
     """What is said of the run's pretrained model before "y"."""
     given = model or (founding.source if founding is not None else None)
     founds = founding is not None and not founding.known
-    return base_lines(terminal.paths, shown, given, share=share, founds=founds)
+    run_id, table = shown.run_id, shown.open().model
+    return base_lines(terminal.paths, run_id, table, given, share=share, founds=founds)
+
+
+def _question(founding: Founding | None) -> str:
+    """What is asked once the run is shown."""
+    if founding is None:
+        return "Join?"
+    return "Go on with this run of yours?" if founding.known else "Found this run, and start it?"
 
 
 def _is_awaited(

@@ -16,7 +16,7 @@ from ..home.durations import duration_s
 from ..home.output import bytes_text, current
 from .costs import describe, describe_lines, explain_evaluate, explain_rule
 from .daemon import finished_words, running
-from .founding import founding_of, keep_founding
+from .founding import founding_of, id_of, keep_founding, no_id
 from .invites import addresses_in_use, check_addresses, fresh_invite
 from .needs import machine_document, machine_lines, needs_of, this_machine
 from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
@@ -188,8 +188,10 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
             if found.secure is not None and found.secure.threshold > LEAST_SITES
             else "More sites: of fewer than three, each would know the other's.",
         )
-    head = terminal.style(f"{found.name}  {found.run_id}", sys.stdout, bold=True)
-    lines, described = describe_lines(found), {"valid": True, **describe(found)}
+    run_id = id_of(terminal, found)
+    head = terminal.style(f"{found.name}  {run_id or no_id(found)}", sys.stdout, bold=True)
+    lines = describe_lines(found)
+    described = {"valid": True, **describe(found), "run_id": run_id or None}
     needs, machine = needs_of(found), this_machine(terminal.paths.state_dir)
     lines += machine_lines(needs, machine)
     described |= machine_document(needs, machine)
@@ -467,6 +469,7 @@ def export_command(
         terminal.say(f"This is not the whole model. Missing: {'; '.join(done.missing)}")
     for note in done.notes:
         terminal.say(note)
+    _say_untrained(terminal, done.round)
     every = min(signed.open().checkpoint.every, MOST_REPLAYED)
     if every > 1:
         terminal.say(
@@ -475,6 +478,25 @@ def export_command(
         )
     what = "Load what there is" if done.missing else "Load it"
     terminal.say(f"{what}: {done.load}")
+    if "adapter_config.json" in done.files and (where := _base_in_words(terminal, signed)):
+        terminal.say(where)
+
+
+def _base_in_words(terminal: Terminal, signed: SignedManifest) -> str:
+    """How the model is loaded that an adapter lies on; "": a script of somebody's own knows."""
+    from ..records.model_card import base_loaded
+
+    model = signed.open().model
+    if not (line := base_loaded(model)):
+        return ""
+    said = f"There, model is the base: {line}"
+    if model.hub is None:
+        from ..recipes.models.bringing import base_folder
+
+        folder = base_folder(terminal.paths, signed.run_id)
+        said += f"; on this machine from_pretrained({str(folder)!r})" if folder is not None else ""
+        said += ". Without a base: atoll export RUN DIR --merge"
+    return said
 
 
 def _merge(
@@ -540,7 +562,16 @@ def _merge(
             "load": load,
         },
     )
+    _say_untrained(terminal, done.round)
     terminal.say(f"Load it: import transformers; model = {load}")
+
+
+def _say_untrained(terminal: Terminal, round_: int) -> None:
+    if round_ == 0:
+        terminal.say(
+            "Nothing was trained yet: no round is committed, and this is the model that the run "
+            "begins with."
+        )
 
 
 def _write_card(

@@ -487,7 +487,11 @@ The message names the key by its path, such as $.train.outer.lr, and what may st
 Unknown keys are errors, so that a typing mistake cannot silently train with a default.
 
     atoll validate RUN.toml      check a manifest
-    atoll config show            settings in use, and where each comes from""",
+    atoll config show            settings in use, and where each comes from
+    atoll new --template finetune --model ORG/NAME    a manifest for a language model
+
+Data are not named in a manifest: each machine gives its own, atoll join RUN.toml --data FILE.
+Without training anything, --dry-run beside it reads them and shows the first sample.""",
     ),
     "E410": ErrorPage(
         "no-toml",
@@ -586,6 +590,26 @@ train alike.
     atoll fit                     what this machine can train
     atoll fit RUN.toml            by which method, with which settings
     atoll plan RUN.toml           with --machine for each: settings that all of them hold""",
+    ),
+    "E417": ErrorPage(
+        "own-data",
+        "this machine's data cannot be trained on as they are",
+        78,
+        """\
+The message names file and line of each record that cannot be read as it was meant; the first ten
+are listed, and nothing is trained until all are in order. What a record may be:
+
+    {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
+    {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}   ShareGPT
+    {"instruction": "…", "input": "…", "output": "…"}                                     alpaca
+    {"prompt": "…", "completion": "…"}
+    {"text": "…"}
+
+one a line (.jsonl), in one array (.json), as rows of .csv, .tsv or .parquet; or .txt and .md.
+Records of one file are alike; [data] format says of which kind they are, where keys do not.
+
+    atoll join RUN.toml --dry-run --data FILE    reads the data, shows the first sample, and stores
+                                                 nothing""",
     ),
     "E501": ErrorPage(
         "storage",

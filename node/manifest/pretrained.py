@@ -11,7 +11,7 @@ import msgspec
 from ...collectives.errors import ConfigError
 from .manifest import Manifest
 from .refusals import Row, against
-from .tables import PRETRAINED, BaseTable, LoraTable, ModelTable
+from .tables import PRETRAINED, BaseTable, InnerTable, LoraTable, ModelTable
 
 OF_PRETRAINED = ("revision", "method", "dtype", "attention", "checkpointing", "base")
 """Settings of ``[model]`` that mean nothing of another model."""
@@ -166,6 +166,15 @@ def data_rows(manifest: Manifest) -> list[Row]:
                 'optimizer = "adamw"',
             ),
             (gpt and inner.in_backward, "$.train.inner.in_backward", small, out),
+            *(
+                (
+                    gpt and getattr(inner, key) != getattr(InnerTable(), key),
+                    f"$.train.inner.{key}",
+                    "A step of the byte-level GPT has batch windows.",
+                    out,
+                )
+                for key in ("tokens_per_step", "micro_batch")
+            ),
             (
                 gpt and manifest.prompts is not None,
                 "$.prompts.texts",
@@ -175,6 +184,16 @@ def data_rows(manifest: Manifest) -> list[Row]:
         ],
     )
     rows += _backward_rows(manifest)
+    if manifest.model.pretrained:
+        rows.append(
+            Row(
+                inner.batch != InnerTable().batch,
+                "$.train.inner.batch",
+                "A step has tokens_per_step tokens, in micro-batches of micro_batch rows.",
+                out,
+                says="$.train.inner.batch is of the built-in model",
+            )
+        )
     shared = data.source == "shared"
     rows.append(
         Row(

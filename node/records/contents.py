@@ -48,6 +48,7 @@ class Contents(msgspec.Struct, kw_only=True):
     notes: tuple[str, ...] = ()
     round: int | None = None
     library_class: str = ""  # of transformers
+    tied: tuple[str, ...] = ()  # of ``tensors``: those that it takes from others as it loads them
     floats: tuple[str, ...] = ()  # floating types of the live model
     computed: str = ""  # that of the buffers that no file has
 
@@ -73,6 +74,10 @@ def contents_of(
         _convert(found, dtype)
     if found.file == WEIGHTS_FILE:
         found.how = _how(found)
+        if "{file}" not in found.how:  # else all names of the one file are asked for
+            for name in found.tied:
+                del found.tensors[name]
+                found.names.pop(name, None)
     return found
 
 
@@ -109,6 +114,7 @@ def _of_card(
         tensors=tensors,
         how=AS_ADAPTER if card.kind == "peft" else "",
         library_class=card.transformers_class,
+        tied=tuple(each.name for each in card.saved if each.tied and each.name in tensors),
         floats=card.floats,
         computed=card.computed,
         files=files,

@@ -19,6 +19,7 @@ from ...collectives.identifiers import PeerId
 from ..home.output import count_text, span_text
 from ..home.paths import Paths
 from ..manifest import Manifest, SignedManifest, adapters_of
+from ..manifest.tables import ModelTable
 
 CARD_FILE = "README.md"
 EVALUATION_FILE = "evaluation.json"  # in the run's folder: the newest that a script made here
@@ -111,7 +112,10 @@ def card_of(
     lines += _evaluation_lines(evaluation)
     lines.append(_energy_line(energy))
     if how:
-        lines += ["", "```python", how, "```"]
+        on_a_base = adapters_of(manifest) is not None and not merged
+        base = base_loaded(manifest.model) if on_a_base else ""
+        before = ["import transformers", f"model = {_code(base)}"] if base else []
+        lines += ["", "```python", *before, how, "```"]
     by = (
         "Trained by one machine on its data, which"
         if worked is not None and len(worked.rounds) == 1
@@ -124,6 +128,16 @@ def card_of(
         "",
     ]
     return "\n".join(lines).encode()
+
+
+def base_loaded(model: ModelTable) -> str:
+    """Python that loads the pretrained model of a run; "": it has none."""
+    load = "transformers.AutoModelForCausalLM.from_pretrained"
+    if model.hub is not None:
+        return f"{load}({model.hub!r}, revision={model.revision!r})"
+    if model.gguf is not None:
+        return f"{load}(FOLDER_OF_THE_FILE, gguf_file={model.gguf!r})"
+    return f"{load}(PATH_OF_THE_FOLDER_{model.folder!r})" if model.folder is not None else ""
 
 
 def _front(manifest: Manifest, *, merged: bool) -> list[str]:
@@ -202,6 +216,11 @@ def _energy_line(energy: Energy | None) -> str:
         f"* Energy: {kwh:.3g} kWh in {span_text(energy.seconds)}, all that one member's machine "
         f"took by its own counters ({what}) while it trained. The others' is not known."
     )
+
+
+def _code(text: str) -> str:
+    """A line of Python, from which no name of the manifest ends the block of code around it."""
+    return escaped(text, _LONGEST).replace("`", "\\x60")
 
 
 def _plain(text: str) -> str:

@@ -29,6 +29,11 @@ RESTORED = (
     "a member's folder is put back from a backup; if there is none, a new run begins from the"
     " newest checkpoint: atoll export RUN DIR, then atoll new --from DIR --name NAME"
 )
+A_SCRIPT_BEGINS = "a script of yours, with whose model the run begins: none has attached here"
+A_SCRIPT_TRAINS = "a script that trains: none is attached here, and none is known elsewhere"
+LONG_S = 600.0
+"""Scripts that load a large model have attached by then: a run that does not begin for so long may
+have begun before, and lost its state."""
 LARGE_LOOK_S = 1.0  # between two looks at a large run
 QUIET_S = 5.0  # and for at least so long
 
@@ -97,14 +102,16 @@ class Waits:
         """What is waited for where nothing of the log is here."""
         session, holders = self.session, self._others.with_log(now)
         what = "the beginning of the run's log"
+        founded = session.ports.storage.was_founded
+        loading = session.script is None and not founded and now - self._moved_at <= LONG_S
+        lost = "" if loading else f"; if the run had begun already, {RESTORED}"
         if holders:
             ends = "a member that has it is reached"
             return "waiting for peers", what, _names(holders), ends
-        if session.me == session.organiser and not session.ports.storage.was_founded:
-            script = "a script of yours, with whose model the run begins: none has attached here"
-            ends = f"one trains here; if the run had begun already, {RESTORED}"
-            return "waiting for peers", script, (), ends
-        ends = f"the organiser's script begins the run; if it had, {RESTORED}"
+        if session.me == session.organiser and not founded:
+            ends = "one trains here" + lost
+            return "waiting for peers", A_SCRIPT_BEGINS, (), ends
+        ends = "the organiser's script begins the run" + lost
         return "waiting for peers", f"{what}; {ALL_SEEK_IT}", (), ends
 
     def _open_round(self) -> int:
@@ -296,7 +303,7 @@ class Waits:
         if untrained and not late and not ready and machine.open.plan is None:
             return (
                 "training",
-                "a script that trains: none is attached here, and none is known elsewhere",
+                A_SCRIPT_TRAINS,
                 (),
                 "one attaches, here or at another member",
             )

@@ -235,7 +235,7 @@ def waiting_of(run: RunService) -> dict[str, Any] | None:
     now = trio.current_time()
     found = [(session.waits.look(now), session.waits) for session in run.whole.sessions]
     waiting, waits = max(found, key=lambda each: each[0].round_open_s)
-    waiting = explained(waiting, run.troubles.current)
+    waiting = explained(waiting, run.troubles.current, run.idle.preparing(now))
     return {**document_of(waiting, now), "quiet": waits.announced}
 
 

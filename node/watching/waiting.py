@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from ...collectives.errors import AtollError
 from ..session.events import Waiting
+from ..session.waiting import A_SCRIPT_BEGINS, A_SCRIPT_TRAINS
 
 STORES = ("lacking state", "round under way")
 """What a member waits for that cannot write what it has received."""
 
 
-def explained(waiting: Waiting, trouble: AtollError | None) -> Waiting:
-    """What is waited for, where this node's disk refuses what must be written (E501): the session
-    knows only that it lacks the bytes.
+def explained(
+    waiting: Waiting,
+    trouble: AtollError | None,
+    preparing: Mapping[str, tuple[str, float]] | None = None,
+) -> Waiting:
+    """What is waited for, where this node's disk refuses what must be written (E501), or a script
+    of this machine is on its way (``preparing``: as of `Idle.preparing`): the session knows only
+    that it lacks the bytes, or that no script is attached.
     """
+    if preparing and waiting.what in (A_SCRIPT_BEGINS, A_SCRIPT_TRAINS):
+        ((pid, (what, seconds)), *_) = preparing.items()
+        said = f"this machine's script: process {pid} {what}, for {seconds:.0f} s"
+        return msgspec.structs.replace(waiting, what=said, ends="it attaches")
     if trouble is None or trouble.code != "E501" or waiting.state not in STORES:
         return waiting
     what = "room for what this node must write before it votes"

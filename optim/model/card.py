@@ -32,7 +32,8 @@ CARD_FILE, FROZEN_FILE, FILES = "card.safetensors", "frozen.safetensors", "files
 class Saved(msgspec.Struct, frozen=True, omit_defaults=True):
     """One tensor of the exported file. ``of``: the tensor of the run whose values it has; "": they
     lie here, under ``name``, or under ``same`` where two names are one tensor. ``dtype``: as
-    trained, such as "bfloat16".
+    trained, such as "bfloat16". ``tied``: another name has it, too, from which transformers takes
+    it when it loads the model.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Saved(msgspec.Struct, frozen=True, omit_defaults=True):
     of: str = ""
     same: str = ""
     frozen: bool = False
+    tied: bool = False
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
@@ -79,6 +80,7 @@ class ModelSaver:
         library = made_of.__module__.startswith("transformers.models.")
         return dataclasses.replace(
             found,
+            saved=_with_ties(inner, found.saved) if library else found.saved,
             kind="transformers" if library else "module",
             library_class=made_of.__name__ if library else "",
             floats=_floats(chain(inner.parameters(), inner.buffers())),
@@ -86,6 +88,22 @@ class ModelSaver:
             wrapped=inner is not self._model,
             files={**self._tokenizer, **_configurations(inner, _main_dtype(state))},
         )
+
+
+def _with_ties(inner: nn.Module, saved: tuple[Saved, ...]) -> tuple[Saved, ...]:
+    """Marks the names that ``save_pretrained`` leaves out, since another name has their tensor."""
+    said: Any = getattr(inner, "all_tied_weights_keys", None)
+    if said is None:  # of an earlier transformers, which says which may be tied
+        said = getattr(inner, "_tied_weights_keys", None)
+    names = {name for name in said or () if isinstance(name, str)}
+    sources = {each.of for each in saved if each.of and each.name not in names}
+    sources |= {each.name for each in saved if not each.of and each.name not in names}
+    return tuple(
+        msgspec.structs.replace(each, tied=True)
+        if each.name in names and (each.of or each.same) in sources
+        else each
+        for each in saved
+    )
 
 
 def _class_of(module: nn.Module) -> type[nn.Module]:

@@ -98,7 +98,7 @@ def test_what_is_shown_before_joining_names_organiser_and_own_code(
     with pytest.raises(ConfigError, match="cannot ask"):
         agree(terminal(tmp_path, no_input=True), manifest, None, None, "")
     capsys.readouterr()
-    describe_run(terminal(tmp_path, json=True), manifest, None)
+    describe_run(terminal(tmp_path, json=True), manifest.open(), manifest.run_id)
     assert json.loads(capsys.readouterr().out)["run_id"] == manifest.run_id
 
 
@@ -186,7 +186,7 @@ def test_before_yes_it_is_said_where_the_base_comes_from(tmp_path: Path) -> None
     paths = find_paths(str(tmp_path))
 
     def lines(manifest: Manifest, given: Path | None = None, *, share: bool = True) -> list[str]:
-        return base_lines(paths, sign_manifest(manifest, OWNER), given, share=share)
+        return base_lines(paths, str(manifest.run_id), manifest.model, given, share=share)
 
     folder = based({"folder": "tiny"})
     assert folder.model.base is not None

@@ -58,9 +58,27 @@ REFUSED: list[tuple[str, str, Content, str]] = [
     ("two objects", "a.jsonl", f"{GOOD}{GOOD}\n", "a.jsonl:1: it is not JSON: Extra data"),
     ("single quotes", "a.jsonl", "{'text': 'a'}\n", "a.jsonl:1: it is not JSON"),
     ("a trailing comma", "a.jsonl", '{"text": "a",}\n', "a.jsonl:1: it is not JSON"),
-    ("an array", "a.json", f"[{GOOD}]\n", "a.json:1: it begins a JSON array"),
+    ("an array that is cut", "a.json", f"[\n{GOOD},\n{GOOD[:30]}", "a.json:3: the file ends within a record"),
+    ("an array without its end", "a.json", f"[\n{GOOD}\n", "a.json:3: the file ends within its array"),
+    ("an array without a comma", "a.json", f"[{GOOD}\n{GOOD}]", "a.json:2: a comma or ] is wanted"),
+    ("an array and more", "a.json", f"[{GOOD}]\n{GOOD}\n", "a.json:2: something stands behind the array's ]"),
+    ("an array with a bad record", "a.json", f'[{GOOD},\n{{"text": a}}]', "a.json:2: it is not JSON: Expecting value at line 2"),
+    ("an array with a number", "a.json", f"[{GOOD},\n3]", "a.json:2: it is a number"),
+    ("an array of messages", "a.json", json.dumps([said("user"), said("assistant")], indent=1),
+     "a.json:2: it is a message, so the array is one conversation; make records of it: jq -c '{messages: .}' a.json > a.jsonl"),
+    ("an array of conversations", "a.json", json.dumps([[said("user"), said("assistant")]], indent=1),
+     "a.json:2: it is a list, and an object {…} is wanted; make records of it: jq -c '.[] | {messages: .}' a.json > a.jsonl"),
+    ("10 MB in an array", "a.json", f'[{GOOD},\n{{"text": "{"a" * 10_000_000}"}}]', "a.json:2: the record has more than 4 MiB"),
+    ("an array in Latin-1", "a.json", b'[{"text": "caf\xe9"}]', "a.json:1: what follows is not UTF-8"),
+    ("an object of several lines", "a.json", json.dumps({"data": [chat("a", "b")]}, indent=1),
+     "a.json:1: it begins an object of several lines; make records of it: jq -c '.' a.json > a.jsonl"),
+    ("records below a key", "a.json", line({"data": [chat("a", "b")]}), ". data is a list: jq -c '.data[]' FILE makes records of it"),
+    ("question and answer", "a.jsonl", line({"question": "a", "answer": "b"}), ". Call question instruction, and answer output"),
+    ("preferences", "a.jsonl", line({"prompt": "a", "chosen": "b", "rejected": "c"}), ". Preferences (chosen, rejected) are not trained on"),
+    ("an empty array", "a.json", "[]\n", "a.json:1: the file holds no record"),
+    ("deep in an array", "a.json", '[{"text":' + "[" * 100_000, "a.json:1: it cannot be read as JSON"),
     ("an array by the name of lines", "my chats.jsonl", f"[{GOOD}]\n",
-     "make lines of it: jq -c '.[]' 'my chats.jsonl' > 'my chats-lines.jsonl'"),  # never onto itself
+     "make records of it: jq -c '.[]' 'my chats.jsonl' > 'my chats-lines.jsonl'"),  # never onto itself
     ("lists of messages", "a.jsonl", line([said("user"), said("assistant")]),
      "a.jsonl:1: it is a list of messages; make records of it: jq -c '{messages: .}' a.jsonl > a-lines.jsonl"),
     ("a string", "a.jsonl", f'{GOOD}\n"a"\n', "a.jsonl:2: it is a string"),
@@ -125,6 +143,7 @@ def test_a_bad_file_is_named_with_file_and_line(
     with pytest.raises(ConfigError) as caught:
         prepare(path)
     assert words in caught.value.message
+    assert caught.value.code == "E417"
     assert len(caught.value.message) < 4000
 
 
@@ -151,6 +170,10 @@ RIGHTLY: list[tuple[str, str, Content, Callable[[PreparedData], object], object]
     ("text", "a.jsonl", line({"text": "the swarm"}), shown, "⟦the swarm<|im_end|>⟧"),
     ("csv with a newline in quotes", "a.csv", 'prompt,completion\r\na,"b\r\nc"\r\n', shown, "a⟦b\nc<|im_end|>⟧"),
     ("tsv", "a.tsv", "prompt\tcompletion\na, b\tc\n", shown, "a, b⟦c<|im_end|>⟧"),
+    ("an array", "a.json", f"\ufeff[{GOOD},\r\n {GOOD}]\n", lambda d: d.summary.records, 2),
+    ("an array as json.dumps writes it", "a.json", json.dumps([chat("a", "b"), chat("c", "d " * 30)], indent=2), lambda d: len(d.training), 2),
+    ("alpaca in an array", "a.json", json.dumps([{"instruction": "a", "input": "", "output": "c"}] * 300, indent=4),
+     lambda d: (d.summary.records, d.shown), (300, "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n⟦c<|im_end|>\n⟧")),
     ("txt", "a.txt", "\n\none\ntwo\n\nthree\n", lambda d: d.training.targets > 8, True),
     ("an empty answer among others", "a.jsonl", f"{line(chat('a', ''))}\n{GOOD}\n",
      lambda d: (d.summary.left_out.total(), next(iter(d.summary.first.values()))), (1, "a.jsonl:1")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import warnings
 from collections.abc import Iterator
@@ -411,6 +412,16 @@ def test_what_is_read_and_how_long_it_takes_is_said_before_the_first_step(tmp_pa
     assert [each["event"] for each in said][:2] == ["data", "step"]
 
 
+def test_data_that_a_run_reads_many_times_are_said(data: PreparedData) -> None:
+    step = data.training.tokens // 2  # two a pass
+    assert not any("times" in line for line in data.lines(step, 20))
+    assert not any("times" in line for line in data.lines(step))
+    (said,) = [line for line in data.lines(step, 44) if "times" in line]
+    assert said.startswith("the run's 44 steps read these data about 22 times: a model then")
+    shared = dataclasses.replace(data, alone=False)
+    assert not any("times" in line for line in shared.lines(step, 44))
+
+
 def test_one_data_set_is_dealt_out_by_the_run(data: PreparedData) -> None:
     table = DataTable(source="shared", sha256="0" * 64, length=64)
     swarm = SoloSwarm(swarm_settings())
@@ -568,6 +579,8 @@ def test_devices_are_those_that_are_there(monkeypatch: pytest.MonkeyPatch) -> No
     told = list[str]()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert [devices_for(asked, plain) for asked in (None, 1, 3)] == [1, 1, 3]
+    with pytest.raises(ConfigError, match="--devices 4096, and torch sees no GPU here"):
+        devices_for(4096, plain)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     assert [devices_for(asked, plain) for asked in (None, 1, 3)] == [4, 1, 3]

@@ -10,15 +10,19 @@ from typing import Any
 import pytest
 import random_models
 import torch
+from exporting_kit import KeptSwarm
 
 from atoll.collectives.errors import StateError
+from atoll.collectives.swarm import RunSettings
 from atoll.node.cli import run
+from atoll.node.cli.costs import describe
 from atoll.node.cli.templates import TEMPLATES, with_model
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import load_run, parse_manifest
 from atoll.node.manifest.presets import explain_outer
 from atoll.node.recipes.models.chatting import Conversation
 from atoll.node.recipes.models.loading import stops_of
+from atoll.optim import attach
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("peft", reason="peft is not installed")
@@ -65,6 +69,7 @@ def test_the_template_is_short_and_nothing_advises_against_it(
     assert found.train.start_with == 2
     assert found.train.inner.steps == found.train.rounds * found.train.sync_every  # type: ignore[operator]
     assert '"auto" takes for this run' in explain_outer(found)
+    assert describe(found)["schedule"] == []
     for given, entry in ((str(model), "folder"), ("org/tiny", "hub")):
         made = parse_manifest(with_model(text, given))
         assert (made.model.entry, made.name) == (entry, f"tiny-{ending}")
@@ -74,6 +79,50 @@ def test_the_template_is_short_and_nothing_advises_against_it(
     for folder in ("größer 模型 \U0001f9ea", '"quoted"\\'):
         (tmp_path / folder).mkdir()
         assert parse_manifest(with_model(text, str(tmp_path / folder))).model.entry == "folder"
+
+
+def test_a_schedule_that_does_not_end_with_the_run_is_said(
+    asked: Json, tmp_path: Path, model: Path
+) -> None:
+    file = written(tmp_path, model)
+    text = (
+        file.read_text()
+        .replace("rounds = 30", "rounds = 4")
+        .replace("sync_every = 10", "sync_every = 2")
+    )
+    for inner, words in (
+        ("", ["still 100% of lr at the end: the run makes 8 steps, its schedule 300", "20 of 8"]),
+        ("warmup = 1\nsteps = 20\n", ["still 65% of lr at the end: the run makes 8 steps"]),
+        (
+            "warmup = 1\nsteps = 5\n",
+            ["the last 3 of 8 steps are made at 1 % of lr: [train.inner] "],
+        ),
+        ("warmup = 1\nsteps = 8\n", []),
+        ('warmup = 1\nschedule = "constant"\nsteps = 5\n', []),
+    ):
+        lines = [line for line in text.splitlines() if not (inner and line.startswith("steps"))]
+        file.write_text("\n".join(lines).replace("[train.inner]", f"[train.inner]\n{inner}"))
+        said = asked("validate", str(file))["schedule"]
+        assert len(said) == len(words), said
+        assert all(each in line for each, line in zip(words, said, strict=True)), said
+
+
+def test_an_export_before_the_first_round_says_that_nothing_was_trained(
+    capsys: pytest.CaptureFixture[str], atoll_home: Path, tmp_path: Path
+) -> None:
+    swarm = KeptSwarm(atoll_home, "early", RunSettings(sync_every=2, rounds=3))
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    sync = attach(module, optimizer, swarm, batch_size=1)
+    words = ["export", swarm.run_id, str(tmp_path / "out"), "--force"]
+    for trained in (False, True):
+        while trained and not sync.done:
+            module(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        swarm.checkpoint(sync._flat.layout)
+        assert run(words) == 0
+        assert ("Nothing was trained yet" in capsys.readouterr().err) is not trained
+    sync.detach()
 
 
 def test_what_is_neither_on_this_machine_nor_a_name_on_the_hub(asked: Json) -> None:

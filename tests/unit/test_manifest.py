@@ -954,6 +954,15 @@ def test_garbage_bytes_are_refused(data: bytes) -> None:
     [
         ("[train.outer]\nlrr = 1.0", "$.train.outer.lrr", "Did you mean `lr`?"),
         ("[trian]\nx = 1", "$.trian", "Did you mean `train`?"),
+        (
+            "[train.inner]\nlearning_rate = 1e-4",
+            "$.train.inner.learning_rate",
+            "Did you mean `lr`?",
+        ),
+        ("[train.inner]\nwarmup_steps = 4", "$.train.inner.warmup_steps", "Did you mean `warmup`?"),
+        ("[model]\nmax_seq_length = 8", "$.model.max_seq_length", "here it is [data] length"),
+        ("[train]\nnum_epochs = 3", "$.train.num_epochs", "a run lasts [train] rounds"),
+        ("[model]\nload_in_4bit = true", "$.model.load_in_4bit", "qlora"),
         ('[train.outer]\nlr = "big"', "$.train.outer.lr", "Change $.train.outer.lr"),
         (
             "[train.outer]\nmomentum = 1.0",

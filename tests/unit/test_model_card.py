@@ -62,11 +62,24 @@ def test_a_card_says_run_base_licence_work_and_evaluation() -> None:
     assert "2 members contributed 4,096,000 learned tokens." in text
     assert "1.2346 nats a token on 50,000 held-out tokens of one member, at round 30." in text
     assert r"Ada \[x\](http://evil)" in text
-    assert "import peft" in text
+    base = f"from_pretrained('HuggingFaceTB/SmolLM2-135M', revision='{'c' * 40}')"
+    loads = f"import transformers\nmodel = transformers.AutoModelForCausalLM.{base}\nimport peft\n"
+    assert f"```python\n{loads}```" in text
+    merged = card(how="import peft", merged=True)
+    assert "```python\nimport peft\n```" in merged
     assert "Energy: not counted on this machine." in text
     assert "Trained by several machines together" in text
     alone = card(worked=Worked({"a": 30}, 4_096_000))  # type: ignore[dict-item]
     assert "Trained by one machine on its data" in alone
+
+
+def test_an_adapter_of_a_gguf_file_says_how_that_is_loaded() -> None:
+    manifest = parse_manifest(FINETUNE.replace('hub = "ORG/NAME"', 'gguf = "tiny.gguf"'))
+    base = BaseTable({"tiny.gguf": "0" * 64}, 9, 9)
+    model = structs.replace(manifest.model, base=base)
+    signed = sign_manifest(structs.replace(manifest, model=model), Identity.generate())
+    text = card_of(signed, 1, how="import peft").decode()
+    assert "from_pretrained(FOLDER_OF_THE_FILE, gguf_file='tiny.gguf')\nimport peft\n" in text
 
 
 def test_a_card_says_the_energy_that_one_machine_counted() -> None:

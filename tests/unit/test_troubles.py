@@ -18,6 +18,7 @@ from atoll.node.run.status import read_run_status
 from atoll.node.run.verdicts import Verdicts
 from atoll.node.service.troubles import Troubles, coded
 from atoll.node.session.events import Waiting
+from atoll.node.session.waiting import A_SCRIPT_BEGINS, A_SCRIPT_TRAINS
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
 from atoll.node.watching.idle import STEPLESS_S, Idle
@@ -87,6 +88,16 @@ def test_who_cannot_write_what_came_waits_for_its_disk_and_for_nobody_else() -> 
     assert explained(lacks, None) == explained(lacks, StorageError("old", code="E303")) == lacks
     trains = Waiting("training", "contributions", (), "one of them contributes", 0.0)
     assert explained(trains, full) == trains
+
+
+def test_a_script_that_loads_its_model_is_what_is_waited_for() -> None:
+    preparing = {"41": ("loads the run's model", 12.3)}
+    for state, what in (("waiting for peers", A_SCRIPT_BEGINS), ("training", A_SCRIPT_TRAINS)):
+        found = explained(Waiting(state, what, (), "one attaches", 0.0), None, preparing)
+        said = "this machine's script: process 41 loads the run's model, for 12 s"
+        assert (found.state, found.what, found.ends) == (state, said, "it attaches")
+    other = Waiting("training", "contributions", (), "one of them contributes", 0.0)
+    assert explained(other, None, preparing) == other
 
 
 @pytest.mark.parametrize(

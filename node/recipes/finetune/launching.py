@@ -37,6 +37,7 @@ from .loop import Say
 from .sharding import ONE_CARD, Cards, ShardedCards
 from .train import MemberJob, train_member
 
+TRIED = 8  # processes without a GPU, where there are not more cores
 DEATH_S = 10.0  # in which the first process should notice by itself that another is gone
 FOLLOW_S = 2.0  # in which another notices that the first is
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -66,6 +67,14 @@ def devices_for(
             key="devices",
             why="CUDA_VISIBLE_DEVICES says which of a machine's GPUs it sees.",
             hint=f"--devices {here}, or leave it out",
+        )
+    most = max(TRIED, os.cpu_count() or 1)
+    if asked is not None and not here and asked > most:
+        raise ConfigError(
+            f"--devices {asked}, and torch sees no GPU here",
+            key="devices",
+            why=f"Without one they are processes, to try it: {most} here at most.",
+            hint="Leave it out: one process uses all cores",
         )
     wanted = asked or max(1, here)
     if wanted == 1:

@@ -33,6 +33,7 @@ from .samples import EmptyRecord, Passage, Sample, sample_of, schema_of, share_o
 SHOWN_FAULTS, MOST_FAULTS = 10, 1000  # of the latter on nothing more is read
 SHOWN_UNREAD, MOST_UNREAD = 8, 1000  # keys
 TELL_EVERY = 10_000  # records
+BY_HEART = 10  # passes: fine-tuning usually makes one to three
 
 
 class StorePlace(msgspec.Struct, frozen=True):
@@ -143,17 +144,19 @@ class PreparedData:
     held_out: TokenStore
     summary: DataSummary
     shown: str
+    alone: bool = True
+    """They are this machine's own, not dealt out among members."""
 
-    def lines(self, tokens_per_step: int) -> list[str]:
-        """What is said before the first step."""
+    def lines(self, tokens_per_step: int, steps: int | None = None) -> list[str]:
+        """What is said before the first step. ``steps``: of the run, where it has an end."""
         read, made, kept = self.summary, self.training, self.held_out
         schemas = ", ".join(f"{count:,} of {name}" for name, count in read.schemas.items())
-        steps = made.tokens / tokens_per_step
+        a_pass = made.tokens / tokens_per_step
         passes = (
-            f"a pass is about {steps:,.0f} step{'s' * (round(steps) != 1)} of "
+            f"a pass is about {a_pass:,.0f} step{'s' * (round(a_pass) != 1)} of "
             f"{tokens_per_step:,} tokens"
-            if round(steps)
-            else f"a step of {tokens_per_step:,} tokens is about {1 / steps:,.0f} passes"
+            if round(a_pass)
+            else f"a step of {tokens_per_step:,} tokens is about {1 / a_pass:,.0f} passes"
         )
         lines = [
             f"{read.records:,} records ({schemas})",
@@ -161,6 +164,12 @@ class PreparedData:
             f"them learned; {passes}",
             f"held out: {len(kept):,} documents, {kept.targets:,} tokens to predict",
         ]
+        if steps and self.alone and steps / a_pass > BY_HEART:
+            lines.append(
+                f"the run's {steps:,} steps read these data about {steps / a_pass:,.0f} times: a "
+                "model then learns them by heart, and answers the worse beside them. More data, "
+                "fewer [train] rounds, or fewer tokens_per_step"
+            )
         if read.cut:
             lines.append(
                 f"cut at the length: {read.cut:,} documents, {read.cut_tokens:,} tokens left away "
@@ -217,7 +226,9 @@ def prepare_data(
             why="They do not belong together.",
             hint="Take both from one folder or repository.",
         )
-    return PreparedData(reading.training, reading.held_out, summary, reading.shown)
+    return PreparedData(
+        reading.training, reading.held_out, summary, reading.shown, table.source != "shared"
+    )
 
 
 def _check_shared(source: str, table: DataTable) -> None:
@@ -225,6 +236,7 @@ def _check_shared(source: str, table: DataTable) -> None:
         raise ConfigError(
             f"{source} is not this run's data set",
             key="$.data.sha256",
+            code="E417",
             why=f"Its sha256 is {found}, and the manifest says {table.sha256}.",
             hint="Get the file that the organiser means; it must be the same byte for byte.",
         )
@@ -318,6 +330,7 @@ class _Reading:
             raise ConfigError(
                 _list_faults(self.faults),
                 key="data",
+                code="E417",
                 why="What cannot be read as it was meant is not trained on in silence.",
                 hint="Mend these lines, or take them out.",
             )
@@ -330,6 +343,7 @@ class _Reading:
             raise ConfigError(
                 f"{source} leaves nothing to train on: {reasons or held or 'it holds no record'}",
                 key="data",
+                code="E417",
                 why="" if held else f"A sample has at most {self.table.length:,} tokens.",
                 hint="held_out = 0" if held else f"[data] length, or {HINT}",
             )

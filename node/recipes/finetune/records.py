@@ -8,15 +8,17 @@ the same records wherever it stands, and falls on one side of the split into tra
 
 from __future__ import annotations
 
+import codecs
 import csv
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NoReturn
 
 from ....collectives.errors import ConfigError
 from ....collectives.foreign import quoted
@@ -26,6 +28,8 @@ from ...home.paths import user_path
 MOST_LINE_BYTES = 4 << 20
 """A million tokens: longer than any model's context, and little memory."""
 PARAGRAPHS = 16  # of a record of text, on average
+_BLANK = re.compile(r"\s*")
+_READ = 1 << 20  # characters of an array at a time
 LONGEST_TEXT = 64 << 10  # bytes of a record of text
 HINT = "--data FILE (jsonl, csv, tsv, parquet, txt), a folder of such files, or FILE.py:NAME"
 
@@ -71,7 +75,7 @@ def read_records(source: str) -> Iterator[Found]:
                 yield found
         except OSError as error:
             raise ConfigError(
-                f"cannot read {path}: {error.strerror or error}", key="data", hint=HINT
+                f"cannot read {path}: {error.strerror or error}", key="data", code="E417", hint=HINT
             ) from None
         if empty:
             yield RecordFault(f"{name}:1", "the file holds no record")
@@ -89,15 +93,16 @@ def files_of(source: str) -> list[tuple[Path, str]]:
             and not any(part.startswith(".") for part in path.relative_to(top).parts)
         ]
         if not files:
-            raise ConfigError(f"{top} holds no file of records", key="data", hint=HINT)
+            raise ConfigError(f"{top} holds no file of records", key="data", code="E417", hint=HINT)
         return files
     if not top.is_file():
         what = "is no file" if top.exists() else "does not exist"
-        raise ConfigError(f"{top} {what}", key="data", hint=HINT)
+        raise ConfigError(f"{top} {what}", key="data", code="E417", hint=HINT)
     if top.suffix.lower() not in READERS:
         raise ConfigError(
             f"{top.name} is of a kind that is not read: {top.suffix or 'it has no suffix'}",
             key="data",
+            code="E417",
             why="What a file holds is told by its suffix: " + ", ".join(READERS) + ".",
             hint=HINT,
         )
@@ -111,6 +116,7 @@ def file_digest(source: str) -> str:
         raise ConfigError(
             f"{source} is not one file",
             key="data",
+            code="E417",
             why="This run deals one data set out among its members, by the numbers of its records.",
             hint="Put it into one file, whose sha256 the manifest names.",
         )
@@ -188,6 +194,132 @@ def _of_jsonl(path: Path, name: str) -> Iterator[Found]:
             yield RecordFault(where, f"it is {_kind(value)}, and an object {{…}} is wanted")
 
 
+def _of_json(path: Path, name: str) -> Iterator[Found]:
+    """One array of records, as data sets are often handed round; else an object on each line."""
+    with path.open("rb") as file:
+        head = file.read(1 << 10).removeprefix(codecs.BOM_UTF8).lstrip()
+    if head.startswith(b"{") and not head.partition(b"\n")[0].strip(b"{ \t\r"):
+        yield RecordFault(f"{name}:1", f"it begins an object of several lines; {_by_jq('.', name)}")
+        return
+    if not head.startswith(b"["):
+        yield from _of_jsonl(path, name)
+        return
+    elements = _ArrayReader(path, name)
+    for line, value in elements:
+        where = f"{name}:{line}"
+        if isinstance(value, list) or (isinstance(value, dict) and _is_message(value)):
+            own = "{messages: .}" if isinstance(value, dict) else ".[] | {messages: .}"
+            yield RecordFault(where, f"it is {_LISTS[type(value)]}; {_by_jq(own, name)}")
+            return
+        if isinstance(value, dict):
+            yield RecordLine(where, value)
+        else:
+            yield RecordFault(where, f"it is {_kind(value)}, and an object {{…}} is wanted")
+    if elements.fault is not None:
+        yield elements.fault
+
+
+class _ArrayReader:
+    """The elements of a JSON array with the lines where they begin, of which one at a time is in
+    memory. ``fault``: why it ended before the array did.
+    """
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path, self._name = path, name
+        self._text, self._at, self._line, self._ended = "", 0, 1, False
+        self.fault: RecordFault | None = None
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        decoder, first = json.JSONDecoder(), True
+        with self._path.open(encoding="utf-8-sig", newline="") as file:
+            try:
+                self._pass("[", file)
+                while not (first and self._pass("]", file)):
+                    self._fill(file)
+                    line = self._line
+                    yield line, self._element(decoder, file)
+                    first = False
+                    if self._pass("]", file):
+                        break
+                    if not self._pass(",", file):
+                        self._stop("a comma or ] is wanted between two records")
+                if self._fill(file):
+                    self._stop("something stands behind the array's ]")
+            except UnicodeDecodeError:
+                self.fault = RecordFault(f"{self._name}:{self._line}", "what follows is not UTF-8")
+            except UnfitRecord as error:
+                self.fault = RecordFault(f"{self._name}:{self._line}", str(error))
+
+    def _element(self, decoder: json.JSONDecoder, file: IO[str]) -> Any:
+        while True:
+            try:
+                value, end = decoder.raw_decode(self._text, self._at)
+            except (ValueError, RecursionError) as error:
+                if self._ended or len(self._text) - self._at > MOST_LINE_BYTES:
+                    self._stop(self._why(error))
+                self._more(file)
+            else:
+                self._pass_to(end)
+                return value
+
+    def _why(self, error: Exception) -> str:
+        if not isinstance(error, json.JSONDecodeError):
+            return f"it cannot be read as JSON: {quoted(error, 80)}"
+        if error.pos >= len(self._text.rstrip()) or error.msg.startswith("Unterminated"):
+            return (
+                "the file ends within a record"
+                if self._ended
+                else f"the record has more than {MOST_LINE_BYTES >> 20} MiB"
+            )
+        line = self._line + self._text.count("\n", self._at, error.pos)
+        return f"it is not JSON: {error.msg} at line {line}"
+
+    def _stop(self, what: str) -> NoReturn:
+        raise UnfitRecord(what)
+
+    def _pass(self, sign: str, file: IO[str]) -> bool:
+        """Whether ``sign`` comes next; it is passed then."""
+        if not self._fill(file):
+            self._stop("the file ends within its array")
+        found = self._text.startswith(sign, self._at)
+        if found:
+            self._at += 1
+        return found
+
+    def _fill(self, file: IO[str]) -> bool:
+        """Skip white space; whether anything is left."""
+        while True:
+            blank = _BLANK.match(self._text, self._at)
+            self._pass_to(blank.end() if blank else self._at)
+            if self._at < len(self._text) or self._ended:
+                return self._at < len(self._text)
+            self._more(file)
+
+    def _more(self, file: IO[str]) -> None:
+        read = file.read(_READ)
+        self._text, self._at, self._ended = self._text[self._at :] + read, 0, not read
+
+    def _pass_to(self, end: int) -> None:
+        self._line += self._text.count("\n", self._at, end)
+        self._at = end
+
+
+def _is_message(value: Mapping[str, Any]) -> bool:
+    return bool({"role", "from"} & value.keys()) and bool({"content", "value"} & value.keys())
+
+
+_LISTS: dict[type, str] = {
+    dict: "a message, so the array is one conversation",
+    list: "a list, and an object {…} is wanted",
+}
+
+
+def _by_jq(change: str, name: str) -> str:
+    stem = Path(name).stem
+    made = f"{stem}.jsonl" if f"{stem}.jsonl" != Path(name).name else f"{stem}-lines.jsonl"
+    return f"make records of it: jq -c '{change}' {shlex.quote(name)} > {shlex.quote(made)}"
+
+
 def _array(text: str, name: str) -> str:
     """What to do with a file that begins with an array: of records, or each line of messages."""
     try:
@@ -198,10 +330,7 @@ def _array(text: str, name: str) -> str:
     begins, change = ("is a list of messages", "{messages: .}") if of_messages else (
         "begins a JSON array", ".[]"
     )  # fmt: skip
-    stem = Path(name).stem
-    made = f"{stem}.jsonl" if f"{stem}.jsonl" != Path(name).name else f"{stem}-lines.jsonl"
-    jq = f"jq -c '{change}' {shlex.quote(name)} > {shlex.quote(made)}"
-    return f"it {begins}; make {'records' if of_messages else 'lines'} of it: {jq}"
+    return f"it {begins}; {_by_jq(change, name)}"
 
 
 def _no_json(text: str, error: Exception) -> str:
@@ -294,6 +423,7 @@ def _of_parquet(path: Path, name: str) -> Iterator[Found]:
         raise ConfigError(
             f"{name} is parquet, which needs pyarrow",
             key="data",
+            code="E417",
             hint="pip install 'atoll[parquet]', or give jsonl",
         ) from None
     try:
@@ -310,7 +440,7 @@ def _of_parquet(path: Path, name: str) -> Iterator[Found]:
 READERS: dict[str, Callable[[Path, str], Iterator[Found]]] = {
     ".jsonl": _of_jsonl,
     ".ndjson": _of_jsonl,
-    ".json": _of_jsonl,
+    ".json": _of_json,
     ".csv": _of_csv,
     ".tsv": _of_csv,
     ".parquet": _of_parquet,

@@ -22,6 +22,16 @@ KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "text": (("text",),),
 }
 """By a schema's name: keys of which a record has one set, all of it."""
+RENAMED = (
+    ("question", "answer"),
+    ("query", "response"),
+    ("query", "answer"),
+    ("input", "output"),
+    ("user", "assistant"),
+    ("human", "assistant"),
+    ("problem", "solution"),
+)
+"""Keys that question and answer have elsewhere."""
 ROLES = {
     "system": "system",
     "developer": "developer",
@@ -101,7 +111,24 @@ def schema_of(value: Mapping[str, Any] | str) -> str:
             return name
     known = "; ".join(" and ".join(sets[0]) for sets in KEYS.values())
     keys = ", ".join(quoted(key, 40) for key in list(value)[:8]) or "none"
-    raise UnfitRecord(f"its keys are {keys}; known are: {known}")
+    raise UnfitRecord(f"its keys are {keys}; known are: {known}{_cure(value)}")
+
+
+def _cure(value: Mapping[str, Any]) -> str:
+    """What to do with keys that other tools have a name for."""
+    for asked, said in RENAMED:
+        if asked in value and said in value:
+            return f". Call {asked} instruction, and {said} output"
+    if "chosen" in value:
+        return (
+            ". Preferences (chosen, rejected) are not trained on: make messages of what is chosen"
+        )
+    lists = [
+        key for key, each in value.items() if isinstance(each, list) and each and key.isidentifier()
+    ]
+    if lists and isinstance(value[lists[0]][0], Mapping):
+        return f". {lists[0]} is a list: jq -c '.{lists[0]}[]' FILE makes records of it"
+    return ""
 
 
 def sample_of(value: Mapping[str, Any] | str, schema: str) -> Sample:

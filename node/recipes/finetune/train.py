@@ -86,7 +86,7 @@ def finetune(
             tell=lambda records: tell(f"{records:,} records read …"),
         )
     )
-    _describe(prepared, settings, say, tell)
+    _describe(prepared, settings, steps or _steps_of(swarm), say, tell)
     member = FineTuning(
         model, tokenizer, prepared, settings, swarm, cards=cards, folder=folder, say=say, tell=tell
     )
@@ -144,10 +144,21 @@ def train_member(
     )
 
 
+def _steps_of(swarm: Swarm | None) -> int | None:
+    """Of the run; None where it has no end, or its rounds end otherwise."""
+    if swarm is None or swarm.settings.rounds is None or swarm.settings.sync_every is None:
+        return None
+    return swarm.settings.lengths.before(swarm.settings.rounds)
+
+
 def _describe(
-    data: PreparedData, settings: FineTuneSettings, say: Say, tell: Callable[[str], None]
+    data: PreparedData,
+    settings: FineTuneSettings,
+    steps: int | None,
+    say: Say,
+    tell: Callable[[str], None],
 ) -> None:
-    for line in data.lines(settings.inner.tokens_per_step):
+    for line in data.lines(settings.inner.tokens_per_step, steps):
         tell(line)
     tell(f"the first sample, with what is learned between ⟦ and ⟧:\n{data.shown}")
     made, held_out = data.training, data.held_out

@@ -11,6 +11,7 @@ import shutil
 import struct
 import tempfile
 import warnings
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,14 @@ def converted(file: Path, digest: str, cache: Path) -> Path:
     folder = cache / _KEPT / digest
     if (folder / CONFIG).exists():
         return folder
-    transformers = library("transformers")
-    library("gguf")
+    library("transformers")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix="."))
     except OSError as error:
         raise storage_error(f"cannot write into {cache}", error) from None
     try:
-        given = {"gguf_file": file.name, "local_files_only": True}
-        # it draws a bar of every tensor and has no setting that asks it not to
-        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
+        with _reading(file) as (transformers, given):
             model = transformers.AutoModelForCausalLM.from_pretrained(
                 str(file.parent), trust_remote_code=False, **given
             )
@@ -81,6 +78,43 @@ def converted(file: Path, digest: str, cache: Path) -> Path:
         if (folder / CONFIG).exists():  # another process was faster
             return folder
         raise storage_error(f"cannot convert {file}", error) from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return folder
+
+
+def without_weights(file: Path, digest: str, cache: Path, into: Path) -> Path:
+    """The folder that a GGUF file was `converted` into, where it was; else ``into``, with its
+    configuration and its tokenizer. Raises ConfigError E415, StorageError.
+    """
+    folder = cache / _KEPT / digest
+    if (folder / CONFIG).exists():
+        return folder
+    try:
+        with _reading(file) as (transformers, given):
+            folder = str(file.parent)
+            config = transformers.AutoConfig.from_pretrained(
+                folder, trust_remote_code=False, **given
+            )
+            config.save_pretrained(into)
+            transformers.AutoTokenizer.from_pretrained(folder, **given).save_pretrained(into)
+    except OSError as error:
+        raise storage_error(f"cannot read {file}", error) from None
+    return into
+
+
+@contextlib.contextmanager
+def _reading(file: Path) -> Generator[tuple[Any, dict[str, Any]]]:
+    """transformers, and what its from_pretrained is told of the file. Raises ConfigError E415 where
+    it cannot read that.
+    """
+    transformers = library("transformers")
+    library("gguf")
+    try:
+        # it draws a bar of every tensor and has no setting that asks it not to
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield transformers, {"gguf_file": file.name, "local_files_only": True}
     except _UNREADABLE as error:
         raise ConfigError(
             f"transformers cannot read {file}: {first_line(error)}",
@@ -89,6 +123,3 @@ def converted(file: Path, digest: str, cache: Path) -> Path:
             why="It reads whole GGUF files of the architectures that it knows.",
             hint="Fetch the file again, or give the same model as safetensors: hub or folder",
         ) from None
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
-    return folder

@@ -65,15 +65,18 @@ def _cached(name: str, revision: str) -> OnHub:
     return OnHub(folder.name, files, offline=folder)
 
 
-def download(name: str, commit: str, files: Sequence[str]) -> Path:
+def download(name: str, commit: str, files: Sequence[str], into: Path | None = None) -> Path:
     """The folder of the user's cache with these files of a model; what is there is not asked for
-    again. Raises ConfigError E415, NetworkError.
+    again. ``into``: a folder for what is not. Raises ConfigError E415, NetworkError.
     """
     if (found := in_cache(name, commit, files)) is not None:
         return found
     hub = library("huggingface_hub")
+    given: dict[str, object] = {} if into is None else {"local_dir": str(into)}
     with _translated(name, commit):
-        return Path(hub.snapshot_download(name, revision=commit, allow_patterns=list(files)))
+        return Path(
+            hub.snapshot_download(name, revision=commit, allow_patterns=list(files), **given)
+        )
 
 
 def in_cache(name: str, commit: str, files: Sequence[str]) -> Path | None:
