@@ -42,7 +42,7 @@ from ..collectives.swarm import RunSettings, sample_count
 from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid
 from .outer import OuterStep, reading_of
-from .outer.readings import Reported, median_lag
+from .outer.reported import Reported, median_lag
 
 if TYPE_CHECKING:
     from .data.shard import Shard

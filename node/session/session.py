@@ -44,7 +44,7 @@ from ...collectives.round import (
     samples_in,
 )
 from ...collectives.round.log import RECENT
-from ...optim.outer.readings import median_lag
+from ...optim.outer.reported import median_lag
 from ..run.membership import Membership
 from ..run.membership import MembershipTiming as MembershipTiming
 from . import events as ev
