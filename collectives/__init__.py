@@ -38,6 +38,8 @@ pace           how fast a member's links are
 partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, minimum, product, copies
 schemes        places and their peers, as data: checked, and compiled to a plan
+reducers       more reducers: of operations
+terms          what is added up on the way of a part
 trees          over which members a part is summed, and its result handed down
 registry       modes by name, loaded once a run asks for one
 rows           codecs and rules that are found by name

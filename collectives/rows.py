@@ -12,5 +12,8 @@ ROWS = ModeRegistry(
         "sparse": "collectives.codecs.sparse",
         "bits": "collectives.codecs.bits",
         "device": "collectives.codecs.device",
+        "native": "collectives.codecs.native",
+        "reducers": "collectives.reducers",
+        "trees": "collectives.trees",
     }
 )

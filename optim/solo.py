@@ -35,8 +35,8 @@ from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
 from ..collectives.outcomes import Outcome, Share, Tally
 from ..collectives.plain import buffer_length
-from ..collectives.reduce import Reduction, codec_fault, operation_codec
-from ..collectives.script_swarm import Call, PeerView
+from ..collectives.reducers import codec_fault, operation_codec
+from ..collectives.script_swarm import Call, PeerView, Reduction
 from ..collectives.series import OWN_NAME
 from ..collectives.swarm import RunSettings, sample_count
 from ..security.rule_names import parse_reducer

@@ -27,7 +27,7 @@ from ..errors import ConfigError, LocalProtocolError
 from ..group import MAX_MEMBERS, MAX_STAR, Plan
 from ..identifiers import PeerId
 from ..pace import Lead
-from ..reduce import REDUCERS, FindReducer, least_of
+from ..reduce import FindReducer, find_reducer, least_of
 from . import header as wire_header
 from .blobs import Blobs, Bounds
 from .checking import account_of, disagreement
@@ -67,7 +67,7 @@ class Exchange:
         *,
         emit: Callable[[ExchangeEvent], None],
         result_buffer: Callable[[Plan], memoryview] | None = None,
-        reducers: FindReducer = REDUCERS.get,
+        reducers: FindReducer = find_reducer,
         eager: bool = True,
         clock: Callable[[], float] = lambda: 0.0,
         resend_after_s: Callable[[], float] = lambda: 0.0,

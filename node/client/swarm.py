@@ -50,9 +50,8 @@ from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.outcomes import Outcome, Tally
 from ...collectives.plain import DEVICES, flat_of, placed
-from ...collectives.reduce import Reduction
 from ...collectives.round_settings import MAX_SAMPLES
-from ...collectives.script_swarm import Call, PeerView
+from ...collectives.script_swarm import Call, PeerView, Reduction
 from ...collectives.series import OWN_NAME
 from ...collectives.swarm import sample_count
 from ..control import protocol as p

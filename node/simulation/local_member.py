@@ -23,8 +23,7 @@ from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
 from ...collectives.outcomes import Outcome, Spent, Tally
 from ...collectives.plain import buffer_length, placed
-from ...collectives.reduce import Reduction
-from ...collectives.script_swarm import Call, PeerView, Shelf
+from ...collectives.script_swarm import Call, PeerView, Reduction, Shelf
 from ...collectives.series import OWN_NAME
 from ...collectives.swarm import RunSettings, sample_count
 from ...optim.data.shard import Shard

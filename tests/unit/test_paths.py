@@ -12,8 +12,9 @@ import pytest
 
 from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId
+from atoll.node.home.last_resort import refused
 from atoll.node.home.paths import bytes_in, find_paths, make_private, write_atomic
-from atoll.node.home.refusals import refused, storage_error
+from atoll.node.home.refusals import storage_error
 from atoll.node.net.transport.peerbook import PeerBook
 from atoll.node.service.disk import AGAIN_S, DiskUsage
 from atoll.node.storage.medium import storage_error as medium_error
