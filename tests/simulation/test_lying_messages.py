@@ -41,7 +41,8 @@ from atoll.node.session.events import Equivocated
 from atoll.node.session.serving import chunking_of
 from atoll.node.simulation.process import sign_as, verify_as
 from atoll.node.storage.journal import FileJournal
-from atoll.security.identity import load_or_create, verify
+from atoll.security.identity import verify
+from atoll.security.key_file import load_or_create
 
 
 @pytest.fixture

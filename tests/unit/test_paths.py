@@ -18,7 +18,8 @@ from atoll.node.home.refusals import storage_error
 from atoll.node.net.transport.peerbook import PeerBook
 from atoll.node.service.disk import AGAIN_S, DiskUsage
 from atoll.node.storage.medium import storage_error as medium_error
-from atoll.security.identity import Identity, load_or_create
+from atoll.security.identity import Identity
+from atoll.security.key_file import load_or_create
 
 
 def test_xdg(tmp_path: Path) -> None:
