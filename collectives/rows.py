@@ -14,6 +14,7 @@ ROWS = ModeRegistry(
         "device": "collectives.codecs.device",
         "native": "collectives.codecs.native",
         "reducers": "collectives.reducers",
+        "weighing": "collectives.exchange.measuring",
         "trees": "collectives.trees",
     }
 )

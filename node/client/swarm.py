@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 from weakref import ReferenceType, WeakSet, finalize, ref
 
 from ...collectives.api import Handle, all_reduce
+from ...collectives.cutting import cut
 from ...collectives.errors import (
     AtollError,
     DeadlineExceededError,
@@ -46,7 +47,7 @@ from ...collectives.errors import (
     VersionMismatchError,
 )
 from ...collectives.group import Evaluated
-from ...collectives.layout import Layout, cut
+from ...collectives.layout import Layout
 from ...collectives.metrics import Warned
 from ...collectives.outcomes import Outcome, Tally
 from ...collectives.plain import DEVICES, flat_of, placed

@@ -21,7 +21,8 @@ import msgspec
 
 from ...collectives.errors import AtollError
 from ...collectives.foreign import escaped, quoted
-from ...collectives.group import MAX_MEMBERS, Reach
+from ...collectives.group import MAX_MEMBERS
+from ...collectives.reach import Reach
 from ..home.output import short_peer, span_text
 
 Text = Annotated[str, msgspec.Meta(max_length=4096)]

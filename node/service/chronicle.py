@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import trio
 
-from ...collectives.group import Reach
 from ...collectives.identifiers import PeerId
 from ...collectives.layout import MAX_FRAGMENTS
+from ...collectives.reach import Reach
 from ..control.protocol import ShowAnswer, ShowEvaluation
 from ..run import events as e
 from ..session import documents
 from ..session import events as ev
 from ..session.events import Waiting
+from ..session.mode_events import MaskingFailed, PrivacySpent, Unmasked
 from .troubles import doubled_here, other_histories, removed_here
 from .waiting import document_of, explained
 
@@ -88,7 +89,7 @@ class Chronicle:
                 self.rounds = [*self.rounds[-HISTORY:], told]
                 run.troubles.clear()
                 run.node.publish(told)
-            case ev.Unmasked():
+            case Unmasked():
                 self.unmasked = e.RoundUnmaskedEvent(
                     entry=event.round,
                     attempt=event.attempt,
@@ -100,9 +101,9 @@ class Chronicle:
                     **of,
                 )
                 run.node.publish(self.unmasked)
-            case ev.PrivacySpent(epsilon, steps, left):
+            case PrivacySpent(epsilon, steps, left):
                 run.node.publish(e.PrivacySpentEvent(epsilon=epsilon, steps=steps, left=left, **of))
-            case ev.MaskingFailed(entry, attempt, reason):
+            case MaskingFailed(entry, attempt, reason):
                 run.node.publish(
                     e.MaskingFailedEvent(entry=entry, attempt=attempt, reason=reason, **of)
                 )

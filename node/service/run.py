@@ -34,10 +34,10 @@ from ..net.look import Look
 from ..net.transport.addresses import split_peer
 from ..run.capability import invite_of
 from ..run.diary import Diary
-from ..run.doors import doors_of
 from ..run.entrants import Entrants
 from ..run.events import RunEvent, RunFailedEvent
 from ..run.gate import Gate
+from ..run.inner_doors import doors_of
 from ..run.membership import Membership
 from ..run.same_order import SameOrder
 from ..run.status import RunStatus

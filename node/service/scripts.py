@@ -12,9 +12,10 @@ from weakref import ReferenceType
 
 import trio
 
+from ...collectives.cutting import cut
 from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
 from ...collectives.group import NO_READING, Reading
-from ...collectives.layout import Layout, cut
+from ...collectives.layout import Layout
 from ...collectives.outcomes import Outcome, Spent, Tally
 from ...collectives.script_swarm import Call, PeerView
 from ..control import protocol as p
@@ -28,6 +29,7 @@ from ..run.same_order import said_by, shows_order
 from ..session import events as ev
 from ..session.calls import calls_of
 from ..session.fragments import Whole
+from ..session.mode_events import WorkAsked
 from .reductions import Reductions
 from .run import RunFailed, RunService
 from .views import finished, spent
@@ -360,7 +362,7 @@ class AttachedScript:
                 )
             case ev.RoundClosing():
                 self.events.closing(event.round, fragment)
-            case ev.WorkAsked():
+            case WorkAsked():
                 self.events.asked(event.number, event.round, event.seed, event.interval)
             case ev.ContributionRefused():
                 self._reductions.refused(event.cid)

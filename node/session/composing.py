@@ -26,10 +26,12 @@ from .measures import Measures
 from .modes import Modes
 from .other_logs import OtherLogs
 from .pre_round import PreRound
+from .race import Race
 from .recertification import Recertification
 from .retaining import Retaining
 from .shapes import FindReducer
 from .timeline import Timeline
+from .waiting import Waits
 
 if TYPE_CHECKING:
     from .session import Session
@@ -98,6 +100,8 @@ def modes_of(
         votes=EquivocationWatch,
         retention=Retaining,
         times=Timeline,
+        race=Race,
+        waits=lambda session, now: Waits(session, session.others, session.recertifying, now),
     )
 
 

@@ -18,7 +18,7 @@ from .measures import Measures
 from .other_logs import OtherLogs
 from .recertification import Recertification
 from .shapes import FindReducer
-from .watches import OneHistory, Retention, RoundTimes, VoteWatch
+from .watches import OneHistory, OneSource, Retention, RoundTimes, VoteWatch, WaitWatch
 
 if TYPE_CHECKING:
     from .pre_round import PreRound
@@ -32,8 +32,8 @@ class Modes:
     ``recertifying``: how a run goes on without a quorum. ``pre_round``: makes what members do
     together before the log is given anything; None: nothing. ``operations``: the logs beside the
     run's. ``measures``: what the rule of this name learns over rounds. ``reducers``: finds those
-    that the run and its operations may name. ``histories``, ``votes``, ``retention``, ``times``:
-    what watches the log (`watches`).
+    that the run and its operations may name. ``histories``, ``votes``, ``retention``, ``times``,
+    ``waits``, ``race``: what watches the log (`watches`).
     """
 
     log: LogModes = LogModes()
@@ -47,6 +47,8 @@ class Modes:
     votes: Callable[[Session], VoteWatch] = lambda _: VoteWatch()
     retention: Callable[[Session], Retention] = lambda _: Retention()
     times: Callable[[], RoundTimes] = RoundTimes
+    race: Callable[..., OneSource] = OneSource
+    waits: Callable[[Session, float], WaitWatch] = lambda _, __: WaitWatch()
 
     def check(self, settings: LogSettings) -> None:
         """Raise LocalProtocolError where a run asks for a mode that is not here."""

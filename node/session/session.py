@@ -67,7 +67,6 @@ from .serving import Serving
 from .shapes import shape_of, witnesses_of
 from .tallies import newest_readings, shares_of, tallies
 from .transfer import Transfer
-from .waiting import Waits
 
 MEMBERSHIP, ROUND = b"M", b"R"
 MAX_CONTACTS = 256
@@ -159,7 +158,9 @@ class Session:
         self.machine: RoundMachine | None = None
         self.replica: ModelReplica | None = None
         self.actions = LogActions(self, modes.proofs(self))
-        self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
+        self.transfer = Transfer(
+            self.actions, organiser, self.timing, rng, settings.lying, modes.race
+        )
         self.serving = Serving(self)
         self.operations = modes.operations(self)
         self.prior = PriorContributions(self)
@@ -183,7 +184,7 @@ class Session:
         self.installing = Installing(self)
         self.histories = modes.histories(self)
         self.recertifying = modes.recertifying(self)
-        self.waits = Waits(self, self.others, self.recertifying, now)
+        self.waits = modes.waits(self, now)
         modes.check(settings)
         make = modes.pre_round
         self.pre_round: PreRound | None = make(self) if make else None

@@ -4,7 +4,7 @@ times, and says whose messages are of another log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -20,8 +20,11 @@ from . import events as ev
 class OneHistory:
     """There is one log of the run. Other implementation: `histories`."""
 
-    splits: Mapping[PeerId, ev.HistorySplit] = {}
+    splits: dict[PeerId, ev.HistorySplit]
     """Where peers' logs part from ours."""
+
+    def __init__(self) -> None:
+        self.splits = {}
 
     def compare(self, now: float, targets: Callable[[], Sequence[PeerId]]) -> None:
         """Ask strangers for the beginning of their log. ``targets``: `PeerSelection.targets`."""
@@ -73,3 +76,53 @@ class RoundTimes:
     ) -> tuple[float, ReductionTimed] | None:
         """(when it began, where the time went), or None if this member took no part."""
         return None
+
+
+class WaitWatch:
+    """Nobody asks what this member waits for. Other implementation: `waiting`."""
+
+    @property
+    def quiet_s(self) -> float:
+        """For so long without an entry nothing is told."""
+        return 0.0
+
+    @property
+    def announced(self) -> bool:
+        """Whether it was told that nothing comes on."""
+        return False
+
+    def tick(self, now: float) -> None:
+        """Look, and tell what changed while nothing comes on."""
+
+    def look(self, now: float) -> ev.Waiting:
+        """What this member waits for now, and for whom."""
+        return ev.Waiting("training", "", (), "", now)
+
+
+class OneSource:
+    """A state that is coming is taken from whoever offered it first. Other implementation: `race`,
+    which tries other members' states, too. ``have``: its chunks that are here.
+    """
+
+    seeking = False
+    """A rival is wanted."""
+    rival_each_s = 0.0
+    """What a chunk of the rival took."""
+
+    def __init__(self, now: float, total: int, have: int = 0, each_s: float = 0.0) -> None:
+        """``each_s``: what a chunk of it took so far."""
+
+    def wants_rival(self, now: float, have: int) -> bool:
+        """Whether a rival should be tried."""
+        return False
+
+    def may_ask(self, now: float) -> bool:
+        """Whether to ask for rivals now."""
+        return False
+
+    def begin(self, now: float, have: int) -> None:
+        """A rival is tried."""
+
+    def won(self, now: float, have: int, rival: int) -> bool | None:
+        """Whether the rival, of which ``rival`` chunks are here, takes over; None: not known."""
+        return False

@@ -27,12 +27,12 @@ from atoll.collectives.group import (
     Part,
     Vote,
     is_quorum,
-    reach,
 )
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.modes.byzantine.acceptor import FAULTS, ByzantineAcceptor
 from atoll.collectives.modes.byzantine.judge import Judge
 from atoll.collectives.modes.byzantine.signed import Kind, reduced_payload, slot_payload
+from atoll.collectives.reach import reach
 from atoll.collectives.round import check_log, vote_payload
 from atoll.node.run.evidence import RELABELLED, Relabelled, accused, check
 from atoll.node.run.proof import Twice, twice

@@ -17,6 +17,7 @@ from atoll.node.run.events import OperationCommittedEvent, RoundUnmaskedEvent, R
 from atoll.node.service.chronicle import SEEKING, Chronicle
 from atoll.node.service.troubles import Troubles
 from atoll.node.session import events as ev
+from atoll.node.session.mode_events import MaskingFailed, PrivacySpent, Unmasked
 
 ME, OTHER = PeerId("me"), PeerId("other")
 
@@ -69,11 +70,11 @@ def committed(entry: int, parts: tuple[Part, ...] = (), *who: Share) -> ev.Round
     ("event", "told"),
     [
         (
-            ev.PrivacySpent(1.5, 3, 7),
+            PrivacySpent(1.5, 3, 7),
             {"event": "privacy.spent", "epsilon": 1.5, "steps": 3, "left": 7},
         ),
         (
-            ev.MaskingFailed(2, 1, "why"),
+            MaskingFailed(2, 1, "why"),
             {"event": "masking.failed", "entry": 2, "attempt": 1, "reason": "why"},
         ),
         (
@@ -161,9 +162,7 @@ def test_progress_and_secure_sums_are_kept_for_status() -> None:
         assert chronicle.progress == ("fetching state", 3, 10)
         chronicle.note(0, ev.StateReady(7))
         assert chronicle.progress == ("ready", 1, 1)
-        chronicle.note(
-            0, ev.Unmasked(3, 1, (ME, OTHER), 2, 9, {"loss": 0.5}, 2.5, ((ME,), (OTHER,)))
-        )
+        chronicle.note(0, Unmasked(3, 1, (ME, OTHER), 2, 9, {"loss": 0.5}, 2.5, ((ME,), (OTHER,))))
         assert chronicle.unmasked == RoundUnmaskedEvent(
             run="run",
             entry=3,
