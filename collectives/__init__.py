@@ -16,6 +16,9 @@ metrics        metrics of a script as floats; what is none is left out with a wa
 codec_names    the codecs, and what is known of them without torch
 codec_costs    what codecs cost, likewise
 outer_rules    the outer optimizers, likewise
+outcomes       what comes of rounds: outcomes, entries, anchors
+round_settings   when rounds end: the settings that every run has
+cold_start     with which rounds a cold start was measured
 growth         how many steps the first rounds have, where they are shorter
 arrivals       for whom a round waits that does not wait for everybody: settings
 swarm          settings of a run, outcomes and anchors of its rounds
@@ -38,6 +41,8 @@ pace           how fast a member's links are
 partition      one vector, parts per member
 reduce         the Reducer seam in four forms: mean, sum, maximum, minimum, product, copies
 schemes        places and their peers, as data: checked, and compiled to a plan
+reducers       more reducers: of operations
+terms          what is added up on the way of a part
 trees          over which members a part is summed, and its result handed down
 registry       modes by name, loaded once a run asks for one
 rows           codecs and rules that are found by name

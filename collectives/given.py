@@ -26,8 +26,7 @@ from .plain import (
     whole,
     words_of,
 )
-from .reduce import Reduction
-from .script_swarm import Operating
+from .script_swarm import Operating, Reduction
 from .swarm import CoordinateRule, GramRule
 from .target import Target
 

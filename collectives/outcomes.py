@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Generic, Literal, Protocol, TypeVar
 
 import msgspec
-from torch import Tensor
 
 from .group import Config, Count, Member
 from .identifiers import PeerId
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Status = Literal["committed", "open", "lost"]
 

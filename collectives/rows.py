@@ -12,5 +12,9 @@ ROWS = ModeRegistry(
         "sparse": "collectives.codecs.sparse",
         "bits": "collectives.codecs.bits",
         "device": "collectives.codecs.device",
+        "native": "collectives.codecs.native",
+        "reducers": "collectives.reducers",
+        "weighing": "collectives.exchange.measuring",
+        "trees": "collectives.trees",
     }
 )

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
 
 import msgspec
-from torch import Tensor
 
 from .foreign import PLAIN, WORDS
 from .group import Evaluated
@@ -21,14 +20,17 @@ from .groups import MAX_GROUP_NAME
 from .identifiers import PeerId, RunId
 from .layout import Layout
 from .outcomes import AnchorView, Outcome, Pending, Tally
-from .reduce import Reduction
 from .swarm import MAX_REDUCER, RunSettings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MAX_OP_ID = 64  # characters
 MAX_TAG = 48
 TAG = r"\A[!-.0-?A-~]*\Z"
 """Of tags: visible ASCII but for "/" and "@", which stand around them in the name of a log."""
 MAX_UNDER = 16
+Reduction = Literal["mean", "sum", "max", "min", "product"]
 
 
 class Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
@@ -36,47 +35,13 @@ from blake3 import blake3
 
 from .group import BUTTERFLY, Contributor, Entry, Plan, Topology, TopologyKind
 from .identifiers import CID_BYTES, PeerId
+from .terms import CheckedSum, PartialSum, Term
 
 if TYPE_CHECKING:
-    from .reduce import Factors, StreamingReducer
+    from .reduce import StreamingReducer
 
 Parents = Mapping[PeerId, PeerId]
 """To whom each contributor sends what it has for a part. The owner is nobody's child."""
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """Something to be added up: a contribution or a partial sum."""
-
-    peer: PeerId  # who sends it
-    cid: bytes
-    weight: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartialSum:
-    """What a member that has others below adds up, in this order, and the weight of all
-    contributions in it.
-    """
-
-    terms: tuple[Term, ...]
-    factors: Factors
-    sent: Term | None  # what it is to the member above; None at the root
-    total: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedSum:
-    """A partial sum, used if two accounts of it are equal: its maker's and a witness's."""
-
-    partial: Term
-    of: PartialSum
-    accounts: tuple[Term, Term]
-
-    @property
-    def witness(self) -> PeerId:
-        """Who adds up the same."""
-        return self.accounts[1].peer
 
 
 class Tree:
@@ -244,21 +209,6 @@ def _trees(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
         )
         for part, parents in zip(plan.parts, every, strict=True)
     )
-
-
-def senders_of(plan: Plan, me: PeerId) -> dict[bytes, frozenset[PeerId]]:
-    """By cid, who sends what ``me`` adds up, and what it sends itself (a partial sum may be made by
-    several, for a part each).
-    """
-    found = {c.cid: frozenset((c.member.peer,)) for c in plan.contributors}
-    from .reduce import REDUCERS  # loads torch, which drawing a tree does not need
-
-    reducer = REDUCERS.get(plan.reducer)
-    if plan.topology.kind != "butterfly" and reducer is not None and reducer.form == "streaming":
-        for tree in trees_of(plan, reducer):
-            for term in (*tree.wants(me), *(term for term, _ in tree.sends(me))):
-                found[term.cid] = found.get(term.cid, frozenset()) | {term.peer}
-    return found
 
 
 def parents_of(

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from ..collectives.errors import AtollError, SwarmClosedError
 from .home.ending import interrupt_when_stdin_ends
+from .home.last_resort import refused
 from .home.logs import log_to_stderr
 from .home.notify import notify, notify_failed
 from .home.output import Terminal, as_json, show_error
 from .home.paths import find_paths, only_mine
 from .home.private_node import ParentLink
-from .home.refusals import refused
 from .net.lean import load_libp2p, load_torch
 
 if TYPE_CHECKING:

@@ -35,14 +35,14 @@ from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
 from ..collectives.outcomes import Outcome, Share, Tally
 from ..collectives.plain import buffer_length
-from ..collectives.reduce import Reduction, codec_fault, operation_codec
-from ..collectives.script_swarm import Call, PeerView
+from ..collectives.reducers import codec_fault, operation_codec
+from ..collectives.script_swarm import Call, PeerView, Reduction
 from ..collectives.series import OWN_NAME
 from ..collectives.swarm import RunSettings, sample_count
 from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid
 from .outer import OuterStep, reading_of
-from .outer.readings import Reported, median_lag
+from .outer.reported import Reported, median_lag
 
 if TYPE_CHECKING:
     from .data.shard import Shard

@@ -27,8 +27,8 @@ from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import Doors
 from atoll.collectives.swarm import RunSettings
 from atoll.node.local import LocalSwarm
-from atoll.node.run.doors import doors_of
 from atoll.node.run.gate import Gate
+from atoll.node.run.inner_doors import doors_of
 from atoll.node.run.invite import make_invite
 from atoll.node.session.ports import Storage
 from atoll.node.session.replica import PlainSlots

@@ -25,7 +25,8 @@ from atoll.node.home.paths import Paths, find_paths
 from atoll.node.joining import NodeClient, RunSwarm
 from atoll.node.manifest import SignedManifest, parse_manifest, save_run, sign_manifest
 from atoll.node.run.invite import make_invite
-from atoll.security.identity import Identity, load_or_create
+from atoll.security.identity import Identity
+from atoll.security.key_file import load_or_create
 
 ODD_NODE = Path(__file__).parent / "process" / "odd_node.py"
 PATIENCE_S = 150.0  # a hang only: a busy machine takes its time

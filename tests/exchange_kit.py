@@ -27,8 +27,9 @@ from atoll.collectives.group import (
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.pace import Lead
 from atoll.collectives.partition import parts_for
-from atoll.collectives.reduce import REDUCERS, FindReducer
-from atoll.collectives.trees import senders_of
+from atoll.collectives.reduce import FindReducer
+from atoll.collectives.reducers import REDUCERS
+from atoll.collectives.terms import senders_of
 
 LOG = "run"
 

@@ -38,7 +38,7 @@ from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.layout import Layout, differences
 from atoll.collectives.outcomes import Outcome, Share, Spent, Tally
 from atoll.collectives.outer_rules import OuterSettings
-from atoll.collectives.reduce import works_on_bits
+from atoll.collectives.reducers import works_on_bits
 from atoll.collectives.script_swarm import Call, PeerView
 from atoll.collectives.swarm import RunSettings
 from atoll.node.composing.parent import watch_parent

@@ -15,6 +15,7 @@ from atoll.node.modes.secure.wire import PREFIX, AuthoredMessage, decode
 from atoll.node.run.evidence import check
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
+from atoll.node.session.mode_events import Unmasked
 from atoll.security.masking import Client
 from atoll.security.masking.keys import seal
 from atoll.security.masking.messages import Deal, Dealt, share_hash, signed
@@ -85,7 +86,7 @@ class Sites:
                 self.proofs.setdefault(found, []).append((peer.name, what))
             case ev.PeerMisbehaved() if event.peer in self.liars:
                 self.accused.setdefault(event.peer, set()).add(event.reason)
-            case ev.Unmasked():
+            case Unmasked():
                 assert len(event.members) >= event.threshold
                 key, told = (
                     (event.round, event.attempt),

@@ -25,7 +25,7 @@ from atoll.node.home.lifecycle import read_node_file
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run.invite import make_invite
-from atoll.security.identity import load_or_create
+from atoll.security.key_file import load_or_create
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,12 +19,17 @@ dithered value moves by a whole scale once in a while. Its chance follows from t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import kernels, native
+from ..rows import ROWS
+from . import kernels
 from .wire import Codec, EncodedChunk, LazyWire, Scratch, check_length, padded, tail_of, view
+
+KERNELS: Any = ROWS.find("native", "KERNELS")
+"""The same arithmetic compiled, as `native.Kernels`; None where there was no compiler."""
 
 # values by bits. 256: +1.6 % wire against 0.4 % for 1024, no measurable time, and half the damage
 # of an outlier; 64: 10 % error on Gaussian values; 256 has 12 %, 32 has 9.5 % and 6 % more wire
@@ -46,7 +51,7 @@ class BlockCodec:
         bits: int,
         *,
         dither: bool = False,
-        compiled: native.Kernels | None = native.KERNELS,
+        compiled: Any = KERNELS,
     ) -> None:
         self.name = name
         self._block = block = BLOCKS[bits]

@@ -6,12 +6,17 @@ Bytes: the values, padding to 4.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import kernels, native
+from ..rows import ROWS
+from . import kernels
 from .wire import Codec, EncodedChunk, LazyWire, Scratch, check_length, padded, tail_of, view
+
+KERNELS: Any = ROWS.find("native", "KERNELS")
+"""The same arithmetic compiled, as `native.Kernels`; None where there was no compiler."""
 
 DTYPES = {32: torch.float32, 16: torch.bfloat16}  # by bits
 
@@ -20,9 +25,7 @@ class FloatCodec:
     """A codec of one floating-point format. A value that rounds to infinity counts as not finite.
     ``compiled``: kernels for fp32 on the CPU."""
 
-    def __init__(
-        self, name: str, bits: int, *, compiled: native.Kernels | None = native.KERNELS
-    ) -> None:
+    def __init__(self, name: str, bits: int, *, compiled: Any = KERNELS) -> None:
         self.name = name
         dtype = DTYPES[bits]
         self.zero_copy = dtype == torch.float32

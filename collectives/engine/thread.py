@@ -28,7 +28,8 @@ from ..group import Plan
 from ..identifiers import PeerId
 from ..pace import Pace
 from ..record_layer import PLAIN, LaneKeys
-from ..reduce import REDUCERS, FindReducer
+from ..reduce import FindReducer
+from ..reducers import REDUCERS
 from .bucket import Bucket
 from .lane import REPLACED, Lane, PeerFaultError
 from .losses import LANES, Losses

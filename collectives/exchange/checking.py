@@ -19,7 +19,7 @@ from ..codecs.codec import Codec, EncodedChunk
 from ..digest import chunk_hash
 from ..identifiers import HASH_BYTES, PeerId
 from ..messages import Disputed
-from ..trees import CheckedSum
+from ..terms import CheckedSum
 from .routes import Job
 
 if TYPE_CHECKING:

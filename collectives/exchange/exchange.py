@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
+from typing import Any
 
 from torch import Tensor
 
@@ -27,7 +28,8 @@ from ..errors import ConfigError, LocalProtocolError
 from ..group import MAX_MEMBERS, MAX_STAR, Plan
 from ..identifiers import PeerId
 from ..pace import Lead
-from ..reduce import REDUCERS, FindReducer, least_of
+from ..reduce import FindReducer, find_reducer, least_of
+from ..rows import ROWS
 from . import header as wire_header
 from .blobs import Blobs, Bounds
 from .checking import account_of, disagreement
@@ -40,10 +42,9 @@ from .events import (
     ResultComplete,
 )
 from .intake import Intake
-from .measuring import NOT_FINITE, FirstPhase
 from .outbox import Outgoing, Sender
 from .pool import Pools
-from .reduction import ChunkReducer
+from .reduction import NOT_FINITE, ChunkReducer
 from .routes import Job
 from .slot import FrozenVector, PlanState, RoundSlot, slot_for, unfold
 
@@ -67,7 +68,7 @@ class Exchange:
         *,
         emit: Callable[[ExchangeEvent], None],
         result_buffer: Callable[[Plan], memoryview] | None = None,
-        reducers: FindReducer = REDUCERS.get,
+        reducers: FindReducer = find_reducer,
         eager: bool = True,
         clock: Callable[[], float] = lambda: 0.0,
         resend_after_s: Callable[[], float] = lambda: 0.0,
@@ -83,15 +84,7 @@ class Exchange:
         self._pools = Pools()
         self._chunking = lru_cache(8)(partial(Chunking, make=self._pools.codec))
         self._reducer = ChunkReducer()
-        self._first = FirstPhase(
-            me,
-            self._reducer,
-            usable=self._usable,
-            blame=self._blame,
-            spread=self._queue_results,
-            weighed=self._weighed,
-            beside=beside or (lambda work: work()()),
-        )
+        self._beside = beside or (lambda work: work()())
         self._slots: dict[bytes, RoundSlot] = {}
         self._lingering: dict[str, RoundSlot] = {}  # by log: closed, still serving slower peers
         self._plans: dict[bytes, PlanState] = {}
@@ -105,7 +98,7 @@ class Exchange:
             self._blobs,
             self._part_arrived,
             self._result_arrived,
-            self._first.on_statement,
+            self._on_statement,
         )
         self._sender = Sender(
             self._frozen,
@@ -458,13 +451,32 @@ class Exchange:
             if state.part_arrived(peer, cid, chunk) and self._can_reduce(state):
                 self._advance(state, chunk)
 
+    @cached_property
+    def _first(self) -> Any:
+        """The first phase of plans whose reducer weighs whole vectors: a `measuring.FirstPhase`."""
+        return ROWS.load("weighing", "FirstPhase", key="[robust]")(
+            self.me,
+            self._reducer,
+            usable=self._usable,
+            blame=self._blame,
+            spread=self._queue_results,
+            weighed=self._weighed,
+            beside=self._beside,
+        )
+
+    def _on_statement(self, state: PlanState, peer: PeerId, part: int, data: bytes) -> None:
+        """What the owner of a part says of it is here."""
+        if state.measuring is not None:
+            self._first.on_statement(state, peer, part, data)
+
     def _take_early(self, state: PlanState) -> None:
         for chunk, (peer, wire) in state.slot.take_early(state.plan_id).items():
             if state.givers[chunk] == peer:
                 state.view(chunk)[:] = wire.data
                 self._result_arrived(state, peer, chunk)
             state.slot.pool(chunk, state.slot.results).give(wire)
-        self._first.take_early(state)
+        if state.measuring is not None:
+            self._first.take_early(state)
 
     def _result_arrived(self, state: PlanState, peer: PeerId, chunk: int) -> None:
         wire = state.wire(chunk)

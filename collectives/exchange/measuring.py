@@ -11,11 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..digest import chunk_hash
 from ..identifiers import PeerId
-from .reduction import ChunkReducer
+from .reduction import NOT_FINITE, ChunkReducer
 from .slot import FrozenVector, PlanState
 from .statements import PlanStatements
 
-NOT_FINITE = "contribution is not finite, or not what its codec makes"
 Beside = Callable[[Callable[[], Callable[[], None]]], None]
 """Runs what may take a while in another thread, then what it returned in the driver's."""
 BlameCallback = Callable[[PlanState, PeerId, bytes | None, str], None]

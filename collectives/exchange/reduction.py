@@ -169,3 +169,6 @@ class ChunkReducer:
                 worst, largest = index, magnitude
         peer, cid, _ = job.sources[worst]
         return (peer, cid)
+
+
+NOT_FINITE = "contribution is not finite, or not what its codec makes"

@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..group import Plan
 from ..identifiers import PeerId
 from ..reduce import Factors, Reducer
-from ..trees import CheckedSum, Term, Tree, trees_of
+from ..terms import CheckedSum, Term, Tree, trees_of
 from ..witnesses import stated_by
 
 if TYPE_CHECKING:

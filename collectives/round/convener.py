@@ -25,7 +25,7 @@ from ..group import (
 )
 from ..identifiers import PeerId
 from ..partition import comparable, parts_for, single, slots_for
-from ..trees import Tree
+from ..terms import Tree
 from .acceptor import Acceptor
 from .patience import rate
 from .routes import broken_by, held_up_by, plan_trees, topology_of

@@ -68,7 +68,7 @@ from ..group import (
 )
 from ..identifiers import PeerId
 from ..partition import check_plan
-from ..trees import senders_of
+from ..terms import senders_of
 from . import patience
 from .arrival_policy import RoundArrivals
 from .catching_up import CatchingUp

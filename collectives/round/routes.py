@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 
 from .. import messages as m
-from ..group import Contributor, Member, Plan, Topology, TopologyKind
+from ..group import BUTTERFLY, Contributor, Member, Plan, Topology, TopologyKind
 from ..identifiers import PeerId
-from ..reduce import REDUCERS
-from ..trees import Tree, topology_at, trees_of
+from ..reduce import find_reducer
+from ..rows import ROWS
+from ..terms import Tree, trees_of
 from .state import OpenRound
 
 # for so many rounds after a dispute nobody adds up for either of its two peers, nor they for others
@@ -64,17 +65,19 @@ def topology_of(
     contributor without a site is a group of its own, and one without a host a host of its own; so
     is one that is ``disputed``.
     """
+    if kind == "butterfly":
+        return BUTTERFLY
     labels = dict[PeerId, str]()
     for offer in offers:
         said = ready.get(offer.member)
         peer = offer.member.peer
         labels[peer] = said.site if said is not None and peer not in disputed else ""
-    return topology_at(kind, labels)
+    return ROWS.load("trees", "topology_at", key="[exchange] plan")(kind, labels)
 
 
 def plan_trees(plan: Plan) -> tuple[Tree, ...]:
     """The trees of a plan that has partial sums; none of a butterfly."""
-    reducer = REDUCERS.get(plan.reducer) if plan.topology.kind != "butterfly" else None
+    reducer = find_reducer(plan.reducer) if plan.topology.kind != "butterfly" else None
     return trees_of(plan, reducer) if reducer is not None and reducer.form == "streaming" else ()
 
 

@@ -28,7 +28,7 @@ from ...collectives.errors import AtollError, NetworkError, RemoteProtocolError,
 from ...collectives.exchange import BadChunk, BlobProgress
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ..home.output import bytes_text
-from ..home.private_files import make_private
+from ..home.private_folders import make_private
 from ..home.refusals import storage_error
 from ..manifest.tables import BaseTable
 from ..session.requests import ChunkRequests

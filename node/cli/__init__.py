@@ -293,7 +293,7 @@ def _usage(terminal: Terminal, error: click.ClickException) -> int:
 
 
 def _unexpected(terminal: Terminal, error: Exception) -> int:
-    from ..home.refusals import refused
+    from ..home.last_resort import refused
 
     if terminal.verbose >= 2:
         _traceback()

@@ -121,7 +121,7 @@ def preview(
 
 
 def _own_key(terminal: Terminal) -> Identity | None:
-    from ...security.identity import load
+    from ...security.key_file import load
 
     file = terminal.paths.identity_file
     return load(file) if file.exists() else None

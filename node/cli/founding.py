@@ -93,7 +93,7 @@ def id_of(terminal: Terminal, manifest: Manifest) -> str:
     follows from a key that is not made yet, or from a model that nobody has looked at. Writes
     nothing.
     """
-    from ...security.identity import load
+    from ...security.key_file import load
 
     file = terminal.paths.identity_file
     organiser = load(file).peer if file.exists() else None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def identity_of(terminal: Terminal) -> Identity:
     """This node's identity, made on first use. Raises SecurityError E210, StorageError."""
-    from ...security.identity import load_or_create
+    from ...security.key_file import load_or_create
     from ..home.paths import make_private
     from ..home.refusals import storage_error
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ...collectives.cutting import cut
 from ...collectives.errors import AtollError, ConfigError, NetworkError, SwarmClosedError
 from ...collectives.identifiers import RunId
-from ...collectives.layout import Layout, cut
+from ...collectives.layout import Layout
 from ..control import protocol as p
 from ..control.beside import Beside
 from .link import NOT_RUNNING, Link

@@ -37,6 +37,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar
 from weakref import ReferenceType, WeakSet, finalize, ref
 
+from ...collectives.cutting import cut
 from ...collectives.errors import (
     AtollError,
     DeadlineExceededError,
@@ -45,7 +46,7 @@ from ...collectives.errors import (
     VersionMismatchError,
 )
 from ...collectives.group import Evaluated
-from ...collectives.layout import Layout, cut
+from ...collectives.layout import Layout
 from ...collectives.metrics import Warned
 from ...collectives.outcomes import Outcome, Tally
 from ...collectives.plain import DEVICES, flat_of, placed

@@ -25,7 +25,8 @@ from ...collectives.exchange import CommandFailed, LaneDown, LanesWanted
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.record_layer import DEFAULT_CIPHER, PLAIN
-from ...security.identity import Identity, load_or_create
+from ...security.identity import Identity
+from ...security.key_file import load_or_create
 from ..control.server import ControlServer
 from ..home.ending import end_signals
 from ..home.hours import Hours

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from ...collectives.errors import AtollError, LocalProtocolError, RemoteProtocolError
 from ..home.failures import failure
-from ..home.refusals import refused
+from ..home.last_resort import refused
 from . import protocol as p
 from .address import check_peer, peer_pid
 from .descriptors import close_all, files_of

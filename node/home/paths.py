@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...collectives.errors import ConfigError
-from .private_files import make_private as make_private
 from .private_files import open_private as open_private
 from .private_files import write_atomic as write_atomic
+from .private_folders import make_private as make_private
 
 MAX_SOCKET_PATH = 100  # sun_path holds 104 bytes on macOS, 108 on Linux, the final zero included
 

@@ -8,8 +8,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from ...collectives.errors import ConfigError
-from ...collectives.forced import make_folder, new_file, sync_folder
+from ...collectives.forced import new_file, sync_folder
 from .refusals import storage_error
 
 
@@ -19,27 +18,6 @@ def open_private(path: Path) -> BinaryIO:
     if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o077:
         os.fchmod(file.fileno(), 0o600)
     return file
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder that only its owner can enter, or take the others' rights from one we own.
-
-    Raises ConfigError when the folder belongs to somebody else, StorageError when it cannot be
-    made.
-    """
-    try:
-        make_folder(folder)
-        found = folder.stat()
-        if found.st_uid != os.getuid():
-            raise ConfigError(
-                f"{folder} belongs to user {found.st_uid}, not to you",
-                why="Keys and sockets in a folder of somebody else are not yours.",
-                hint="Choose another folder: ATOLL_HOME=~/atoll-home",
-            )
-        if stat.S_IMODE(found.st_mode) & 0o077:
-            folder.chmod(0o700)
-    except OSError as error:
-        raise storage_error(f"cannot make {folder}", error) from None
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o600) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...collectives.api import Handle, all_reduce
-from ...collectives.swarm import Outcome, Reduction
+from ...collectives.outcomes import Outcome
+from ...collectives.script_swarm import Reduction
 from ...optim.model.card import FOLDER
 from ..client.eager import eager
 from ..client.swarm import RunClient

@@ -28,10 +28,10 @@ from ...collectives.outcomes import Outcome
 from ...collectives.script_swarm import Swarm
 from ...optim import Attachment, attach
 from ..home.ending import interrupt_when_stdin_ends
+from ..home.last_resort import refused
 from ..home.output import Terminal, show_error
 from ..home.own_data import data_of
 from ..home.paths import find_paths
-from ..home.refusals import refused
 from ..manifest import Manifest, gpt_config, load_run
 from .data import BUILTIN, Corpus, load_corpus, peer_generator
 from .gpt import GPT, build

@@ -21,8 +21,9 @@ import msgspec
 
 from ...collectives.errors import AtollError
 from ...collectives.foreign import escaped, quoted
-from ...collectives.group import MAX_MEMBERS, Reach
-from ...collectives.swarm import Share
+from ...collectives.group import MAX_MEMBERS
+from ...collectives.outcomes import Share
+from ...collectives.reach import Reach
 from ..home.short_words import short_peer, span_text
 
 Text = Annotated[str, msgspec.Meta(max_length=4096)]

@@ -23,6 +23,7 @@ from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from . import membership_records as wire
 from .partners import PartnerMesh
+from .partners import mesh_of as mesh_of
 
 LONG_AGO = float("-inf")
 FRESH = 0.4  # of detect_s: who was heard within it is vouched for

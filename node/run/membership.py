@@ -27,9 +27,8 @@ from ...collectives.identifiers import PeerId, RunId
 from ...collectives.messages import shared
 from ..net.transport.allowance import Allowance
 from . import membership_records as wire
-from .hearsay import Hearsay
+from .hearing import Hearing, make_hearing, mesh_of
 from .membership_records import MAX_RECORDS, RECORDS_PER_MESSAGE, Record, Sign, SignedRecord, Verify
-from .partners import mesh_of
 
 MOST_BY_ONE = MAX_RECORDS * 3 // 4
 LOOKED_AT = 8  # times as many as are wanted are looked at, where there are hundreds
@@ -157,7 +156,7 @@ class Membership:
         self._by_invite = Counter[bytes]()  # records in the table
         self.timing = self._usual = timing or MembershipTiming()
         self.large = False  # more members than `sparse_above`
-        self._hearsay: Hearsay | None = None  # there
+        self._hearsay: Hearing | None = None  # there
         self.silences: Mapping[PeerId, float] = {}
         """Peers on the way to whom packets are lost: the silence that says nothing, in seconds,
         where it is longer than ``detect_s``.
@@ -263,7 +262,7 @@ class Membership:
         for peer in beaten:  # which has asked it all the time
             heard = self._heard.get(peer, self._watched.get(peer, now))
             asked[peer] = heard + self.timing.beat_s, now
-        self._hearsay = Hearsay(
+        self._hearsay = make_hearing()(
             self.me,
             mesh,
             self._heard,
@@ -733,7 +732,7 @@ class Membership:
                         times[peer] = then + pause
         self._ticked = now
 
-    def _beat_partners(self, now: float, hearsay: Hearsay) -> None:
+    def _beat_partners(self, now: float, hearsay: Hearing) -> None:
         """In a large run: a beat to each partner, a question to whom none vouches for."""
         timing = self.timing
         beat = wire.encode(hearsay.beat(now))

@@ -7,6 +7,7 @@ counts in a quorum (that is the configuration in the log).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated
@@ -20,7 +21,6 @@ from ...collectives.foreign import PLAIN, quoted
 from ...collectives.group import MAX_CERTIFICATE, MAX_MEMBERS, Count, Hash, Peer
 from ...collectives.identifiers import PeerId, RunId
 from ..net.transport.dialable import MAX_ADDRESS_CHARS, MAX_ADDRESSES, usable
-from .partners import MOST_BYTES, NAME_BYTES
 
 MAX_RECORD_BYTES = 4096
 MAX_RECORDS = MAX_MEMBERS + 1024  # members of one run a node keeps in mind, and who comes
@@ -40,6 +40,9 @@ Address = Annotated[str, msgspec.Meta(max_length=MAX_ADDRESS_CHARS, pattern=PLAI
 
 FirstBatch = tuple[Count, Annotated[bytes, msgspec.Meta(max_length=FIRST_BATCH_BYTES)]]
 """Committed rounds before a round, and the digest of the first batch that a script read in it."""
+NAME_BYTES = 8
+MOST_PARTNERS = 3 * math.isqrt(MAX_MEMBERS) + 3  # of a member that stands in two rows
+MOST_BYTES = MOST_PARTNERS // 8 + 1
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

@@ -18,12 +18,8 @@ from functools import lru_cache
 
 from blake3 import blake3
 
-from ...collectives.group import MAX_MEMBERS
 from ...collectives.identifiers import PeerId
-
-NAME_BYTES = 8
-MOST_PARTNERS = 3 * math.isqrt(MAX_MEMBERS) + 3  # of a member that stands in two rows
-MOST_BYTES = MOST_PARTNERS // 8 + 1
+from .membership_records import NAME_BYTES
 
 
 class PartnerMesh:

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from ...collectives.group import Reach, reach
 from ...collectives.identifiers import PeerId
+from ...collectives.reach import Reach, reach
 
 
 def quorum_of(peers: Sequence[Mapping[str, Any]], least: int = 0) -> dict[str, Any] | None:

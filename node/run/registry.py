@@ -25,5 +25,6 @@ MODES = ModeRegistry(
         "rules.distances": "node.modes.distances",
         "rules.leaning": "node.modes.leaning",
         "clusters": "node.modes.splitting",
+        "large": "node.run.hearsay",
     }
 )

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import trio
 
 from ...collectives.errors import StorageError
-from ...collectives.group import Reach, reach
 from ...collectives.identifiers import PeerId
-from ...collectives.swarm import Spent
+from ...collectives.outcomes import Spent
+from ...collectives.reach import Reach, reach
 
 if TYPE_CHECKING:
     from .run import RunService

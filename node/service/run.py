@@ -22,15 +22,16 @@ from ...collectives.errors import (
     SwarmClosedError,
     VersionMismatchError,
 )
-from ...collectives.group import Plan, Reach
+from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId, RunId
+from ...collectives.reach import Reach
 from ..control.shared_memory import AnchorSlots
 from ..home.paths import make_private
 from ..run.capability import invite_of
-from ..run.doors import doors_of
 from ..run.entrants import Entrants
 from ..run.events import RunFailedEvent
 from ..run.gate import Gate
+from ..run.inner_doors import doors_of
 from ..run.membership import Membership
 from ..session import Session
 from ..session import events as ev

@@ -12,9 +12,10 @@ from weakref import ReferenceType
 
 import trio
 
+from ...collectives.cutting import cut
 from ...collectives.errors import LocalProtocolError, ModelMismatchError, StorageError
 from ...collectives.group import NO_READING, Reading
-from ...collectives.layout import Layout, cut
+from ...collectives.layout import Layout
 from ...collectives.outcomes import Outcome, Spent, Tally
 from ...collectives.script_swarm import Call, PeerView
 from ..control import protocol as p
@@ -30,6 +31,7 @@ from ..run.events import (
 from ..session import events as ev
 from ..session.calls import calls_of
 from ..session.fragments import Whole
+from ..session.mode_events import WorkAsked
 from .facts import finished, peers_of, spent
 from .outside import RunTerms, ScriptTurn
 from .reductions import Reductions
@@ -354,7 +356,7 @@ class AttachedScript:
                 )
             case ev.RoundClosing():
                 self.events.closing(event.round, fragment)
-            case ev.WorkAsked():
+            case WorkAsked():
                 self.events.asked(event.number, event.round, event.seed, event.interval)
             case ev.ContributionRefused():
                 self._reductions.refused(event.cid)

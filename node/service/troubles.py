@@ -22,7 +22,7 @@ from ...collectives.errors import (
     StateError,
 )
 from ...collectives.identifiers import PeerId
-from ..home.refusals import refused
+from ..home.last_resort import refused
 from ..run.events import RunEvent, RunTroubleEvent, StorageMendedEvent, StorageTroubleEvent
 from ..session.events import HistorySplit
 

@@ -16,6 +16,8 @@ timeline        where the time of a reduction goes
 actions         what the log's state machine asks of the session
 record          what members have signed of contributions
 retaining       what is kept and signed to recompute a round
+log_settings    what a run's settings say of one log
+watches         the doors of what only watches: histories, votes, statements, times
 modes           what stands at the doors of a session
 other_logs      the door of logs beside the run's
 measures        the door of what a rule learns over rounds
@@ -37,6 +39,7 @@ peer_selection  whom to ask
 histories       who is on another history of the run, and where it parts from ours
 beginning       the genesis; a state brought to the end of the log; whose model it is
 tallies         what the log says of the data, for scripts
+calls           what a script may call beside rounds
 composing       which modes a run's settings ask for
 session         Session: all of it tied together
 fragments       a run cut into fragments: a session for each, one membership; `whole_of`: a run in

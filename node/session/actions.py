@@ -17,8 +17,8 @@ from ...collectives.round.own_results import NO_RESULTS, OwnResults
 from . import events as ev
 from .ports import DataPlane
 from .serving import result_hashes
-from .timeline import Timeline
 from .transfer import part_digests
+from .watches import RoundTimes
 
 if TYPE_CHECKING:
     from .session import Session
@@ -42,7 +42,7 @@ class LogActions:
         self.weights: dict[tuple[bytes, ...], tuple[float, ...]] = {}
         self.storing: dict[tuple[bytes, ...], int] = {}  # on the way to the medium, for a round
         self._unstored: dict[tuple[bytes, ...], tuple[Plan | Entry, memoryview]] = {}
-        self._timelines: dict[int, Timeline] = {}  # of the open round and the next
+        self._timelines: dict[int, RoundTimes] = {}  # of the open round and the next
         self._decided_at = 0.0
         self._said: tuple[m.Envelope | None, bytes] = None, b""
 
@@ -91,14 +91,14 @@ class LogActions:
         """Send on the main log."""
         self.send(peer, self.session.log, round_, body)
 
-    def timeline(self, round_: int) -> Timeline:
+    def timeline(self, round_: int) -> RoundTimes:
         """That of a main log's round; one nobody looks at for rounds not open soon."""
         machine = self.session.machine
         if machine is None or not machine.round <= round_ <= machine.round + 1:
-            return Timeline()
+            return RoundTimes()
         found = self._timelines.get(round_)
         if found is None:
-            found = self._timelines[round_] = Timeline()
+            found = self._timelines[round_] = self.session.modes.times()
         return found
 
     # ---- data plane

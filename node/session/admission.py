@@ -34,9 +34,8 @@ from ...collectives.errors import NotAdmittedError, RemoteProtocolError
 from ...collectives.group import Certified, Entry, Member
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from . import events as ev
-from .equivocation import EquivocationWatch
-from .retaining import Retaining
 from .serving import chunking_of
+from .watches import Retention
 
 if TYPE_CHECKING:
     from .session import Session
@@ -63,11 +62,11 @@ class Admission:
     """
 
     def __init__(
-        self, session: Session, retaining: Retaining, probation: int, per_hour: int
+        self, session: Session, retaining: Retention, probation: int, per_hour: int
     ) -> None:
         self.session, self.probation, self.per_hour = session, probation, per_hour
         self._retaining = retaining
-        self.equivocation = EquivocationWatch(session)
+        self.votes = session.modes.votes(session)
         self.good: dict[PeerId, int] = {}
         """Rounds in a row in which a newcomer's work was found to be in order."""
         # The round in which a member last said whose sum was wrong.
@@ -133,7 +132,7 @@ class Admission:
             case m.Accepted() as vote if (
                 not self.session.settings.lying
             ):  # there the machine looks itself
-                self.equivocation.heard(peer, envelope.round, vote)
+                self.votes.heard(peer, envelope.round, vote)
             case m.Join(holds=holds):
                 if holds and self._role(peer) == "observe":
                     raise RemoteProtocolError(

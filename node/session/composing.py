@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...collectives.codecs.mixtures import mixture_of
 from ...collectives.layout import Layout
-from ...collectives.reduce import REDUCERS
+from ...collectives.reducers import REDUCERS
 from ...collectives.round.arrival_policy import ArrivalPolicyMaker, wait_for_all
 from ...collectives.round.dissemination import everybody
 from ...collectives.round.faults import FaultModel, FaultModelMaker, Proofs
@@ -19,13 +19,19 @@ from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
 from ..run.registry import MODES
 from .durations import spare_of
+from .equivocation import EquivocationWatch
+from .histories import Histories
 from .log_settings import LogSettings
 from .measures import Measures
 from .modes import Modes
 from .other_logs import OtherLogs
 from .pre_round import PreRound
+from .race import Race
 from .recertification import Recertification
+from .retaining import Retaining
 from .shapes import FindReducer
+from .timeline import Timeline
+from .waiting import Waits
 
 if TYPE_CHECKING:
     from .session import Session
@@ -90,6 +96,12 @@ def modes_of(
         ),
         measures=MODES.find("rules.distances", "Distances") or (lambda _: Measures()),
         reducers=find_reducers(),
+        histories=Histories,
+        votes=EquivocationWatch,
+        retention=Retaining,
+        times=Timeline,
+        race=Race,
+        waits=lambda session, now: Waits(session, session.others, session.recertifying, now),
     )
 
 

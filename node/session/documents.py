@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ...collectives.group import Part, Reach
+from ...collectives.group import Part
 from ...collectives.identifiers import PeerId
 from ...collectives.outcomes import Share
+from ...collectives.reach import Reach
 from ...collectives.telemetry import ReductionTimed
 from ...optim.outer.worth import worth_of
 from ..run.events import (

@@ -10,6 +10,7 @@ from ...collectives.identifiers import PeerId
 from ...collectives.round.certificate import vote_payload
 from ..run.proof import twice
 from . import events as ev
+from .watches import VoteWatch
 
 if TYPE_CHECKING:
     from .session import Session
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 BALLOTS = 4
 
 
-class EquivocationWatch:
+class EquivocationWatch(VoteWatch):
     """Of the open round of one log."""
 
     def __init__(self, session: Session) -> None:

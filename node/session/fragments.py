@@ -24,15 +24,16 @@ from torch import Tensor
 
 from ...collectives import exchange as x
 from ...collectives import messages as m
+from ...collectives.cutting import cut
 from ...collectives.errors import ConfigError, LocalProtocolError, StorageError
 from ...collectives.exchange import Bounds
 from ...collectives.group import LogName
 from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
-from ...collectives.layout import Layout, cut
+from ...collectives.layout import Layout
 from ...collectives.messages import Spans
 from ...collectives.round import OPEN, Doors, Timing
 from ...collectives.swarm import RunSettings
-from ..run.doors import InnerDoors
+from ..run.inner_doors import InnerDoors
 from . import events as ev
 from .actions import main_log
 from .beginning import check_model

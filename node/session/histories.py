@@ -27,6 +27,7 @@ from ...collectives.group import Certified
 from ...collectives.identifiers import PeerId
 from ...collectives.round import RoundMachine, check_genesis, check_log
 from . import events as ev
+from .watches import OneHistory
 
 if TYPE_CHECKING:
     from .session import Session
@@ -46,7 +47,7 @@ class _Comparison:
         self.same, self.other, self.answers = 0, other, 0
 
 
-class Histories:
+class Histories(OneHistory):
     """Of one log."""
 
     def __init__(self, session: Session) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ...collectives.errors import LocalProtocolError
-from ...collectives.reduce import REDUCERS
+from ...collectives.reduce import find_reducer
 from ...collectives.round.arrival_policy import wait_for_all
 from ...collectives.round.faults import Proofs
 from ...collectives.round.log_modes import LogModes
@@ -18,6 +18,7 @@ from .measures import Measures
 from .other_logs import OtherLogs
 from .recertification import Recertification
 from .shapes import FindReducer
+from .watches import OneHistory, OneSource, Retention, RoundTimes, VoteWatch, WaitWatch
 
 if TYPE_CHECKING:
     from .pre_round import PreRound
@@ -31,7 +32,8 @@ class Modes:
     ``recertifying``: how a run goes on without a quorum. ``pre_round``: makes what members do
     together before the log is given anything; None: nothing. ``operations``: the logs beside the
     run's. ``measures``: what the rule of this name learns over rounds. ``reducers``: finds those
-    that the run and its operations may name.
+    that the run and its operations may name. ``histories``, ``votes``, ``retention``, ``times``,
+    ``waits``, ``race``: what watches the log (`watches`).
     """
 
     log: LogModes = LogModes()
@@ -40,7 +42,13 @@ class Modes:
     recertifying: Callable[[Session], Recertification] = lambda _: Recertification()
     operations: Callable[[Session], OtherLogs] = lambda _: OtherLogs()
     measures: Callable[[str], Measures] = lambda _: Measures()
-    reducers: FindReducer = REDUCERS.get
+    reducers: FindReducer = find_reducer
+    histories: Callable[[Session], OneHistory] = lambda _: OneHistory()
+    votes: Callable[[Session], VoteWatch] = lambda _: VoteWatch()
+    retention: Callable[[Session], Retention] = lambda _: Retention()
+    times: Callable[[], RoundTimes] = RoundTimes
+    race: Callable[..., OneSource] = OneSource
+    waits: Callable[[Session, float], WaitWatch] = lambda _, __: WaitWatch()
 
     def check(self, settings: LogSettings) -> None:
         """Raise LocalProtocolError where a run asks for a mode that is not here."""

@@ -15,6 +15,8 @@ from `FIRST_S` on, since each costs a chunk over a slow link.
 
 from __future__ import annotations
 
+from .watches import OneSource
+
 FIRST_S = 10.0  # a state that comes within it is not compared with others
 TRIAL_S = 2.0  # a trial takes that long, and a chunk of the rival
 SILENT_S = 3.0  # a state of which nothing comes for so long is compared at once
@@ -23,7 +25,7 @@ CLEARLY = 1.5  # times sooner
 ASK_S = 1.0  # how often rivals are asked for while none offers anything
 
 
-class Race:
+class Race(OneSource):
     """Of one state that is coming. ``have`` is its chunks that are here."""
 
     def __init__(self, now: float, total: int, have: int = 0, each_s: float = 0.0) -> None:

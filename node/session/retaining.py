@@ -21,6 +21,7 @@ from ...collectives.identifiers import PeerId
 from ..run.proof import twice
 from . import events as ev
 from .record import Statement, statement_payload
+from .watches import Retention
 
 if TYPE_CHECKING:
     from .session import Session
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 MOST_STATED = 4
 
 
-class Retaining:
+class Retaining(Retention):
     """Of one session, whose storage has room for contributions."""
 
     def __init__(self, session: Session) -> None:

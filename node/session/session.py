@@ -44,7 +44,7 @@ from ...collectives.round import (
     samples_in,
 )
 from ...collectives.round.log import RECENT
-from ...optim.outer.readings import median_lag
+from ...optim.outer.reported import median_lag
 from ..run.membership import Membership
 from ..run.membership import MembershipTiming as MembershipTiming
 from . import events as ev
@@ -54,7 +54,6 @@ from .beginning import check_model, make_genesis, replay
 from .budgets import PeerUsage
 from .checkpoints import Checkpoints
 from .contribution_queue import ContributionQueue
-from .histories import Histories
 from .installing import Installing
 from .log_settings import LogSettings
 from .modes import PLAIN, Modes
@@ -64,12 +63,10 @@ from .ports import SessionPorts
 from .pre_round import NO_SPENDING, NO_WORK, PreRound, ScriptWork, Spending
 from .prior_contributions import PriorContributions
 from .replica import ModelReplica
-from .retaining import Retaining
 from .serving import Serving
 from .shapes import shape_of, witnesses_of
 from .tallies import newest_readings, shares_of, tallies
 from .transfer import Transfer
-from .waiting import Waits
 
 MEMBERSHIP, ROUND = b"M", b"R"
 MAX_CONTACTS = 256
@@ -136,7 +133,7 @@ class Session:
         # Members that may lie, and masked rounds, go by others' votes: each must hear them all.
         goes_by_votes = bool(settings.lying) or modes.pre_round is not None
         told = everybody if goes_by_votes else modes.log.dissemination
-        self._modes = replace(modes, log=replace(modes.log, dissemination=told))
+        self.modes = replace(modes, log=replace(modes.log, dissemination=told))
         self.timing = timing or Timing()
         self.seeding, self.site = seeding, site
         self.chunk_elements = chunk_elements
@@ -161,11 +158,13 @@ class Session:
         self.machine: RoundMachine | None = None
         self.replica: ModelReplica | None = None
         self.actions = LogActions(self, modes.proofs(self))
-        self.transfer = Transfer(self.actions, organiser, self.timing, rng, settings.lying)
+        self.transfer = Transfer(
+            self.actions, organiser, self.timing, rng, settings.lying, modes.race
+        )
         self.serving = Serving(self)
         self.operations = modes.operations(self)
         self.prior = PriorContributions(self)
-        self.retaining = Retaining(self)
+        self.retaining = modes.retention(self)
         self.checkpoints = Checkpoints(self, checkpoint_every)
         self.admission = Admission(self, self.retaining, probation, per_hour)
         self.others = PeerSelection(self, self.admission)
@@ -183,9 +182,9 @@ class Session:
         self._asked_at = self._ticked_at = -1e9
         self._now = now
         self.installing = Installing(self)
-        self.histories = Histories(self)
+        self.histories = modes.histories(self)
         self.recertifying = modes.recertifying(self)
-        self.waits = Waits(self, self.others, self.recertifying, now)
+        self.waits = modes.waits(self, now)
         modes.check(settings)
         make = modes.pre_round
         self.pre_round: PreRound | None = make(self) if make else None
@@ -411,7 +410,7 @@ class Session:
         restarted = journal.restarted  # a copy from before the first entry is one, too
         if not journal.entries:
             journal.append(genesis)
-        find = self._modes.reducers
+        find = self.modes.reducers
         shape = shape_of(
             entry.numel, entry.chunk_elements, entry.codec, entry.reducer, settings.plan, find
         )
@@ -438,7 +437,7 @@ class Session:
             rng=self.rng,
             now=now,
             site=self.site,
-            modes=replace(self._modes.log, sites=self.spending.names),
+            modes=replace(self.modes.log, sites=self.spending.names),
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
             root=root,
@@ -763,7 +762,7 @@ class Session:
             self._retry(now)
             knocks = now - self._asked_at >= self.timing.fetch_s
             peers = self.config_peers()  # known before there is a machine
-            few = not self._modes.log.dissemination(self.me, len(peers), lambda: peers).is_large
+            few = not self.modes.log.dissemination(self.me, len(peers), lambda: peers).is_large
             # whom to ask is chosen anew each time; of many, only where somebody is to be asked
             targets = self.others.targets(now) if few or self.transfer.asks else []
             self.transfer.tick(now, targets)

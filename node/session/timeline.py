@@ -12,9 +12,10 @@ from ...collectives import messages as m
 from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.telemetry import PHASES, ReductionTimed
+from .watches import RoundTimes
 
 
-class Timeline:
+class Timeline(RoundTimes):
     """Of one decision of one log. Times are the session's; `finish` gives them relative to the
     first contribution offered.
     """

@@ -12,7 +12,7 @@ Nobody is paused: a member serves from a copy.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
@@ -27,9 +27,9 @@ from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.layout import Layout
 from ...collectives.round import Timing
 from .other_logs import is_operation
-from .race import Race
 from .replica import state_chunk_bytes
 from .requests import ChunkRequests
+from .watches import OneSource
 
 if TYPE_CHECKING:
     from .actions import LogActions
@@ -77,14 +77,15 @@ class Transfer:
         timing: Timing,
         rng: Random,
         tolerated: int = 0,
+        make_race: Callable[..., OneSource] = OneSource,
     ) -> None:
-        self.tolerated = tolerated
+        self.tolerated, self._make_race = tolerated, make_race
         self.actions, self.organiser, self.timing, self.rng = actions, organiser, timing, rng
         self.fetching: dict[bytes, Fetching] = {}
         self.offers: dict[tuple[int, bytes], dict[PeerId, m.Offer]] = {}
         self.seeking_state = False
         self._coming: bytes | None = None  # the state that is being fetched
-        self._race: Race | None = None  # of it
+        self._race: OneSource | None = None  # of it
         self._rival: bytes | None = None  # the state that is tried beside it
         self._beaten: set[PeerId] = set()  # whose states came more slowly than others'
         self._asked_state_at = -1e9
@@ -348,7 +349,10 @@ class Transfer:
     # ---- a state and its rival
     def _lead(self, now: float, item: Fetching, each_s: float = 0.0) -> None:
         """This is the state to be fetched, of which a chunk took ``each_s`` where that is known."""
-        self._coming, self._race = item.name, Race(now, len(item.hashes), item.have, each_s)
+        self._coming, self._race = (
+            item.name,
+            self._make_race(now, len(item.hashes), item.have, each_s),
+        )
 
     def _try(self, now: float, item: Fetching) -> None:
         """This is tried beside it."""

@@ -19,6 +19,7 @@ from .events import Waiting, WaitState
 from .peer_selection import PeerSelection
 from .pre_round import PreRoundView
 from .recertification import Recertification
+from .watches import WaitWatch
 
 if TYPE_CHECKING:
     from .session import Session
@@ -38,7 +39,7 @@ LARGE_LOOK_S = 1.0  # between two looks at a large run
 QUIET_S = 5.0  # and for at least so long
 
 
-class Waits:
+class Waits(WaitWatch):
     """Of one log."""
 
     def __init__(

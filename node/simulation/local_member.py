@@ -16,15 +16,15 @@ from ...collectives import telemetry
 from ...collectives.api import Handle, all_reduce
 from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.vanished import vanished_share
+from ...collectives.cutting import cut
 from ...collectives.errors import AtollError, LocalProtocolError, SwarmClosedError
 from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
-from ...collectives.layout import Layout, cut
+from ...collectives.layout import Layout
 from ...collectives.metrics import Warned
 from ...collectives.outcomes import Outcome, Spent, Tally
 from ...collectives.plain import buffer_length, placed
-from ...collectives.reduce import Reduction
-from ...collectives.script_swarm import Call, PeerView, Shelf
+from ...collectives.script_swarm import Call, PeerView, Reduction, Shelf
 from ...collectives.series import OWN_NAME
 from ...collectives.swarm import RunSettings, sample_count
 from ...optim.data.shard import Shard

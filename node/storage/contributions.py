@@ -15,7 +15,7 @@ import msgspec
 
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
-from ..home.private_files import make_private
+from ..home.private_folders import make_private
 from ..session.record import Statement
 from .medium import storage_error, write_atomically
 

@@ -17,7 +17,7 @@ from ...collectives.layout import Layout
 from ...collectives.outer_rules import OuterSettings
 from ...collectives.round_settings import MOST_REPLAYED
 from ...optim.outer import OuterStep
-from ..home.private_files import make_private
+from ..home.private_folders import make_private
 from ..session.record import MAX_SPENT
 from ..session.replica import ModelReplica, Slots, bytes_of
 from . import checkpoint as cp

@@ -17,6 +17,7 @@ from ..run import events as e
 from ..session import documents
 from ..session import events as ev
 from ..session.events import Waiting
+from ..session.mode_events import MaskingFailed, PrivacySpent, Unmasked
 from .waiting import document_of, explained
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Chronicle:
                 told = documents.committed(event, time.time(), run.traffic(), reach=run.reach, **of)
                 self.rounds = [*self.rounds[-HISTORY:], told]
                 run.node.publish(told)
-            case ev.Unmasked():
+            case Unmasked():
                 self.unmasked = e.RoundUnmaskedEvent(
                     entry=event.round,
                     attempt=event.attempt,
@@ -81,9 +82,9 @@ class Chronicle:
                     **of,
                 )
                 run.node.publish(self.unmasked)
-            case ev.PrivacySpent(epsilon, steps, left):
+            case PrivacySpent(epsilon, steps, left):
                 run.node.publish(e.PrivacySpentEvent(epsilon=epsilon, steps=steps, left=left, **of))
-            case ev.MaskingFailed(entry, attempt, reason):
+            case MaskingFailed(entry, attempt, reason):
                 run.node.publish(
                     e.MaskingFailedEvent(entry=entry, attempt=attempt, reason=reason, **of)
                 )

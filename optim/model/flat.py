@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ...collectives.codecs.mixtures import arranged
+from ...collectives.cutting import cut
 from ...collectives.errors import ConfigError
 from ...collectives.layout import (
     MAX_DIMS,
@@ -41,7 +42,6 @@ from ...collectives.layout import (
     Layout,
     Role,
     TensorSpec,
-    cut,
     pattern_of,
 )
 from ...collectives.swarm import RunSettings

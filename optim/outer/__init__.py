@@ -4,11 +4,16 @@ machine.
 Files, lowest first:
 
     presets   outer values that are known to work, and their sources
-    rules     one class an optimizer: Nesterov, momentum, SGD, Adam, Yogi, Adagrad, CO2
-    readings  what contributors say of their norms and losses, and what follows from it
+    rules     plain averaging and Nesterov's momentum
+    more_rules  one class an optimizer more: Adam, Yogi, Adagrad, CO2 and others
+    reported  what contributors say, as the step reads it
+    readings  how a member says it: norms and losses, and what follows from them
     worth     what evaluations say of averaging
     governor  a jump of the update's norm or of the loss: momentum restarts, the rate is halved for
               some rounds; the plain mean where averaging is not worth it
+    mean_watch  the door of what watches the mean of a round
+    governing   the governor, stretched means and clipped ones, at that door
+    rows      where rules and the governor are found by name
     state     where state vectors lie, and momenta in bf16
     step      OuterStep: a rule over a whole round, statistics averaged
 

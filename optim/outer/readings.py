@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from typing import cast
 
 import msgspec
@@ -19,9 +18,7 @@ from torch import Tensor
 from ...collectives.group import Evaluated, Reading
 from ...collectives.layout import Layout
 from ...collectives.outer_rules import OuterSettings
-
-Reported = Sequence[tuple[int, Reading]]
-"""Weight and reading of each counted contribution of a round, in the order of reduction."""
+from .reported import Reported
 
 LARGEST = 1e30
 
@@ -73,20 +70,6 @@ def stretch(reported: Reported, norm: float) -> float:
     return min(max(1.0, typical / norm), math.sqrt(len(reported)))
 
 
-def total(reported: Reported) -> int:
-    """The weight of all counted contributions; 1 where nobody says it."""
-    return sum(weight for weight, _ in reported) or 1
-
-
 def median_loss(reported: Reported) -> float | None:
     losses = [reading.loss for _, reading in reported if reading.loss is not None]
     return statistics.median(losses) if losses else None
-
-
-def median_lag(readings: Sequence[Reading]) -> float:
-    """The median of the lags that were told, 0 where none was: half of the contributors have to lie
-    to move it far.
-    """
-    return statistics.median(
-        [reading.lag for reading in readings if reading.lag is not None] or [0.0]
-    )

@@ -7,7 +7,6 @@ rule allows ranges at all.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Iterable, Sequence
 
@@ -17,24 +16,27 @@ from torch import Tensor
 
 from ...collectives.errors import ConfigError
 from ...collectives.layout import STEPS, Layout, Role
-from ...collectives.outer_rules import MOST_WARMUP, PLAIN_MEAN, WARMING, OuterSettings
-from ...collectives.telemetry import emit
-from . import governor, worth
-from .readings import Reported, median_loss, stretch, total
-from .rules import RULES, Rule, as_float32, norm
+from ...collectives.outer_rules import (
+    MOST_WARMUP,
+    PLAIN_MEAN,
+    WARMING,
+    WITHOUT_MOMENTUM,
+    OuterSettings,
+)
+from .mean_watch import MeanWatch
+from .reported import Reported, total
+from .rows import ROWS
+from .rules import KINDS, Rule, as_float32, make_rule, norm
 from .state import BLOCK_ELEMENTS, StateVectors
 
-logger = logging.getLogger("atoll")
-
 DTYPES = ("fp32", "bf16")
-PLAIN = (PLAIN_MEAN.kind, PLAIN_MEAN.lr)
 
 
 def warmed(settings: OuterSettings, steps: float) -> tuple[float, float]:
     """lr and momentum of the outer step that follows ``steps`` others: those of the plain mean for
     ``hold`` steps; then they grow linearly, and are the settings' own after ``warmup`` more.
 
-    >>> from atoll.collectives.swarm import OuterSettings
+    >>> from atoll.collectives.outer_rules import OuterSettings
     >>> settings = OuterSettings("nesterov", lr=0.5, momentum=0.5, warmup=3)
     >>> [warmed(settings, steps) for steps in range(5)]
     [(0.875, 0.125), (0.75, 0.25), (0.625, 0.375), (0.5, 0.5), (0.5, 0.5)]
@@ -58,12 +60,12 @@ def _counted(settings: OuterSettings) -> int:
 
 class OuterStep:
     """The outer step of a run, as every member computes it with the same bits: the rule of
-    ``settings`` (`rules.RULES`) on the anchor, with the mean of the contributions as its gradient.
+    ``settings`` (`rules`) on the anchor, with the mean of the contributions as its gradient.
     Where the settings say so, the mean is stretched first, a governor watches it, and one that is
     too long is clipped.
 
     >>> import torch
-    >>> from atoll.collectives.swarm import OuterSettings
+    >>> from atoll.collectives.outer_rules import OuterSettings
     >>> step = OuterStep(OuterSettings(kind="nesterov", lr=0.5, momentum=0.5))
     >>> anchor, mean, after = torch.ones(3), torch.full((3,), 0.2), torch.empty(3)
     >>> state = torch.zeros(step.state_numel(3))
@@ -93,7 +95,11 @@ class OuterStep:
         """
         check_outer(settings)
         self.settings = settings
-        self._rule = RULES[settings.kind](settings)
+        self._rule = make_rule(settings)
+        watched = settings.governor or settings.stretch or settings.clip_norm is not None
+        self._watch: MeanWatch = (
+            ROWS.load("governor", "Governing", key="outer")(settings) if watched else MeanWatch()
+        )
         self._lr = as_float32(settings.lr)
         self._special = statistics_ranges(layout) if layout is not None else ()
         tensors = layout.tensors if layout is not None else ()
@@ -118,31 +124,27 @@ class OuterStep:
         """Whether a state vector is read and written."""
         return self._rule.vectors > 0 or self.whole
 
-    @property
-    def watches(self) -> bool:
-        """Whether the governor goes by evaluations."""
-        return self.settings.governor and self.settings.watch > 0
-
     def plain_since(self, state: Tensor, numel: int) -> int:
         """The log entry from which on the plain mean is taken, as the state says; 0: it is not."""
-        return int(state[self._vectors(numel).length + governor.NUMBERS]) if self.watches else 0
+        return self._watch.plain_since(self._watched(state, numel))
+
+    def _watched(self, state: Tensor, numel: int) -> Tensor:
+        """The watch's numbers."""
+        start = self._vectors(numel).length
+        return state[start : start + self._watch.numbers]
 
     @property
     def whole(self) -> bool:
         """Whether a step needs all of the mean at once (`apply`), and ranges do not do."""
-        return self._rule.whole or self._measures or self._steps is not None
-
-    @property
-    def _measures(self) -> bool:
-        """Whether the norm of the mean is looked at."""
-        settings = self.settings
-        return settings.governor or settings.stretch or settings.clip_norm is not None
+        return self._rule.whole or self._watch.measures or self._steps is not None
 
     def state_numel(self, numel: int) -> int:
         """Length of the state of an anchor of ``numel`` elements."""
-        tail = governor.NUMBERS if self.settings.governor else 0
-        tail += governor.WATCHING if self.watches else 0
-        tail += self._rule.numbers * max(1, len(self._tensors)) + (_counted(self.settings) > 0)
+        tail = (
+            self._watch.numbers
+            + self._rule.numbers * max(1, len(self._tensors))
+            + (_counted(self.settings) > 0)
+        )
         return self._vectors(numel).length + tail
 
     def _vectors(self, numel: int) -> StateVectors:
@@ -197,30 +199,20 @@ class OuterStep:
         assert state is not None
         if (at := self._steps) is not None:
             self._scale(mean, as_float32(anchor_in[at].item() - mean[at].item()))
-        (rule, lr), tail = self._present(state), self._vectors(numel).length
-        length = self._norm(mean) if self._measures else 0.0
-        plain = self.watches and self._watched(state, numel, reported, entry)
-        if plain:
-            rule, lr = RULES[PLAIN_MEAN.kind](PLAIN_MEAN), PLAIN_MEAN.lr
-        elif self.settings.stretch and (factor := as_float32(stretch(reported, length))) != 1.0:
-            length *= factor
-            self._scale(mean, factor)
-        if self.settings.governor:
-            factor, event = 1.0, None
-            short = self.settings.short
-            if not short or state[-1].item() >= short:  # short rounds are of unlike lengths
-                factor, event = governor.judge(
-                    state[tail : tail + governor.NUMBERS], length, median_loss(reported)
-                )
-            tail += governor.NUMBERS
-            if not self.settings.advises:
-                lr = as_float32(factor * lr)
-            if event is not None:
-                self._jumped(event, state, numel)
-            tail += governor.WATCHING if self.watches else 0
-        longest = self.settings.clip_norm
-        if longest is not None and length > longest:
-            self._scale(mean, as_float32(longest / length))
+        rule, lr = self._present(state)
+        tail = self._vectors(numel).length + self._watch.numbers
+        if self._watch.measures:
+            steps = state[-1].item() if _counted(self.settings) else 0.0
+            verdict = self._watch.judge(
+                self._watched(state, numel), self._norm(mean), reported, entry, steps
+            )
+            if verdict.plain:
+                rule, lr = make_rule(PLAIN_MEAN), PLAIN_MEAN.lr
+            for factor in verdict.scales:
+                self._scale(mean, factor)
+            lr = as_float32(verdict.rate * lr)
+            if verdict.restart:
+                self._restart(state, numel)
         if rule.whole:
             return self._apply_tensors(
                 anchor_in, mean, state, anchor_out, tail, lr, total(reported)
@@ -228,37 +220,9 @@ class OuterStep:
         self._apply(anchor_in, mean, state, anchor_out, (0, numel), rule, lr, total(reported))
         return self._count(state)
 
-    def _jumped(self, event: governor.Governed, state: Tensor, numel: int) -> None:
-        if self.settings.advises:
-            deed = "some members may lie, so nothing is changed; lr = 1 with momentum = 0 is safe"
-        else:
-            self._restart(state, numel)
-            calm = governor.CALM_ROUNDS
-            deed = f"the outer momentum restarts, its lr is halved for {calm} rounds"
-        jump = event.what, event.value, event.median
-        logger.warning("the %s jumped to %.4g, usual is %.4g: %s", *jump, deed)
-        emit(event)
-
     def _restart(self, state: Tensor, numel: int) -> None:
         momenta = StateVectors(numel, self._rule.momenta, self._halves)
         state[: momenta.length].zero_()
-
-    def _watched(self, state: Tensor, numel: int, reported: Reported, entry: int) -> bool:
-        """Whether the step is the plain mean, after a look at what members evaluated."""
-        settings, start = self.settings, self._vectors(numel).length + governor.NUMBERS
-        numbers = state[start : start + governor.WATCHING]
-        plain = (settings.kind, settings.lr, settings.stretch) == (*PLAIN, False)
-        found = worth.worth_of([reading for _, reading in reported])
-        cured = governor.watch(numbers, found, settings.watch, entry, plain=plain)
-        if cured is not None:
-            self._restart(state, numel)
-            logger.warning(
-                "%s; the outer step takes the plain mean from entry %d on",
-                cured.finding,
-                cured.entry,
-            )
-            emit(cured)
-        return bool(numbers[0])
 
     def apply_range(
         self,
@@ -293,7 +257,7 @@ class OuterStep:
             return self._rule, self._lr
         lr, momentum = warmed(self.settings, state[-1].item())
         now = msgspec.structs.replace(self.settings, momentum=momentum)
-        return RULES[self.settings.kind](now), as_float32(lr)
+        return make_rule(now), as_float32(lr)
 
     def _count(self, state: Tensor | None) -> None:
         if state is not None and (most := _counted(self.settings)):
@@ -425,11 +389,11 @@ def check_outer(settings: OuterSettings) -> None:
         raise ConfigError(
             f"outer every {settings.every} is not a number of steps", key="$.train.outer.every"
         )
-    if settings.kind not in RULES:
+    if settings.kind not in KINDS:
         raise ConfigError(
             f"no outer optimizer {settings.kind!r}",
             key="$.train.outer.optimizer",
-            hint=f"one of: {', '.join(RULES)}",
+            hint=f"one of: {', '.join(KINDS)}",
         )
     if settings.momentum_dtype not in DTYPES:
         raise ConfigError(
@@ -437,7 +401,7 @@ def check_outer(settings: OuterSettings) -> None:
             key="$.train.outer.momentum_dtype",
             hint=f"one of: {', '.join(DTYPES)}",
         )
-    if settings.momentum_dtype != "fp32" and not RULES[settings.kind].momenta:
+    if settings.momentum_dtype != "fp32" and settings.kind in WITHOUT_MOMENTUM:
         raise ConfigError(
             f"outer {settings.kind} has no momentum to keep in {settings.momentum_dtype}",
             key="$.train.outer.momentum_dtype",

@@ -16,8 +16,7 @@ from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.outcomes import AnchorView, Outcome, Pending, Spent, Tally
-from ...collectives.reduce import Reduction
-from ...collectives.script_swarm import Call, PeerView, Swarm
+from ...collectives.script_swarm import Call, PeerView, Reduction, Swarm
 from ...collectives.swarm import RunSettings
 from ..data.shard import Shard
 from ..model.flat import FlatVector

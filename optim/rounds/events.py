@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...collectives.group import Reach
 from ...collectives.outcomes import Outcome
+from ...collectives.reach import Reach
 from ...collectives.telemetry import Event
 
 

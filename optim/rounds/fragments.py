@@ -16,6 +16,7 @@ from ...collectives.script_swarm import FragmentSwarm, Swarm
 from ...collectives.swarm import RunSettings
 from ..model.flat import FlatVector
 from .replica import Replica, ReplicaSwarm
+from .run_pacing import RunPacing
 from .schedule import StepCounter
 from .strand import Strand
 
@@ -113,7 +114,7 @@ def make_strands(
     settings = swarm.settings
     if settings.fragments == 1:
         replica = make(flat, swarm, clock, dropped, settings)
-        return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0, examples)]
+        return [Strand(replica, lambda: swarm.closing, counter, clock, 0.0, examples, RunPacing)]
     cut, strands = cast("FragmentSwarm", swarm), list[Strand]()
     for fragment, part in enumerate(flat.cut(settings.fragments)):
         replica = make(part, FragmentLog(cut, fragment), clock, dropped, settings)
@@ -125,6 +126,7 @@ def make_strands(
                 counter,
                 clock,
                 ahead,
+                pacing=RunPacing,
             )
         )
     return strands

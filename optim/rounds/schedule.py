@@ -4,8 +4,6 @@ Clocks are passed in.
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,12 +13,7 @@ from torch import Tensor
 from ...collectives.errors import ConfigError
 from ...collectives.round_settings import RoundSettings
 
-# Before any round was measured: long enough for a slow first link, short enough to notice.
-UNMEASURED_DEADLINE_S = 60.0
 FLOOR_S = 5.0  # detection of a lost peer and a second attempt must fit in
-CEILING_S = 600.0
-FACTOR = 4.0
-REMEMBERED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,35 +198,3 @@ class Schedule:
             return max(0, work.steps - counter.settle().steps)
         whole = work.samples or (work.epochs or 1) * self._examples
         return max(0, whole - counter.settle().samples)
-
-
-class WaitBudget:
-    """How long a script waits for a round before it trains on.
-
-    The manifest's ``deadline_s`` if it gives one; else 4 times the slowest of the last 8 rounds,
-    between 5 s and 10 minutes; 60 s before anything was measured. It always ends: no wait is for
-    ever. But in a run of sites (``whole``): a site that is done makes no more steps, so it waits
-    until the round is over, and says for whom.
-    """
-
-    def __init__(self, deadline_s: float | None, *, whole: bool = False) -> None:
-        self._fixed_s = math.inf if whole else deadline_s
-        self._measured: deque[float] = deque(maxlen=REMEMBERED)
-
-    @classmethod
-    def of(cls, settings: RoundSettings) -> WaitBudget:
-        """That of a run."""
-        return cls(settings.deadline_s, whole=settings.work is not None)
-
-    def measured(self, elapsed_s: float) -> None:
-        """A round took this long from the freezing of the contribution to the decision."""
-        self._measured.append(elapsed_s)
-
-    @property
-    def seconds(self) -> float:
-        """The wait to allow now."""
-        if self._fixed_s is not None:
-            return self._fixed_s
-        if not self._measured:
-            return UNMEASURED_DEADLINE_S
-        return min(max(FACTOR * max(self._measured), FLOOR_S), CEILING_S)

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...collectives.group import Evaluated
-from .again import Lag, RoundSteps, again
+from .pacing import Pacing
 from .replica import Replica, WaitedOutcome
 from .schedule import Counted, Schedule, Since, StepCounter, expected_share
-from .slow import PATIENCE, TWICE, SlowMember
-
-HOLD_MOST_S = 3600.0
 
 
 class Strand:
@@ -28,6 +25,7 @@ class Strand:
         clock: Callable[[], float],
         ahead: float,
         examples: int = 0,
+        pacing: Callable[[Replica], Pacing] = Pacing,
     ) -> None:
         """``ahead``: share of the first round that is taken as past already. ``examples``: how many
         this site has, of a run of sites that goes by them."""
@@ -36,8 +34,7 @@ class Strand:
         self.since = Since(counter)
         self._closing, self._clock = closing, clock
         self._offered = Since(counter)  # inner steps since a contribution is under way
-        self._lag = Lag() if replica.settings.share is not None else None
-        self._slow = SlowMember() if replica.may_stand_aside else None
+        self._pacing = pacing(replica)
         self._waited_s = 0.0  # since the last boundary
         # of the adoption that was evaluated last, until a contribution says it
         self.evaluated: Evaluated | None = None
@@ -50,11 +47,9 @@ class Strand:
             self.schedule.restart(ahead * settings.round_s)
 
     @property
-    def pace(self) -> RoundSteps:
-        """How long this round is: a plan by the anchor that training started from, so all that did
-        have the same.
-        """
-        return again(self.replica.settings, self.replica.flat.layout.numel, self.replica.base.lag)
+    def round_steps(self) -> int | None:
+        """Inner steps of this round; None: it does not end by steps."""
+        return self._pacing.steps or self.replica.settings.sync_every
 
     @property
     def due(self) -> bool:
@@ -75,7 +70,9 @@ class Strand:
         frozen = replica.frozen
         under_way = replica.overlap and frozen is not None
         ended = self._closing() > replica.base.round + under_way
-        if not (self.since.fired > 0 and (ended or self._ends_here)):
+        if not (
+            self.since.fired > 0 and (ended or self._pacing.ends_here(self.schedule.elapsed_s))
+        ):
             return False
         # What was waited for in vain is looked at once it is decided.
         return frozen is None or replica.overlap or frozen.pending.done()
@@ -91,33 +88,13 @@ class Strand:
     @property
     def _finished(self) -> bool:
         """Whether this member has made all steps of the round."""
-        steps = self.pace.steps if self._lag is not None else self.replica.steps
-        return self.schedule.due(self.since, self.replica.base.round, steps)
-
-    @property
-    def _stands_aside(self) -> bool:
-        """Whether its steps are so long that nobody should wait for this member."""
-        settings, round_ = self.replica.settings, self.replica.base.round
-        if self._slow is None or settings.sync_every is None or round_ < settings.local_after:
-            return False
-        full = self.pace.steps if self._lag is not None else settings.sync_every
-        return self._slow.stands_aside(settings.lengths.short(round_) or full)
-
-    @property
-    def _ends_here(self) -> bool:
-        """Whether this member's part of the round is over, since another step would end after the
-        round does."""
-        return (
-            self._stands_aside
-            and self._slow is not None
-            and self._slow.too_late_for_another(self.schedule.elapsed_s)
-        )
+        return self.schedule.due(self.since, self.replica.base.round, self._pacing.steps)
 
     @property
     def late(self) -> bool:
         """Whether it is time to adopt the result of what is under way."""
         replica = self.replica
-        delay = self.pace.delay if self._lag is not None else replica.settings.delay
+        delay = self._pacing.delay
         return (
             delay is not None
             and replica.overlap
@@ -156,38 +133,21 @@ class Strand:
         if work is not None and work.steps is not None and counted.steps:
             samples = max(1, samples)  # what it counts is not what it has processed
         self.replica.made += counted.steps
-        self._hold()
+        pacing, trained_s = self._pacing, self.schedule.elapsed_s - self._waited_s
+        # A member that is slow does not end a round for the others.
+        self.replica.hold_s = pacing.hold_s(counted.steps, self._closing, lambda: self._finished)
         self.replica.collect(samples)
-        if self._lag is not None:
-            self._lag.trained(counted.steps, self.schedule.elapsed_s - self._waited_s)
-            self.replica.lag = self._lag.steps
-        if self._slow is not None:
-            trained_s = self.schedule.elapsed_s - self._waited_s
-            self._slow.trained(counted.steps - self._ahead, counted.samples, trained_s)
+        pacing.trained(counted.steps, self._ahead, counted.samples, trained_s)
+        if pacing.lag is not None:
+            self.replica.lag = pacing.lag
         self._ahead = 0
         self.since.clear()
-
-    def _hold(self) -> None:
-        """A member that is slow does not end a round for the others: what it offers waits for them
-        to do so. While rounds are short its step is one, and lasts as long as several; these need
-        not be measured: they are in the log.
-        """
-        slow, base, lengths = self._slow, self.replica.base, self.replica.settings.lengths
-        if slow is not None and lengths.growth and lengths.short(base.round) is not None:
-            others = lengths.before(self._closing()) - lengths.before(base.round)
-            holds = self._stands_aside or others > TWICE * max(1, self.since.settle().steps)
-        else:
-            holds = slow is not None and self._stands_aside and not self._finished
-        self.replica.hold_s = min(HOLD_MOST_S, PATIENCE * slow.round_s) if slow and holds else 0.0
 
     def begin(self) -> None:
         """A round begins."""
         self.schedule.restart()
         self._waited_s = 0.0
-        if self._slow is not None:
-            base, lengths = self.replica.base, self.replica.settings.lengths
-            made, next_ = lengths.before(base.round), lengths.before(base.round + 1)
-            self._slow.adopted(self._clock(), made, base.samples, next_ - made)
+        self._pacing.begin(self._clock())
 
     def noted(self, turn: WaitedOutcome) -> None:
         """What a turn says about the next round."""
@@ -195,6 +155,5 @@ class Strand:
         if turn.outcome.status == "open":
             self._offered.clear()
             return
-        if self._lag is not None:
-            self._lag.decided(max(turn.outcome.elapsed_s, turn.waited_s))
+        self._pacing.decided(max(turn.outcome.elapsed_s, turn.waited_s))
         self.schedule.share, self.schedule.among = self.replica.share, self.replica.among

@@ -45,8 +45,9 @@ from ..rounds.composing import flat_vector, strands_of, turns_of
 from ..rounds.events import ProgressDropped, Reentered, RoundSeen, TrainingAlone
 from ..rounds.fragments import Bases, enter
 from ..rounds.replica import WaitedOutcome
-from ..rounds.schedule import Since, StepCounter, WaitBudget
+from ..rounds.schedule import Since, StepCounter
 from ..rounds.strand import Strand
+from ..rounds.wait_budget import WaitBudget
 from .buffer_watch import BufferWatch
 from .checks import (
     check_arguments,
@@ -966,7 +967,7 @@ class Attachment:
             "skipped_steps": totals.skipped_steps + since.skipped,
             "samples_unsent": max(strand.unsent for strand in self._strands),
             "deadline_s": self._budget.seconds,
-            "sync_every": self._strands[0].pace.steps
+            "sync_every": self._strands[0].round_steps
             if self.swarm.settings.sync_every is not None
             else None,
             "peers": self._lookout.peers,

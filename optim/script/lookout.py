@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...collectives.errors import AtollError
-from ...collectives.group import Reach, reach
 from ...collectives.identifiers import PeerId
 from ...collectives.metrics import Warned, number_of
 from ...collectives.outcomes import Outcome
+from ...collectives.reach import Reach, reach
 from ...collectives.script_swarm import PeerView, Swarm
 from ...collectives.telemetry import emit
 from ..rounds.events import QuorumSeen, TrainingAlone

@@ -18,7 +18,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from atoll.collectives.api import enter
 from atoll.collectives.codec_costs import round_bytes_per_value
-from atoll.collectives.layout import cut
+from atoll.collectives.cutting import cut
 from atoll.collectives.outcomes import Outcome
 from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.swarm import RunSettings

@@ -52,7 +52,7 @@ from atoll.collectives.codecs.codec import CODECS, DEFAULT_CHUNK_ELEMENTS, Chunk
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run.invite import make_invite
-from atoll.security.identity import load_or_create
+from atoll.security.key_file import load_or_create
 
 RIVALS = ("gloo", "hivemind")
 LEAD_S = 0.05  # between telling the peers and the common start

@@ -54,7 +54,7 @@ from atoll.collectives.group import Entry
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.storage.journal import FileJournal
-from atoll.security.identity import load_or_create
+from atoll.security.key_file import load_or_create
 
 PATIENCE_S = 600.0  # the law gives seconds; the machine may be loaded
 MIB = {"ext4": 160, "xfs": 320}

@@ -17,7 +17,8 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
-from ...collectives.reduce import REDUCERS, Factors, Reducer, Statistics, to_float32
+from ...collectives.reduce import Factors, Reducer, Statistics, to_float32
+from ...collectives.reducers import REDUCERS
 from ..rule_names import RUNNING, RuleName, RuleStep, parse_reducer, reducer_name
 from .aggregate import BY_COORDINATE, BY_GRAM
 from .before import arc, buckets, clipping, nnm

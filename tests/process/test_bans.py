@@ -32,7 +32,7 @@ from atoll.node.service.bans import PROOF
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.actions import main_log
 from atoll.node.session.session import MEMBERSHIP, ROUND
-from atoll.security.identity import load_or_create
+from atoll.security.key_file import load_or_create
 
 pytestmark = [*RARE]
 

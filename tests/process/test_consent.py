@@ -25,7 +25,8 @@ from atoll.node.home.paths import find_paths
 from atoll.node.joining.commands import NodeClient
 from atoll.node.manifest import load_run
 from atoll.node.run.invite import make_invite, parse_invite
-from atoll.security.identity import Identity, load
+from atoll.security.identity import Identity
+from atoll.security.key_file import load
 
 pytestmark = pytest.mark.slow
 

@@ -28,7 +28,7 @@ from seeds import RARE
 from atoll.collectives.errors import StorageError
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
-from atoll.security.identity import load_or_create
+from atoll.security.key_file import load_or_create
 
 pytestmark = [*RARE]
 

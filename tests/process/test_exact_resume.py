@@ -16,7 +16,7 @@ from swarm_kit import MANIFEST, Peer, free_port
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import parse_manifest, save_run, sign_manifest
 from atoll.node.run.invite import make_invite
-from atoll.security.identity import load_or_create
+from atoll.security.key_file import load_or_create
 
 pytestmark = [*RARE]
 

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file
 from seeds import RARE
 from swarm_kit import MANIFEST, Peer, Peers
 
-from atoll.collectives.layout import cut
+from atoll.collectives.cutting import cut
 from atoll.node.home.paths import find_paths
 from atoll.node.joining.commands import NodeClient
 from atoll.node.manifest import list_runs

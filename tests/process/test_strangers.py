@@ -19,7 +19,7 @@ from strangers_kit import Crowd, Stranger, got_nothing
 from atoll.node.home.paths import find_paths
 from atoll.node.run.capability import genuine
 from atoll.node.run.standing import load_standing
-from atoll.security.identity import load_or_create
+from atoll.security.key_file import load_or_create
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import PrivacySettings
 from atoll.node.modes.secure.bound import bound_at, rule
 from atoll.node.modes.secure.vectors import HALF, RingLayout, length_of
-from atoll.node.session import events as ev
+from atoll.node.session.mode_events import Unmasked
 
 NORMS = (1.0, 2.0, 3.0, 4.0, 5.0)
 PRIVATE = PrivacySettings(
@@ -36,7 +36,7 @@ def bounds(peer: Peer) -> dict[int, float]:
     return {
         event.round: event.bound
         for event in peer.heard
-        if isinstance(event, ev.Unmasked) and event.bound is not None
+        if isinstance(event, Unmasked) and event.bound is not None
     }
 
 

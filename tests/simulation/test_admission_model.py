@@ -35,8 +35,9 @@ from atoll.node.run.capability import (
     Certificate,
     genuine,
 )
-from atoll.node.run.doors import RunDoors, doors_of, right_of
+from atoll.node.run.doors import RunDoors, right_of
 from atoll.node.run.gate import Gate, Policy
+from atoll.node.run.inner_doors import doors_of
 from atoll.node.run.invite import Invite, make_invite
 from atoll.security.identity import Identity, public_key_of
 

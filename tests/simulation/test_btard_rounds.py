@@ -28,6 +28,7 @@ from atoll.node.modes.btard.wire import MOST_SPANS, Offered, Taken, decode, enco
 from atoll.node.run.evidence import check
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
+from atoll.node.session.mode_events import WorkAsked
 from atoll.security.btard import BtardPeer
 from atoll.security.btard.draw import first_draw, seed_of
 from atoll.security.btard.messages import Fault, Kind, Vector
@@ -73,9 +74,9 @@ class Seeds:
 
     def _hear(self, peer: Peer, event: object) -> None:
         match event:
-            case ev.WorkAsked() if self.intervals:
+            case WorkAsked() if self.intervals:
                 peer.do(lambda session, now: self._walk(peer, session.pre_round, now, event))
-            case ev.WorkAsked():
+            case WorkAsked():
                 vector = self.vector(event.round, event.seed)
                 if peer.name in self.liars and event.round == peer.session.completed:
                     vector *= self.scale
@@ -99,7 +100,7 @@ class Seeds:
             case _:
                 pass
 
-    def _walk(self, peer: Peer, rounds: Any, now: float, event: ev.WorkAsked) -> None:
+    def _walk(self, peer: Peer, rounds: Any, now: float, event: WorkAsked) -> None:
         """All intervals of a peer's own work, in one of which a liar jumps; or one of another's,
         from the state that it has shown.
         """

@@ -25,7 +25,8 @@ from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.reduce import MEAN
 from atoll.collectives.round import routes
 from atoll.collectives.swarm import RunSettings
-from atoll.collectives.trees import CheckedSum, trees_of
+from atoll.collectives.terms import CheckedSum
+from atoll.collectives.trees import trees_of
 from atoll.node.session import events as ev
 from atoll.node.session.session import ROUND
 

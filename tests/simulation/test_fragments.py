@@ -12,8 +12,9 @@ import torch
 from seeds import daily
 
 from atoll.collectives.api import all_reduce
+from atoll.collectives.cutting import cut
 from atoll.collectives.errors import ConfigError, LocalProtocolError, ModelMismatchError
-from atoll.collectives.layout import Layout, cut, make_layout
+from atoll.collectives.layout import Layout, make_layout
 from atoll.collectives.outcomes import Outcome
 from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import FragmentSwarm

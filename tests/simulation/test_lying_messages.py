@@ -27,12 +27,12 @@ from atoll.collectives.group import (
     Part,
     Vote,
     is_quorum,
-    reach,
 )
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.modes.byzantine.acceptor import FAULTS, ByzantineAcceptor
 from atoll.collectives.modes.byzantine.judge import Judge
 from atoll.collectives.modes.byzantine.signed import Kind, reduced_payload, slot_payload
+from atoll.collectives.reach import reach
 from atoll.collectives.round import check_log, vote_payload
 from atoll.node.run.evidence import RELABELLED, Relabelled, accused, check
 from atoll.node.run.proof import Twice, twice
@@ -41,7 +41,8 @@ from atoll.node.session.events import Equivocated
 from atoll.node.session.serving import chunking_of
 from atoll.node.simulation.process import sign_as, verify_as
 from atoll.node.storage.journal import FileJournal
-from atoll.security.identity import load_or_create, verify
+from atoll.security.identity import verify
+from atoll.security.key_file import load_or_create
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from atoll.collectives.errors import LocalProtocolError, NotEnoughPeersError, Re
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.node.modes.secure.vectors import least_buckets, threshold_of
 from atoll.node.session import events as ev
+from atoll.node.session.mode_events import Unmasked
 from atoll.security.identity import Identity
 from atoll.security.masking import Binding, Buckets, Client, Memory, Ring, Unmasking
 
@@ -129,7 +130,7 @@ def test_a_hostile_site_does_not_move_the_rule_over_buckets() -> None:
     values[peers[4].name] = 15.0
     contributed(peers, values, 0)
     table.until(lambda: all(peer.session.completed == 1 for peer in peers))
-    told = [next(event for event in peer.heard if isinstance(event, ev.Unmasked)) for peer in peers]
+    told = [next(event for event in peer.heard if isinstance(event, Unmasked)) for peer in peers]
     assert len({event.sums for event in told}) == 1
     sums = told[0].sums
     assert sorted(len(members) for members in sums) == [3, 3, 3]
@@ -152,7 +153,7 @@ def test_with_too_few_for_three_buckets_the_round_waits() -> None:
     values = {peer.name: 0.25 for peer in peers}
     contributed(peers, values, 0)
     table.wait(10.0)
-    assert not any(isinstance(event, ev.Unmasked) for peer in peers for event in peer.heard)
+    assert not any(isinstance(event, Unmasked) for peer in peers for event in peer.heard)
     peers[8].start().attach()
     table.until(lambda: peers[8].inside and peers[8].session.machine is not None)
     peers[8].contribute("0/8", 0.25)
@@ -180,9 +181,7 @@ def test_a_site_that_drops_out_closes_its_bucket_and_the_others_go_on() -> None:
     contributed(peers, values, 0)
     living = lambda: [peer for peer in peers if peer.name not in struck]  # noqa: E731
     table.until(lambda: bool(struck) and all(peer.session.completed >= 1 for peer in living()))
-    first = next(
-        event for peer in living() for event in peer.heard if isinstance(event, ev.Unmasked)
-    )
+    first = next(event for peer in living() for event in peer.heard if isinstance(event, Unmasked))
     counted = [peer for peer in living() if any(event.counted for event in peer.rounds())]
     assert {peer.name for peer in counted} == set(first.members)
     assert struck[0] not in first.members

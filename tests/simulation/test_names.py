@@ -24,11 +24,13 @@ from atoll.collectives.round_settings import SampleSettings
 from atoll.collectives.swarm import PrivacySettings
 from atoll.node.run.banning import Bans
 from atoll.node.run.capability import Role
-from atoll.node.run.doors import doors_of, right_of
+from atoll.node.run.doors import right_of
 from atoll.node.run.gate import Gate
+from atoll.node.run.inner_doors import doors_of
 from atoll.node.run.invite import make_invite
 from atoll.node.session import events as ev
 from atoll.node.session.memory_storage import MemoryStorage
+from atoll.node.session.mode_events import PrivacySpent
 from atoll.security.identity import Identity
 from atoll.security.privacy.budget import most_rounds
 
@@ -111,10 +113,10 @@ def test_a_fresh_key_under_a_name_begins_where_the_old_ones_may_have_been() -> N
     clinics.until(lambda: new.inside)
     assert old.name not in clinics.first.session.config_peers()
     clinics.rounds(2)
-    handed = sum(isinstance(event, ev.PrivacySpent) for event in new.heard)
+    handed = sum(isinstance(event, PrivacySpent) for event in new.heard)
     assert handed >= 2
     assert spent(new) >= given + handed
-    told = [event for event in new.heard if isinstance(event, ev.PrivacySpent)]
+    told = [event for event in new.heard if isinstance(event, PrivacySpent)]
     assert told[-1].steps == spent(new)
     clinics.table.end()
 
@@ -153,7 +155,7 @@ def test_a_key_that_lost_its_disk_counts_all_that_it_may_have_given() -> None:
     site.start().attach()
     clinics.until(lambda: site.inside and site.machine.me.incarnation == 1)
     clinics.rounds(2)
-    handed = sum(isinstance(event, ev.PrivacySpent) for event in site.heard)
+    handed = sum(isinstance(event, PrivacySpent) for event in site.heard)
     assert spent(site) >= handed >= given + 2
     clinics.table.end()
 
@@ -173,7 +175,7 @@ def test_keys_that_come_one_after_another_do_not_outlive_the_budget_of_their_nam
             isinstance(event, ev.ContributionRefused) and event.over for event in lives[-1].heard
         )
     )
-    handed = sum(isinstance(event, ev.PrivacySpent) for peer in lives for event in peer.heard)
+    handed = sum(isinstance(event, PrivacySpent) for peer in lives for event in peer.heard)
     assert 3 <= handed <= allowed
     clinics.table.end()
 

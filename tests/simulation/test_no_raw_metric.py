@@ -21,7 +21,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import RunSettings
 from atoll.node.modes.secure.rounds import SecureRounds
 from atoll.node.modes.secure.vectors import RingLayout, Summed
-from atoll.node.session import events as ev
+from atoll.node.session.mode_events import Unmasked
 from atoll.optim import SoloSwarm, attach
 
 MEASURED = structs.replace(
@@ -100,7 +100,7 @@ def test_only_means_over_a_sum_are_told() -> None:
     for number, peer in enumerate(peers):
         contribute(peer, number, f"{number}")
     table.until(lambda: all(peer.session.completed == 1 for peer in peers))
-    sums = [event for peer in peers for event in peer.heard if isinstance(event, ev.Unmasked)]
+    sums = [event for peer in peers for event in peer.heard if isinstance(event, Unmasked)]
     assert len(sums) == 4
     weights = [samples_of(number) for number in range(4)]
     for event in sums:
@@ -132,7 +132,7 @@ def test_below_the_threshold_nothing_is_told() -> None:
     for number, peer in enumerate(peers[:2]):
         contribute(peer, number, f"{number}")
     table.wait(30.0)
-    assert not any(isinstance(event, ev.Unmasked) for peer in peers for event in peer.heard)
+    assert not any(isinstance(event, Unmasked) for peer in peers for event in peer.heard)
     assert listener.told(peers) == []
     table.end()
 

@@ -22,7 +22,7 @@ from atoll.collectives.swarm import RunSettings
 from atoll.node.cli.simulating import _fewest
 from atoll.node.local import LocalSwarm
 from atoll.node.manifest import Manifest, parse_manifest
-from atoll.node.session import events as ev
+from atoll.node.session.mode_events import Unmasked
 from atoll.node.simulation.local_member import LocalMember
 from atoll.optim import attach
 from atoll.optim.federated.simulation import Device, Fleet, StudySettings, Task, simulate
@@ -133,7 +133,7 @@ def by_nodes(case: Case, run: RunSettings) -> tuple[list[Round], dict[int, Maske
             optimizer.step()
 
     def unmasked(peer: PeerId, event: object) -> None:
-        if isinstance(event, ev.Unmasked):
+        if isinstance(event, Unmasked):
             site, process = swarm.names.index(peer), swarm.peers[swarm.names.index(peer)].process
             assert process is not None
             secure: Any = process.session.pre_round

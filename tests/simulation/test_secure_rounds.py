@@ -35,6 +35,7 @@ from atoll.node.modes.secure.wire import AttemptMessage, AuthoredMessage, encode
 from atoll.node.session import events as ev
 from atoll.node.session.copies import Copies
 from atoll.node.session.memory_storage import MemoryStorage
+from atoll.node.session.mode_events import PrivacySpent
 from atoll.node.simulation.local_member import LocalMember
 from atoll.security.masking import Client, Memory
 from atoll.security.privacy.budget import epsilon_after, most_rounds
@@ -183,8 +184,8 @@ def test_a_site_spends_no_more_than_its_privacy_over_all_its_lives() -> None:
     victim.kill()
     sites.back_after(victim, 2.0)
 
-    def spent(peer: Peer) -> list[ev.PrivacySpent]:
-        return [event for event in peer.heard if isinstance(event, ev.PrivacySpent)]
+    def spent(peer: Peer) -> list[PrivacySpent]:
+        return [event for event in peer.heard if isinstance(event, PrivacySpent)]
 
     sites.until(
         lambda: all(
@@ -237,7 +238,7 @@ def test_what_a_contribution_spends_of_privacy_is_forced_beside_the_control_loop
     sites.until(sites.committed(2))
     assert all(beside for _, beside in counted)
     for peer in sites.peers:
-        steps = [event.steps for event in peer.heard if isinstance(event, ev.PrivacySpent)]
+        steps = [event.steps for event in peer.heard if isinstance(event, PrivacySpent)]
         times = [name for name, _ in counted].count(peer.name)
         assert steps == list(range(1, len(steps) + 1))
         assert 2 <= len(steps) <= times <= len(steps) + 1  # one may be under way

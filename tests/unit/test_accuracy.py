@@ -17,8 +17,9 @@ from atoll.collectives.codecs.accuracy import (
 )
 from atoll.collectives.codecs.codec import Chunking
 from atoll.collectives.codecs.mixtures import codecs_of, mixture_of
+from atoll.collectives.cutting import cut
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.layout import Layout, TensorSpec, cut, make_layout
+from atoll.collectives.layout import Layout, TensorSpec, make_layout
 from atoll.collectives.script_swarm import Swarm
 from atoll.collectives.swarm import RunSettings, SecureSettings
 from atoll.node.local import LocalSwarm

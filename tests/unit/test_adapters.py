@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from atoll.collectives.cutting import cut
 from atoll.collectives.errors import ConfigError, ModelMismatchError
-from atoll.collectives.layout import cut
 from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.swarm import AdapterSettings, RunSettings
 from atoll.node.manifest import parse_manifest

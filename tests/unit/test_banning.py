@@ -31,7 +31,8 @@ from atoll.node.run.banning import (
 from atoll.node.run.capability import capability_name
 from atoll.node.run.entrants import Entrants
 from atoll.node.run.invite import make_invite
-from atoll.security.identity import Identity, load_or_create
+from atoll.security.identity import Identity
+from atoll.security.key_file import load_or_create
 
 ORGANISER, MEMBER, BAD, WORSE = (Identity(bytes([i]) * 32) for i in range(1, 5))
 RUN = RunId("a" * 26)

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import trio
 
-from atoll.collectives.group import Part, Reach
+from atoll.collectives.group import Part
 from atoll.collectives.identifiers import PeerId, RunId
 from atoll.collectives.outcomes import Share
+from atoll.collectives.reach import Reach
 from atoll.node.run.events import OperationCommittedEvent, RoundUnmaskedEvent, RunEvent, document
 from atoll.node.service.reactions import react_to
 from atoll.node.service.troubles import Troubles
 from atoll.node.session import events as ev
+from atoll.node.session.mode_events import MaskingFailed, PrivacySpent, Unmasked
 from atoll.node.watching.chronicle import SEEKING, Chronicle
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -70,11 +72,11 @@ def committed(entry: int, parts: tuple[Part, ...] = (), *who: Share) -> ev.Round
     ("event", "told"),
     [
         (
-            ev.PrivacySpent(1.5, 3, 7),
+            PrivacySpent(1.5, 3, 7),
             {"event": "privacy.spent", "epsilon": 1.5, "steps": 3, "left": 7},
         ),
         (
-            ev.MaskingFailed(2, 1, "why"),
+            MaskingFailed(2, 1, "why"),
             {"event": "masking.failed", "entry": 2, "attempt": 1, "reason": "why"},
         ),
         (
@@ -166,9 +168,7 @@ def test_progress_and_secure_sums_are_kept_for_status() -> None:
         assert chronicle.progress == ("fetching state", 3, 10)
         chronicle.note(0, ev.StateReady(7))
         assert chronicle.progress == ("ready", 1, 1)
-        chronicle.note(
-            0, ev.Unmasked(3, 1, (ME, OTHER), 2, 9, {"loss": 0.5}, 2.5, ((ME,), (OTHER,)))
-        )
+        chronicle.note(0, Unmasked(3, 1, (ME, OTHER), 2, 9, {"loss": 0.5}, 2.5, ((ME,), (OTHER,))))
         assert chronicle.unmasked == RoundUnmaskedEvent(
             run="run",
             entry=3,

@@ -53,7 +53,8 @@ from atoll.node.views.documents import (
     too_few,
 )
 from atoll.node.views.live import RunProgress, TrainingView, sparkline
-from atoll.security.identity import Identity, encode_base58, load
+from atoll.security.identity import Identity, encode_base58
+from atoll.security.key_file import load
 
 RUN = 'schema = 1\nname = "tide"\n[model]\nconfig = { width = 32, layers = 1, heads = 2, context = 16 }\n'
 ADDRESS = "/ip4/127.0.0.1/tcp/4150/p2p/12D3KooWBootPeer"

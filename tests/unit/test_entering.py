@@ -16,8 +16,9 @@ from atoll.collectives.round import Log, entering
 from atoll.collectives.round.entering import KEPT_S, OPEN, InviteTally, crowded
 from atoll.node.run.banning import Ban, Bans
 from atoll.node.run.capability import Role
-from atoll.node.run.doors import SKEW_S, InnerDoors, RunDoors, doors_of
+from atoll.node.run.doors import SKEW_S, RunDoors
 from atoll.node.run.gate import Gate, Policy
+from atoll.node.run.inner_doors import InnerDoors, doors_of
 from atoll.node.run.invite import Invite, make_invite
 from atoll.security.identity import Identity
 

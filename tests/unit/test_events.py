@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atoll.collectives.group import Reach
+from atoll.collectives.reach import Reach
 from atoll.node.home.output import short_peer
 from atoll.node.look.view import RunPicture
 from atoll.node.run import events as e

@@ -21,7 +21,8 @@ from atoll.node.run.evidence import accused, check
 from atoll.node.run.proof import MAX_EVIDENCE, Twice, twice
 from atoll.node.service.ports import DOMAIN
 from atoll.node.session.record import statement_payload
-from atoll.security.identity import Identity, load_or_create, verify
+from atoll.security.identity import Identity, verify
+from atoll.security.key_file import load_or_create
 
 ORGANISER, MEMBER, LIAR = (Identity(bytes([i]) * 32) for i in range(1, 4))
 RUN = RunId("a" * 26)

@@ -15,7 +15,8 @@ from atoll.collectives.codecs.mixtures import (
     codecs_of,
     mixture_of,
 )
-from atoll.collectives.layout import Layout, cut, make_layout
+from atoll.collectives.cutting import cut
+from atoll.collectives.layout import Layout, make_layout
 from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.script_swarm import Swarm
 from atoll.collectives.swarm import RunSettings

@@ -32,7 +32,8 @@ from atoll.collectives.errors import ConfigError, LocalProtocolError, RemoteProt
 from atoll.collectives.exchange import NonFinite, PartReduced, ReductionReport
 from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.group import Plan, Topology
-from atoll.collectives.reduce import MEAN, REDUCERS
+from atoll.collectives.reduce import MEAN
+from atoll.collectives.reducers import REDUCERS
 from atoll.collectives.trees import trees_of
 
 KINDS = ("butterfly", "ring", "two-level", "checked", "three-level")

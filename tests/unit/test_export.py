@@ -12,9 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from atoll.collectives.cutting import cut
 from atoll.collectives.digest import chunk_hash, merkle_root
 from atoll.collectives.errors import ModelMismatchError, StorageError
-from atoll.collectives.layout import Layout, TensorSpec, cut, make_layout
+from atoll.collectives.layout import Layout, TensorSpec, make_layout
 from atoll.node.cli import run
 from atoll.node.home.paths import Paths, find_paths
 from atoll.node.joining.beginning import beginning

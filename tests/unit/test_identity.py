@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from atoll.collectives.errors import SecurityError
 from atoll.collectives.identifiers import PeerId
 from atoll.security import identity
-from atoll.security.identity import Identity, is_peer_id, load, load_or_create, verify
+from atoll.security.identity import Identity, is_peer_id, verify
+from atoll.security.key_file import load, load_or_create
 
 SEED = bytes(range(32))
 

@@ -49,7 +49,7 @@ from atoll.node.manifest.optional_tables import LEAST_LEFT, LEAST_PEERS, liars_b
 from atoll.node.manifest.signed import DOMAIN
 from atoll.node.manifest.tables import OuterTable
 from atoll.optim.outer import OuterStep
-from atoll.optim.outer.rules import RULES
+from atoll.optim.outer.more_rules import RULES
 from atoll.security.btard import AttemptSettings
 from atoll.security.identity import Identity
 

@@ -25,7 +25,7 @@ from atoll.collectives.telemetry import subscribe
 from atoll.optim import OuterStep
 from atoll.optim.outer import BLOCK_ELEMENTS
 from atoll.optim.outer.governor import Governed
-from atoll.optim.outer.rules import RULES
+from atoll.optim.outer.more_rules import RULES
 
 NUMEL = 2 * BLOCK_ELEMENTS + 12_345
 NESTEROV = OuterSettings(kind="nesterov", lr=0.7, momentum=0.9)

@@ -9,16 +9,8 @@ import torch
 
 from atoll.collectives.errors import ConfigError
 from atoll.collectives.swarm import RunSettings
-from atoll.optim.rounds.schedule import (
-    CEILING_S,
-    FLOOR_S,
-    UNMEASURED_DEADLINE_S,
-    Counted,
-    Schedule,
-    Since,
-    StepCounter,
-    WaitBudget,
-)
+from atoll.optim.rounds.schedule import FLOOR_S, Counted, Schedule, Since, StepCounter
+from atoll.optim.rounds.wait_budget import CEILING_S, UNMEASURED_DEADLINE_S, WaitBudget
 
 
 class Clock:

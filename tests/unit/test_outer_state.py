@@ -18,7 +18,7 @@ from atoll.collectives.outer_rules import OuterSettings
 from atoll.node.session.replica import ModelReplica, PlainSlots
 from atoll.optim import OuterStep
 from atoll.optim.outer import BLOCK_ELEMENTS
-from atoll.optim.outer.rules import RULES
+from atoll.optim.outer.more_rules import RULES
 from atoll.optim.outer.state import NAN, StateVectors, rounded, widen
 
 WITH_MOMENTA = [kind for kind, rule in RULES.items() if rule.momenta]

@@ -21,7 +21,7 @@ from atoll.node.manifest.form import as_toml
 from atoll.optim import OuterStep
 from atoll.optim.outer import BLOCK_ELEMENTS
 from atoll.optim.outer.governor import Governed
-from atoll.optim.outer.rules import RULES
+from atoll.optim.outer.more_rules import RULES
 from atoll.optim.outer.step import warmed
 
 COLD = OuterSettings("nesterov", 0.9, 0.6, warmup=20)

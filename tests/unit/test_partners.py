@@ -13,7 +13,8 @@ from atoll.collectives.errors import RemoteProtocolError
 from atoll.collectives.group import MAX_MEMBERS
 from atoll.collectives.identifiers import PeerId
 from atoll.node.run.hearsay import Hearsay
-from atoll.node.run.partners import MOST_PARTNERS, PartnerMesh, mesh_of
+from atoll.node.run.membership_records import MOST_PARTNERS
+from atoll.node.run.partners import PartnerMesh, mesh_of
 
 
 def named(count: int) -> tuple[PeerId, ...]:

@@ -12,12 +12,14 @@ import pytest
 
 from atoll.collectives.errors import StorageError
 from atoll.collectives.identifiers import PeerId
+from atoll.node.home.last_resort import refused
 from atoll.node.home.paths import bytes_in, find_paths, make_private, write_atomic
-from atoll.node.home.refusals import refused, storage_error
+from atoll.node.home.refusals import storage_error
 from atoll.node.net.transport.peerbook import PeerBook
 from atoll.node.storage.medium import storage_error as medium_error
 from atoll.node.watching.disk import AGAIN_S, DiskUsage
-from atoll.security.identity import Identity, load_or_create
+from atoll.security.identity import Identity
+from atoll.security.key_file import load_or_create
 
 
 def test_xdg(tmp_path: Path) -> None:

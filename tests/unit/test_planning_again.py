@@ -13,7 +13,7 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.group import Reading
 from atoll.collectives.swarm import RunSettings
 from atoll.node.manifest import parse_manifest
-from atoll.optim.outer.readings import median_lag
+from atoll.optim.outer.reported import median_lag
 from atoll.optim.planning.planner import LEAST_STEPS
 from atoll.optim.rounds.again import Lag, RoundSteps, again
 

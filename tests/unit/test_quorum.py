@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from atoll.collectives.errors import ConfigError
-from atoll.collectives.group import Member, Reach, is_quorum, reach
+from atoll.collectives.group import Member, is_quorum
 from atoll.collectives.identifiers import PeerId
+from atoll.collectives.reach import Reach, reach
 from atoll.node.cli.costs import describe_lines
 from atoll.node.home.output import Terminal
 from atoll.node.manifest import parse_manifest

@@ -13,7 +13,8 @@ from atoll.collectives.errors import ConfigError
 from atoll.collectives.exchange import PeerFault
 from atoll.collectives.exchange import header as wire_header
 from atoll.collectives.identifiers import PeerId
-from atoll.collectives.reduce import REDUCERS, least_of
+from atoll.collectives.reduce import least_of
+from atoll.collectives.reducers import REDUCERS
 from atoll.collectives.round.state import Shape
 from atoll.collectives.swarm import MAX_REDUCER
 from atoll.security.rule_names import BY_COORDINATE, MAX_F, parse_reducer

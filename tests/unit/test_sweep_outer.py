@@ -21,8 +21,8 @@ from torch import Tensor
 
 from atoll.collectives.codecs.codec import get_codec
 from atoll.collectives.outer_rules import OuterSettings
+from atoll.optim.outer.more_rules import RULES
 from atoll.optim.outer.presets import preset_named
-from atoll.optim.outer.rules import RULES
 from atoll.optim.outer.step import warmed
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from torch import Tensor
 from ....security.btard import GradientTask
 from ....security.btard.messages import Vector
 from ....security.btard.trail import Trail
-from ...session import events as ev
+from ...session.mode_events import WorkAsked
 from ...session.pre_round import ScriptWork
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SeededTasks(ScriptWork):
             self._emit(number, task)
 
     def _emit(self, number: int, task: GradientTask) -> None:
-        self.session.ports.emit(ev.WorkAsked(number, task.step, task.seed, task.interval))
+        self.session.ports.emit(WorkAsked(number, task.step, task.seed, task.interval))
 
     def computed(self, now: float, number: int, vector: Tensor, part: int = 0) -> None:
         task = self._tasks.get(number)

@@ -15,7 +15,7 @@ from ....collectives.errors import ConfigError
 from ....collectives.foreign import quoted
 from ....collectives.group import MAX_STAR, Config, Member, TopologyKind
 from ....collectives.groups import group_fault, group_of
-from ....collectives.reduce import REDUCERS, codec_fault, operation_codec, words_each
+from ....collectives.reducers import REDUCERS, codec_fault, operation_codec, words_each
 from ....collectives.round import Shape
 from ....collectives.script_swarm import MAX_TAG, TAG, Call
 from ....collectives.swarm import MOST_OPERATION_ELEMENTS

@@ -39,6 +39,7 @@ from ....security.masking.keys import Words
 from ....security.masking.messages import Keys
 from ...session import events as ev
 from ...session.contribution_queue import Given
+from ...session.mode_events import MaskingFailed, PrivacySpent, Unmasked
 from ...session.pre_round import PreRoundView
 from ..operations.naming import MASKED_SUMS, config_key
 from ..operations.operations import operations_of
@@ -333,7 +334,7 @@ class SecureRounds:
         """
         masking, given = self.masking, self.given
         assert masking is not None
-        self.session.ports.emit(ev.MaskingFailed(*masking.key, reason))
+        self.session.ports.emit(MaskingFailed(*masking.key, reason))
         burnt, number = self._handed, masking.binding.attempt + 1
         self._drop()
         self._number = number
@@ -607,7 +608,7 @@ class SecureRounds:
             self._busy, self._since = False, now
             if error is None:  # also where the attempt is over meanwhile: the medium says so
                 budget.spend()
-                self.session.ports.emit(ev.PrivacySpent(budget.epsilon, budget.steps, budget.room))
+                self.session.ports.emit(PrivacySpent(budget.epsilon, budget.steps, budget.room))
             if self.masking is masking and self.given is given:
                 if error is not None:
                     self._fail(now, error.message)
@@ -778,7 +779,7 @@ class SecureRounds:
                     bound,
                     sums,
                 )
-                self.session.ports.emit(ev.Unmasked(*masking.key, *terms))
+                self.session.ports.emit(Unmasked(*masking.key, *terms))
                 self._give(now)
             elif isinstance(found, Refused):
                 masking.refuse(3, found.peer)  # its shares are none; others may do

@@ -15,8 +15,8 @@ import torch
 
 from ....collectives.errors import ConfigError, StateError
 from ....collectives.foreign import quoted
+from ...home.last_resort import refused
 from ...home.paths import Paths
-from ...home.refusals import refused
 from .bringing import base_folder
 from .hub import download, look_up
 from .libraries import first_line, library, reading

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ....collectives.errors import AtollError, ConfigError
-from ...home.refusals import refused
+from ...home.last_resort import refused
 
 EXTRA = "atoll[models]"
 REFUSED = "kernels"  # with it transformers and bitsandbytes fetch compiled code, and run it

@@ -12,11 +12,12 @@ import torch
 from msgspec import structs
 
 from atoll.collectives.arrivals import ArrivalSettings, Fading, GraceWindow
+from atoll.collectives.cutting import cut
 from atoll.collectives.errors import StorageError
 from atoll.collectives.exchange import header as record_header
 from atoll.collectives.group import Member, TopologyKind, least_members
 from atoll.collectives.identifiers import PeerId, RunId
-from atoll.collectives.layout import cut, make_layout
+from atoll.collectives.layout import make_layout
 from atoll.collectives.messages import QuorumVotes, RoundCloses, decode
 from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import Timing
