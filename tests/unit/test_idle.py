@@ -7,9 +7,9 @@ from typing import Any
 
 from atoll.node.run.events import document, read_event
 from atoll.node.run.status import read_run_status
+from atoll.node.service.node import NobodysScript
 from atoll.node.views.documents import run_state
 from atoll.node.views.event_words import Words
-from atoll.node.service.node import NobodysScript
 from atoll.node.watching.idle import AFTER_S, STEPLESS_S, Idle, JoinedScript
 
 
