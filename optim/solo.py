@@ -33,9 +33,9 @@ from ..collectives.group import Evaluated, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
+from ..collectives.op_names import OWN_NAME
 from ..collectives.plain import buffer_length
 from ..collectives.reduce import codec_fault, operation_codec
-from ..collectives.series import OWN_NAME
 from ..collectives.swarm import (
     Call,
     Outcome,

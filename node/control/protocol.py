@@ -30,7 +30,7 @@ from ...collectives.errors import LocalProtocolError
 from ...collectives.group import MAX_MEMBERS, NO_READING, Cid, Peer, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
-from ...collectives.series import LARGEST_NUMBER
+from ...collectives.op_names import LARGEST_NUMBER
 from ...collectives.swarm import Call, Outcome, PeerView, RunSettings, Spent, Tally
 from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames

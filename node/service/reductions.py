@@ -12,7 +12,7 @@ from torch import Tensor
 from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
-from ...collectives.series import OWN_NAME
+from ...collectives.op_names import OWN_NAME
 from ...collectives.swarm import Call, Outcome
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory

@@ -21,8 +21,8 @@ from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout, cut
 from ...collectives.metrics import Warned
+from ...collectives.op_names import OWN_NAME
 from ...collectives.plain import buffer_length, placed
-from ...collectives.series import OWN_NAME
 from ...collectives.swarm import (
     Call,
     Outcome,

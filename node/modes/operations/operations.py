@@ -30,7 +30,8 @@ from ....collectives.codecs.encoded import EncodedVector
 from ....collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError
 from ....collectives.group import Config, Entry, Plan
 from ....collectives.identifiers import PeerId
-from ....collectives.series import OWN_NAME, number_of
+from ....collectives.op_names import OWN_NAME
+from ....collectives.series import number_of
 from ....collectives.swarm import Call
 from ...session import events as ev
 from ...session.budgets import MADE
