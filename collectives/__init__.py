@@ -31,7 +31,7 @@ api            collectives for scripts: reductions, gathers, broadcasts, barrier
 averaging      the mean over many members in steps among few
 group          members, configurations, quorums, plans, log entries: frozen values
 groups         parts of a configuration: lines of a grid, pairs
-series         operations that go by number
+op_names, series   names of operations; operations that go by number
 messages       the round's control messages: typed, bounded
 compiled       libraries compiled at installation
 bounds         how many members a run may have, by its plan and by what one message carries

@@ -17,13 +17,6 @@ from .script_swarm import MAX_TAG
 
 MAX_SERIES_NAME = 48
 """Characters of a series' name: those of its operations have a number, too."""
-OWN_NAME = (
-    'an op_id serves once in the life of a run: op_id=numbered(swarm, "loss") counts, also from '
-    "one start of the script to the next; or put something into it that all members have alike and "
-    "that differs at each start, such as swarm.anchor().round"
-)
-"""What to do about a name that was used before."""
-LARGEST_NUMBER = 10**12 - 1
 _TAG = re.compile(r"#([0-9a-f]{8})\.([0-9]{1,12})\Z")
 
 

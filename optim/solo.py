@@ -33,11 +33,11 @@ from ..collectives.group import Evaluated, Member
 from ..collectives.identifiers import PeerId, RunId
 from ..collectives.layout import Layout, check_base, differences
 from ..collectives.metrics import Warned
+from ..collectives.op_names import OWN_NAME
 from ..collectives.outcomes import Outcome, Share, Tally
 from ..collectives.plain import buffer_length
 from ..collectives.reducers import codec_fault, operation_codec
 from ..collectives.script_swarm import Call, PeerView, Reduction
-from ..collectives.series import OWN_NAME
 from ..collectives.swarm import RunSettings, sample_count
 from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid

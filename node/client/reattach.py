@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ...collectives.cutting import cut
 from ...collectives.errors import AtollError, ConfigError, NetworkError, SwarmClosedError
@@ -31,14 +30,13 @@ StartFrom = Callable[[Path, Layout, "Callable[[Tensor], None]"], "Callable[[Tens
 NO_PRIVATE_NODE = "E161"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDial:
+class NodeDial(Protocol):
     """How a script has a node, now and again after it was lost: `node.joining.find.Dial`."""
 
-    reach: Callable[[GiveUp | None], Link]
-    lost: Callable[[], None]
-    close: Callable[[], None]
-    run_dir: Callable[[RunId], Path]
+    def reach(self, give_up: GiveUp | None = None) -> Link: ...
+    def lost(self) -> None: ...
+    def close(self) -> None: ...
+    def run_dir(self, run: RunId) -> Path: ...
 
 
 class RunEntry:

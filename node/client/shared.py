@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 from ...collectives.errors import LocalProtocolError, StorageError
 from ...collectives.plain import buffer_length, plainly
 from ...collectives.script_swarm import Call
-from ...security.rule_names import parse_reducer
 from ..control.descriptors import Descriptor, let_go, number_of
 from ..home.forks import close_in_children
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 MOVABLE = sys.platform == "linux"
 """Whether memory can be put behind an address in one step (mremap)."""
 
-REDUCERS = ("mean", "sum", "max")
+READ_IN_PLACE = ("mean", "sum", "max")
 FLOAT_BYTES = 4
 _MAYMOVE, _FIXED, _POPULATE = 1, 2, 0x8000
 _FAILED = ctypes.c_void_p(-1).value
@@ -168,12 +167,13 @@ class Buffers:
 
     def of(self, call: Call, values: Tensor) -> SharedFloats | None:
         """The buffer that ``values`` are all of, if the call is of a kind that can read it where it
-        lies. Raises LocalProtocolError while an earlier operation has it."""
-        if (
-            not call.weight
-            or (call.reducer not in REDUCERS and parse_reducer(call.reducer) is None)
-            or values.device.type != "cpu"
-        ):
+        lies. Raises LocalProtocolError while an earlier operation has it.
+        """
+        from ...collectives.reducers import REDUCERS  # loads torch, which the caller has
+
+        # What is not in the table is a robust rule, or the node refuses it.
+        elsewhere = call.reducer in REDUCERS and call.reducer not in READ_IN_PLACE
+        if not call.weight or elsewhere or values.device.type != "cpu":
             return None
         shared = self._by_address.get(values.data_ptr())
         if shared is None or shared.nbytes != FLOAT_BYTES * values.numel():

@@ -47,12 +47,11 @@ from ...collectives.errors import (
 )
 from ...collectives.group import Evaluated
 from ...collectives.layout import Layout
-from ...collectives.metrics import Warned
+from ...collectives.op_names import OWN_NAME
 from ...collectives.outcomes import Outcome, Tally
 from ...collectives.plain import DEVICES, flat_of, placed
 from ...collectives.round_settings import MAX_SAMPLES
 from ...collectives.script_swarm import Call, PeerView
-from ...collectives.series import OWN_NAME
 from ...collectives.swarm import sample_count
 from ..control import protocol as p
 from ..control.descriptors import Descriptor, close_all, received
@@ -148,7 +147,6 @@ class RunClient(SeededWork):
         self._metrics: dict[str, float] = {}
         self._first_batch: tuple[int, bytes] | None = None
         self._read = deque[bytes](maxlen=p.MOST_READ)
-        self._refused = Warned("swarm.report()")
         self._reported_s = 0.0
         self._reattach: Reattach | None = None
         self._paused = ""  # why this script is not to train, as last heard
@@ -572,8 +570,8 @@ class RunClient(SeededWork):
         return self._ask(self._ready(), p.NextNumber, name, least).number
 
     def report(self, metrics: Mapping[str, float]) -> None:
-        """A tensor on a device is waited for; at most MAX_METRICS names are kept."""
-        for name, value in self._refused.taken(metrics).items():
+        """At most MAX_METRICS names are kept."""
+        for name, value in metrics.items():
             if name in self._metrics or len(self._metrics) < MAX_METRICS:
                 self._metrics[name] = value
         at = self._at

@@ -30,9 +30,9 @@ from ...collectives.errors import LocalProtocolError
 from ...collectives.group import MAX_MEMBERS, NO_READING, Cid, Peer, Reading
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import MAX_FRAGMENTS, Layout
+from ...collectives.op_names import LARGEST_NUMBER
 from ...collectives.outcomes import Outcome, Spent, Tally
 from ...collectives.script_swarm import Call, PeerView
-from ...collectives.series import LARGEST_NUMBER
 from ...collectives.swarm import RunSettings
 from ..home.failures import Failure, Id
 from .frames import LENGTH, MAX_FRAME_BYTES, Frames

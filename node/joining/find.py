@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...collectives.errors import NetworkError
+from ...collectives.identifiers import RunId
 from ..client.link import HELLO_S, NOT_RUNNING, Link
 from ..client.reattach import GiveUp
 from ..home.lifecycle import already_running, read_node_file
@@ -99,6 +100,10 @@ class Dial:
             raise already_running(self.paths)
         self._daemon_seen_s = time.monotonic()
         return link
+
+    def run_dir(self, run: RunId) -> Path:
+        """Of a run, among the files of the node's home."""
+        return self.paths.run_dir(run)
 
     def lost(self) -> None:
         """The connection was lost: a daemon's time to come back starts now."""

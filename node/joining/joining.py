@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..client.reattach import NodeDial, RunEntry
+from ..client.reattach import RunEntry
 from ..client.starting import BEGIN_VARIABLE
 from ..control.protocol import JoinRequest
 from ..home.process_title import hide_invites
@@ -72,8 +72,7 @@ def join(
         request, run = JoinRequest(invite=invite_or_run, name=name or ""), ""
     else:
         request, run = None, invite_or_run
-    way = NodeDial(dial.reach, dial.lost, dial.close, dial.paths.run_dir)
-    entry = RunEntry(way, request, run, start_from=beginning)
+    entry = RunEntry(dial, request, run, start_from=beginning)
     try:
         link, info = entry.outlive(lambda: entry.enter(on_progress), on_progress)
     except BaseException:

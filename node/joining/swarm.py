@@ -4,10 +4,12 @@ beside.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...collectives.api import Handle, all_reduce
+from ...collectives.metrics import Warned
 from ...collectives.outcomes import Outcome
 from ...collectives.script_swarm import Reduction
 from ...optim.model.card import FOLDER
@@ -33,6 +35,11 @@ class RunSwarm(RunClient):
     What happens when the node goes away, and which attributes it has: `RunClient`.
     """
 
+    def __init__(self, *entered: Any, **options: Any) -> None:
+        """As `RunClient`."""
+        super().__init__(*entered, **options)
+        self._refused = Warned("swarm.report()")
+
     def attach(self, model: Any, optimizer: Any, **options: Any) -> Attachment:
         """`atoll.optim.attach(model, optimizer, self, **options)`."""
         from ...optim import attach
@@ -43,6 +50,10 @@ class RunSwarm(RunClient):
         from ...optim.data.shard import Shard
 
         return Shard(self, loader)
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        """A tensor on a device is waited for; what is no number is named once, and left out."""
+        super().report(self._refused.taken(metrics))
 
     @property
     def model_folder(self) -> Path:

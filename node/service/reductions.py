@@ -12,9 +12,9 @@ from torch import Tensor
 from ...collectives.codecs.codec import Chunking
 from ...collectives.codecs.encoded import EncodedVector
 from ...collectives.errors import LocalProtocolError
+from ...collectives.op_names import OWN_NAME
 from ...collectives.outcomes import Outcome
 from ...collectives.script_swarm import Call
-from ...collectives.series import OWN_NAME
 from ..control.requests import ConnectionRequests
 from ..control.service import ReduceMemory
 from ..control.shared_memory import PooledBuffer

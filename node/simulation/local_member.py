@@ -22,10 +22,10 @@ from ...collectives.group import Evaluated
 from ...collectives.identifiers import PeerId, RunId
 from ...collectives.layout import Layout
 from ...collectives.metrics import Warned
+from ...collectives.op_names import OWN_NAME
 from ...collectives.outcomes import Outcome, Spent, Tally
 from ...collectives.plain import buffer_length, placed
 from ...collectives.script_swarm import Call, PeerView, Reduction, Shelf
-from ...collectives.series import OWN_NAME
 from ...collectives.swarm import RunSettings, sample_count
 from ...optim.data.shard import Shard
 from ...optim.outer import reading_of

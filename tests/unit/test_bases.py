@@ -24,7 +24,7 @@ from atoll.node.bases.fetching import BaseFetching
 from atoll.node.bases.own import OwnBase, fetched_folder, keep_own, stamp_of
 from atoll.node.bases.pieces import MOST_CHUNKS, Cutting, FilePorts, decode, encode, pieces_of
 from atoll.node.bases.serving import EACH, HELD_BYTES, IDLE_S
-from atoll.node.bases.sharing import BaseSharing
+from atoll.node.composing.parts import FilesOfBase
 from atoll.node.home.paths import Paths, find_paths
 from atoll.node.manifest.pretrained import check_bound, travels
 from atoll.node.manifest.tables import BaseTable, ModelTable
@@ -57,7 +57,7 @@ class Machine:
     stage: Stage
     peer: PeerId
     folder: Path
-    sharing: BaseSharing = field(init=False)
+    sharing: FilesOfBase = field(init=False)
     exchange: Any = None
     jobs: deque[tuple[Callable[[], Any], Callable[[float, Any], None]]] = field(
         default_factory=deque
@@ -71,7 +71,7 @@ class Machine:
         """A node with this folder begins to live."""
         self.exchange = self.stage.net.nodes[self.peer]
         self.run_folder.mkdir(parents=True, exist_ok=True)
-        self.sharing = BaseSharing(
+        self.sharing = FilesOfBase(
             RUN,
             model,
             self.paths,
@@ -219,6 +219,29 @@ def test_files_come_from_all_who_have_them(tmp_path: Path) -> None:
     assert set(fetching.brought) == {"peer-1", "peer-2"}
     assert fetching.document()["bytes"] == sum(FILES.values())
     assert fetching.progress[1:] == (sum(FILES.values()), sum(FILES.values()))
+
+
+def test_a_command_hears_how_far_they_are_and_what_came_of_it(tmp_path: Path) -> None:
+    stage = Stage(2, tmp_path)
+    stage.machines[1].has()
+    sharing = stage.machines[0].sharing
+    assert sharing.news().over  # nothing is fetched
+    fetching = stage.begin()
+    news = sharing.news()
+    assert (news.over, news.error, news.progress) == (
+        False,
+        None,
+        ("comparing the base's files", 0, sum(FILES.values())),
+    )
+    stage.fetch(fetching)
+    sharing.end()
+    assert (sharing.news().over, sharing.news().error) == (True, None)
+    assert sharing.news().document == {
+        "folder": str(stage.folder),
+        "bytes": sum(FILES.values()),
+        "fetched": sum(FILES.values()),
+        "from": ["peer-1"],
+    }
 
 
 def test_files_smaller_than_a_chunk(tmp_path: Path) -> None:

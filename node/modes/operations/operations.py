@@ -30,8 +30,9 @@ from ....collectives.codecs.encoded import EncodedVector
 from ....collectives.errors import ConfigError, LocalProtocolError, NotEnoughPeersError
 from ....collectives.group import Config, Entry, Plan
 from ....collectives.identifiers import PeerId
+from ....collectives.op_names import OWN_NAME
 from ....collectives.script_swarm import Call
-from ....collectives.series import OWN_NAME, number_of
+from ....collectives.series import number_of
 from ....collectives.swarm import LimitSettings
 from ...session import events as ev
 from ...session.budgets import MADE
