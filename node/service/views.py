@@ -13,9 +13,10 @@ import trio
 
 from ...collectives.errors import StorageError
 from ...collectives.identifiers import PeerId
-from ...collectives.swarm import Spent
+from ...collectives.swarm import RunSettings, Spent
+from ...optim.planning import Choice, price
 from ..run.events import RoundCommittedEvent, document
-from ..run.gain import cost_of, gain_of
+from ..run.gain import gain_of
 from ..run.quorum import quorum_of
 from ..run.rate import TrainingRate, rate_of
 from ..run.status import RunStatus
@@ -332,3 +333,13 @@ def peers_of(run: RunService) -> list[dict[str, Any]]:
         }
         for peer in listed
     ]
+
+
+def cost_of(settings: RunSettings, parameters: int | None, members: int) -> float:
+    """Times as many samples until the loss is that of one machine, by the planner's table; 1 where
+    that says nothing of such a run.
+    """
+    if settings.method != "diloco" or settings.sync_every is None or not parameters:
+        return 1.0
+    choice = Choice(settings.sync_every, settings.codec, settings.overlap, settings.delay)
+    return price(parameters, choice, members).samples

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from atoll.collectives.swarm import OuterSettings, RunSettings
-from atoll.node.run.gain import NEWEST, Gain, cost_of, gain_of, gain_words, training_share
+from atoll.node.run.gain import NEWEST, Gain, gain_of, gain_words, training_share
+from atoll.node.service.views import cost_of
 from atoll.optim.planning import Choice, price
 
 ALL = {"me": 10, "p1": 20, "p2": 10}
