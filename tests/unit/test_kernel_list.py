@@ -12,7 +12,7 @@ sys.path.append(str(ROOT / "scripts"))
 
 from kernel import LIST, chain_to, closure_of, count, read_rings, with_packages
 
-MOST_LINES, MOST_CLOSED = 25_720, 31_540
+MOST_LINES, MOST_CLOSED = 25_720, 31_545
 """Of ring 1: by the list, and with all that it imports, which is to fall to the first number."""
 MOST_BOTH = 39_180
 """Of both rings, by the list."""
