@@ -10,6 +10,7 @@ certificate   what votes sign; checking a chain of entries
 own_results   the door at which a mode has members make a round's result themselves
 state         volatile state of the open round, shape of the vector, the actions a machine asks for
 returning     what a process may have forgotten that was started again, and who can tell
+raises        whose later ballots came to nothing
 recovery      what such a process asks before it votes, and as which life it goes on
 catching_up   whoever lags asks for decided entries, and others answer
 patience      how long a reduction may take, from measured rates

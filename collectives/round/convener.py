@@ -66,6 +66,8 @@ class Convener:
         self.began_at = self.planned_at = 0.0
         self.lost: set[bytes] = set()  # cids that owners could not get
         self.slow: set[PeerId] = set()  # who lives, but is given no part
+        # Members that live, and of which one contribution did not come; and those of which two did.
+        self.owing, self.barred = set[Member](), set[Member]()
         self.due_at = 0.0  # when all bytes of the plan should be here
         self.stalls = 0  # how often a plan was late and nobody to blame
         self.asking: set[Member] = set()  # who said Ready since the plan was last sent
@@ -97,13 +99,14 @@ class Convener:
     def stop(self) -> None:
         """Convene no more; a later ballot may."""
         self.phase, self.plan, self.entry = Phase.OFF, None, None
-        self.lost, self.slow, self.silent, self.missing, self.reported_at = (
+        self.lost, self.slow, self.silent, self.owing, self.barred = (
             set(),
             set(),
             set(),
-            {},
-            {},
+            set(),
+            set(),
         )
+        self.missing, self.reported_at = {}, {}
         self.trees, self.star, self.stalls = (), False, 0
 
     def step(self, now: float) -> None:
@@ -119,9 +122,8 @@ class Convener:
             return self.stop()
         if self.phase is Phase.PREPARE:
             self._collect_promises(now)
-        if (
-            self.phase is Phase.ADOPT and self.entry is not None and view.root is not None
-        ):  # a vote says: I hold the state before
+        # a vote says: I hold the state before
+        if self.phase is Phase.ADOPT and self.entry is not None and view.root is not None:
             if view.has_bytes(self.entry):
                 self._propose(now, self.entry)
             else:
@@ -439,10 +441,17 @@ class Convener:
     def _revise(self, now: float, plan: Plan, lost: set[bytes], late: bool) -> None:
         view = self.view
         self.lost |= lost
+        before = self.lost.copy()
         if late and self._blame(now, plan):  # else what is missing of the living is on its way
             mine = view.contribution[0] if view.contribution else b""
             return view.next_ballot(now, aside=mine in self.lost)
-        keep = self._reading([c for c in view.offers() if c.cid not in self.lost])
+        # who keeps back what it announced may announce another thing each time
+        owe = {c.member for c in plan.contributors if c.cid in self.lost - before} - {view.me}
+        self.barred, self.owing = self.barred | (owe & self.owing), self.owing | owe
+        offers = [
+            c for c in view.offers() if c.cid not in self.lost and c.member not in self.barred
+        ]
+        keep = self._reading(offers)
         self.slow |= {part.owner for part in plan.parts if view.actions.suspected(part.owner)}
         if (
             not view.enough(keep)

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Sequence, Set
-from math import isqrt
+from math import inf, isqrt
 from random import Random
 from statistics import median
 
@@ -77,6 +77,7 @@ from .entering import OPEN, Doors
 from .entrance import MAX_JOINERS, Entrance
 from .journal import Journal
 from .log_modes import LogModes
+from .raises import Raises
 from .recovery import Recovery
 from .routes import Disputes, broken_by
 from .sampling import Draw, draw_members
@@ -88,7 +89,7 @@ from .turns import AWAY_S, TurnClock
 MOST_RUSH_AMONG = 3  # members from which on a majority can tell that one is too fast
 EARLY_MESSAGES = 512  # messages of the next round kept while this one is being applied
 FAR_BALLOTS = 1 << 20  # beyond the own one; no clock brings a round so far
-MOST_RAISES = 32  # of the ballot, by one member, at once; beyond, one in a `Timing.takeover_s`
+MOST_NEWS = 32  # of one kind, by one member, at once; beyond, one in a `Timing.takeover_s`
 MISSING_SPANS = 256  # of one contribution in one message; the rest is asked for next time
 # a source that sent nothing for so many pulls is asked again: what is under way would come twice
 PATIENCE_PULLS = 7.5
@@ -159,6 +160,7 @@ class RoundMachine:
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
         self.thin = ThinLinks(shape.spare)
+        self.raises, self._offered_at = Raises(), 0.0  # the second: of the own contribution
         self._exchanges = deque[float](maxlen=8)  # how long they took lately, plan to new state
         self.turns = TurnClock(now)
         self._away: dict[Member, float] = {}  # who is not heard, since when
@@ -609,7 +611,7 @@ class RoundMachine:
         """
         if self.contribution is None and self.shape.whole:
             self.turns.done(now)
-        self.contribution = (cid, weight, reading)
+        self.contribution, self._offered_at = (cid, weight, reading), now
         if self.open.plan is None:
             self.open.progress_at = now
         self._close_round()
@@ -712,8 +714,11 @@ class RoundMachine:
             else None
         )
 
-    def note_ready(self, who: Member, ready: m.Ready) -> None:
-        """What a member contributes, as its Promise or Pledge tells."""
+    def note_ready(self, now: float, who: Member, ready: m.Ready) -> None:
+        """What a member contributes. Raises RemoteProtocolError for ever other things."""
+        known = self.open.ready.get(who)
+        if known is None or known.cid != ready.cid:
+            self._note_news(now, who, self.open.renewed, "contributions")
         self.open.ready[who] = ready
 
     def ready_fits(self, ready: m.Ready) -> bool:
@@ -831,9 +836,9 @@ class RoundMachine:
             self._closes(now)
         known = opened.ready.get(who)
         fresh = known is None or known.cid is None
+        self.note_ready(now, who, ready)
         if self.shape.whole and ready.cid is not None and fresh:
             self.turns.done(now)
-        opened.ready[who] = ready
         self.heard_leave(who, ready.leave)
         self.convening.on_ready(who)
         if ready.ballot > self.ballot and who == self.convener_of(self.ballot):
@@ -1024,8 +1029,7 @@ class RoundMachine:
         if (
             self.stateless
             or not owned
-            or plan.ballot < self.journal.promised
-            or self._outruns(now, who, plan.ballot)
+            or not self._heeds(now, who, plan.ballot)
             or not self._plan_fits(plan)
         ):
             return
@@ -1248,7 +1252,7 @@ class RoundMachine:
                 self._on_prepare(now, who, body.ballot)
             case m.Promise():
                 if body.ready and self.ready_fits(body.ready):
-                    self.note_ready(who, body.ready)
+                    self.note_ready(now, who, body.ready)
                     if body.ready.cid is not None and self.open.first_ready_at is None:
                         self.open.first_ready_at = now
                 if body.accepted is None or self.entry_fits(body.accepted.entry):
@@ -1261,12 +1265,11 @@ class RoundMachine:
                 pass
 
     def _on_prepare(self, now: float, who: Member, ballot: int) -> None:
-        if ballot < max(1, self.journal.promised) or self.convener_of(ballot) != who:
-            return
-        if self._outruns(now, who, ballot):
+        if ballot < 1 or self.convener_of(ballot) != who or not self._heeds(now, who, ballot):
             return
         if ballot > self.journal.promised:
-            self.progress(now)
+            if not self.raises.restless(who):
+                self.progress(now)
             self.journal.promise(ballot)
         self.ballot = max(self.ballot, ballot)
         accepted = self.journal.accepted
@@ -1278,9 +1281,7 @@ class RoundMachine:
         self.tell(who.peer, promise)
 
     def _on_accept(self, now: float, who: Member, ballot: int, entry: Entry) -> None:
-        if ballot < self.journal.promised or self.convener_of(ballot) != who:
-            return
-        if self._outruns(now, who, ballot):
+        if self.convener_of(ballot) != who or not self._heeds(now, who, ballot):
             return
         if fault := entry_fault(entry, self.config, self.shape.topology):
             raise RemoteProtocolError(fault, peer=who.peer)
@@ -1504,6 +1505,10 @@ class RoundMachine:
 
     def learn(self, now: float, certified: Certified) -> None:
         """A verified certificate of the open round."""
+        ballot = certified.votes[0].ballot if certified.votes else 0
+        self.raises.decided(
+            certified.entry.next_config, self.convener_of(ballot) if ballot else None
+        )
         self.open.decided = certified
         self.remember(certified.entry)
         self._try_apply(now)
@@ -1536,9 +1541,13 @@ class RoundMachine:
         if decided.entry.contributors:
             self.turns.next(now)
         if self.open.plan is not None:
-            # what stragglers took is no part of it; the last step of those who come is
-            waited = self._awaited({self.me}) or self.open.closing_at is None
-            since = self.open.planned_at if waited else self.open.closing_at
+            # The last step of those who come is a part of it. What stragglers took is none, but
+            # for what the own script waited meanwhile: who rushes makes it wait again. Of two,
+            # nobody can tell.
+            since, came = self.open.closing_at, len(decided.entry.contributors)
+            if since is None or self._awaited({self.me}):
+                waits = self.contribution and came >= MOST_RUSH_AMONG
+                since = self._offered_at if waits else self.open.planned_at
             self._exchanges.append(now - (since or now))
         self._note(decided)
         self.root = None
@@ -1628,6 +1637,8 @@ class RoundMachine:
             patience_s += 2 * self.bulk_s + self.stuck_s() - self.timing.revise_s
         elif self.ballot == 0:
             patience_s += self.timing.grace(self.round_s, open_s=self.open.first_after_s)
+        if self.raises.restless(owner) and owner != self.me:
+            patience_s = min(patience_s, self._still_s)
         since = max(self.open.progress_at, self.open.ripe_at or self.open.progress_at)
         if (
             now - since <= patience_s
@@ -1656,17 +1667,44 @@ class RoundMachine:
         if ballot <= LAST_BALLOT:
             self.enter(now, ballot, aside=aside)
 
-    def _outruns(self, now: float, who: Member, ballot: int) -> bool:
-        """Whether no honest member can have come to this ballot: whoever followed would have no
-        ballot left, or carry out no other's plan. Raises RemoteProtocolError for raises that are
-        faster than any clock."""
-        newest, takes_s = max(self.ballot, self.journal.promised), self.timing.takeover_s
-        if newest < ballot <= newest + FAR_BALLOTS:
-            since = max(self.open.raised.get(who, 0.0), now - MOST_RAISES * takes_s)
-            if since > now:
-                raise RemoteProtocolError("ballots faster than any clock", peer=who.peer)
-            self.open.raised[who] = since + takes_s
-        return ballot > newest + FAR_BALLOTS
+    def _heeds(self, now: float, who: Member, ballot: int) -> bool:
+        """Whether to follow a member into a ballot that it owns: none before a promised one, and
+        none that no honest member can have come to, or there were no ballots left. Raises
+        RemoteProtocolError for raises that are faster than any clock.
+        """
+        newest = max(self.ballot, self.journal.promised)
+        if ballot <= newest or who == self.me:
+            return ballot >= self.journal.promised
+        if ballot > newest + FAR_BALLOTS:
+            return False
+        if ballot > self.open.begun.get(who, 0):
+            self.open.begun[who] = ballot
+            self._note_news(now, who, self.open.raised, "ballots")
+        if self.raises.restless(who) and not self._stands_still(now):
+            return False
+        self.raises.note(who)
+        return True
+
+    def _stands_still(self, now: float) -> bool:
+        """Whether nothing has come of the present ballot for a while that is shorter than what
+        ballots have, or its convener is not heard."""
+        if self.silent(self.convener_of(self.ballot)):
+            return True
+        return self.engaged and now - self.open.progress_at > self._still_s
+
+    @property
+    def _still_s(self) -> float:
+        moves_s = self.stuck_s() if self.open.plan is not None else 0.0
+        return max(self.timing.takeover_s, moves_s)
+
+    def _note_news(self, now: float, who: Member, used: dict[Member, float], kind: str) -> None:
+        """Raises RemoteProtocolError where a member says other things than before, of one kind,
+        faster than honest ones come to any."""
+        takes_s = self.timing.takeover_s
+        since = max(used.get(who, -inf), now - MOST_NEWS * takes_s)
+        if since > now:
+            raise RemoteProtocolError(f"{kind} faster than any clock", peer=who.peer)
+        used[who] = since + takes_s
 
     def enter(self, now: float, ballot: int, *, aside: bool = False) -> None:
         """Be in this ballot from now on."""

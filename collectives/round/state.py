@@ -247,8 +247,11 @@ class OpenRound:
         default_factory=dict[Member, deque[tuple[int, bytes]]]
     )
     proposed: dict[Member, deque[bytes]] = field(default_factory=dict[Member, deque[bytes]])
-    # Of each member how much of what it may raise the ballot is used up: until when, by a clock.
+    begun: dict[Member, int] = field(default_factory=dict[Member, int])  # the newest ballot of each
+    # Of each member how much of what it may raise the ballot, and offer something else, is used up:
+    # until when, by a clock.
     raised: dict[Member, float] = field(default_factory=dict[Member, float])
+    renewed: dict[Member, float] = field(default_factory=dict[Member, float])
     pending: tuple[int, Entry, PeerId] | None = None  # an Accept whose bytes are not all here
     decided: Certified | None = None
     applying: bool = False

@@ -180,9 +180,10 @@ class BaseFetching:
             return
         if name == file.piece.digest or name in file.coming:
             file.gone[peer] = now
-            for peers in file.offers.values():
-                if peer in peers:
-                    peers.remove(peer)
+            # hashes that nobody says any more are forgotten: who takes back what it has offered may
+            # offer others without end
+            rest = {hashes: [p for p in who if p != peer] for hashes, who in file.offers.items()}
+            file.offers = {hashes: who for hashes, who in rest.items() if who}
 
     def on_bad_chunk(self, event: BadChunk) -> None:
         """What a peer sent is not what it offered."""

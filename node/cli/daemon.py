@@ -367,7 +367,7 @@ def down_command(now: bool, scripts: bool) -> int:
         return 0
     with client:
         pid, visible = client.node.pid, client.process  # the second: 0 in another PID namespace
-        training = _training(client)
+        training = _told_training(terminal, client)
         ended = list[int]()
         if training:
             for name, process in training:
@@ -434,6 +434,16 @@ def _training(client: NodeClient) -> list[tuple[str, int]]:
         for run in client.runs()
         for process in run.get("script_pids") or ()
     ]
+
+
+def _told_training(terminal: Terminal, client: NodeClient) -> list[tuple[str, int]]:
+    """The same; none where the node cannot say, to which the system refuses a file, say: it is to
+    end all the more."""
+    try:
+        return _training(client)
+    except AtollError as error:
+        terminal.say(f"which scripts train here, the node cannot say: {error}")
+        return []
 
 
 def _end_scripts(

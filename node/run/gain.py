@@ -5,10 +5,7 @@ the run is at a loss with the machine than without it, and than the machine alon
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from ...collectives.swarm import RunSettings
+from typing import Any, NamedTuple
 
 NEWEST = 20  # rounds that are looked at
 DDP_BYTES = 4.0
@@ -63,18 +60,6 @@ def gain_of(
         return Gain(None, training_share)
     alone = None if training_share is None else total / own * training_share / cost
     return Gain(total / (total - own), alone)
-
-
-def cost_of(settings: RunSettings, parameters: int | None, members: int) -> float:
-    """Times as many samples until the loss is that of one machine, by the planner's table; 1 where
-    that says nothing of such a run.
-    """
-    from ...optim.planning import Choice, price
-
-    if settings.method != "diloco" or settings.sync_every is None or not parameters:
-        return 1.0
-    choice = Choice(settings.sync_every, settings.codec, settings.overlap, settings.delay)
-    return price(parameters, choice, members).samples
 
 
 def gain_words(gain: Mapping[str, Any]) -> str:

@@ -11,8 +11,10 @@ import msgspec
 import trio
 
 from ...collectives.identifiers import PeerId
+from ...collectives.swarm import RunSettings
+from ...optim.planning import Choice, price
 from ..run.events import RoundCommittedEvent, document
-from ..run.gain import cost_of, gain_of
+from ..run.gain import gain_of
 from ..run.rate import TrainingRate, rate_of
 from ..run.status import RunStatus
 from ..service import facts
@@ -271,3 +273,13 @@ def peers_of(watch: RunWatcher) -> list[dict[str, Any]]:
         }
         for each in facts.peers_of(run)
     ]
+
+
+def cost_of(settings: RunSettings, parameters: int | None, members: int) -> float:
+    """Times as many samples until the loss is that of one machine, by the planner's table; 1 where
+    that says nothing of such a run.
+    """
+    if settings.method != "diloco" or settings.sync_every is None or not parameters:
+        return 1.0
+    choice = Choice(settings.sync_every, settings.codec, settings.overlap, settings.delay)
+    return price(parameters, choice, members).samples

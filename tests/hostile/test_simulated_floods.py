@@ -4,10 +4,11 @@ round.
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import count, islice
 
 import pytest
 import session_table
+from blake3 import blake3
 from session_table import Peer, Table
 
 from atoll.collectives import messages as m
@@ -160,6 +161,80 @@ def test_ballots_without_end_hold_up_no_round_that_needs_who_hears_them(table: T
     reasons = {each.reason for each in victim.heard if isinstance(each, ev.PeerMisbehaved)}
     assert reasons == {"ballots faster than any clock"}
     assert victim.session.budgets.deaf_to(table.world.now, liar)
+    table.end()
+
+
+@pytest.mark.parametrize("every_s", [1.5, 6.0])
+def test_ballots_begun_as_slowly_as_clocks_do_hold_up_few_rounds(
+    table: Table, every_s: float
+) -> None:
+    """A member begins a ballot as each round comes on, and nothing comes of it. Who followed it each
+    time would come to no decision at all.
+    """
+    honest, liar = [table.peers[0], table.peers[2]], table.peers[1].name
+    quiet, _ = trained(table, 6, 0.0, but=1)
+    over, began = list[bool](), dict[PeerId, float]()
+
+    def convene() -> None:
+        if over:
+            return
+        table.world.after(0.001, convene)
+        for peer in honest:
+            machine = peer.machine
+            comes_on = machine.open.plan or machine.contribution
+            if not comes_on or table.world.now - began.get(peer.name, -1e9) < every_s:
+                continue
+            began[peer.name] = table.world.now
+            newest = max(machine.ballot, machine.journal.promised)
+            owned = (at for at in count(newest + 1) if machine.convener_of(at).peer == liar)
+            data = wire(m.Prepare(next(owned)), round_=machine.round, log=machine.log)
+            peer.do(lambda session, now, data=data: session.on_message(now, liar, data))
+
+    convene()
+    took, lost = trained(table, 40, 0.0, but=1)
+    over.append(True)
+    assert not lost
+    assert sum(took) <= 40 * max(quiet) + 25.0
+    assert max(took[20:]) <= max(quiet) + 0.25, (quiet, took)
+    for peer in honest:
+        assert not any(isinstance(each, ev.PeerMisbehaved) for each in peer.heard)
+    table.end()
+
+
+@pytest.mark.parametrize("every_s", [0.001, 0.25, 1.5])
+def test_what_a_member_announces_anew_without_end_is_waited_for_twice(
+    table: Table, every_s: float
+) -> None:
+    """Each plan names another contribution of it, none of which comes; the third one none. Faster
+    than any script works, it is not heard.
+    """
+    victim, liar = table.peers[0], table.peers[1].name
+    quiet, _ = trained(table, 6, 0.0, but=1)
+    over, numbers = list[bool](), count()
+
+    def announce() -> None:
+        if over:
+            return
+        machine = victim.machine
+        for _ in range(max(1, round(0.02 / every_s))):
+            cid = blake3(next(numbers).to_bytes(8, "big")).digest()[:16]
+            body = m.Ready(machine.base, cid, 1, False)
+            data = wire(body, round_=machine.round, log=machine.log)
+            victim.do(lambda session, now, data=data: session.on_message(now, liar, data))
+        table.world.after(max(0.02, every_s), announce)
+
+    announce()
+    took, lost = trained(table, 12, 0.0, but=1)
+    over.append(True)
+    assert not lost
+    assert max(took) <= max(quiet) + 3.5, (quiet, took)  # 6.5 s where each was waited for
+    reasons = {each.reason for each in victim.heard if isinstance(each, ev.PeerMisbehaved)}
+    if every_s < 0.02:
+        assert max(took[1:]) <= max(quiet) + 0.25, (quiet, took)
+        assert reasons == {"contributions faster than any clock"}
+        assert victim.session.budgets.deaf_to(table.world.now, liar)
+    else:
+        assert not reasons
     table.end()
 
 

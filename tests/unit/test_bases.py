@@ -388,6 +388,29 @@ def test_a_peer_with_hashes_of_its_own_that_stalls_is_worked_around(tmp_path: Pa
     assert stage.all_there()
 
 
+def test_hashes_that_are_taken_back_are_kept_no_longer(tmp_path: Path) -> None:
+    """By who offers others each time; what the rest say goes on."""
+    stage = Stage(3, tmp_path)
+    stage.machines[1].has()
+    fetcher, _, liar = stage.net.peers
+    stage.machines[2].drops = lambda body: True
+    fetching, most = stage.begin(), 0
+    pieces = {piece.digest: piece for piece in pieces_of(base_of(), SMALL)}
+    while not fetching.over:
+        stage.step(0.05, passes=1)
+        if (file := fetching._file) is None:
+            continue
+        most = max(most, len(file.offers))
+        digest = file.piece.digest
+        for number in range(20):
+            false = number.to_bytes(32, "big") * pieces[digest].chunks
+            for body in (m.Offer(digest, false, None), m.Gone(digest)):
+                stage.flying.append((liar, fetcher, encode(body)))
+    assert fetching.error is None
+    assert stage.all_there()
+    assert most <= 2
+
+
 def test_only_one_peer_and_it_stalls_then_all_ends_and_what_came_is_kept(tmp_path: Path) -> None:
     stage = Stage(2, tmp_path)
     stage.machines[1].has()

@@ -6,7 +6,8 @@ import pytest
 
 from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.swarm import RunSettings
-from atoll.node.run.gain import NEWEST, Gain, cost_of, gain_of, gain_words, training_share
+from atoll.node.run.gain import NEWEST, Gain, gain_of, gain_words, training_share
+from atoll.node.watching.views import cost_of
 from atoll.optim.planning import Choice, price
 
 ALL = {"me": 10, "p1": 20, "p2": 10}

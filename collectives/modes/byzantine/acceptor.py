@@ -511,7 +511,7 @@ class ByzantineAcceptor(Acceptor):
                 "a pledge that is not its sender's, or names what was not accepted", peer=who.peer
             )
         if body.ready and view.ready_fits(body.ready):
-            view.note_ready(who, body.ready)
+            view.note_ready(now, who, body.ready)
         if self.convener is not None:
             self.convener.on_pledge(now, pledged, body)
 
