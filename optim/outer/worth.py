@@ -18,6 +18,11 @@ Averaging speaks against itself
   learnt of that, and averaging may be well. Data are the same where all find the same loss of the
   same anchor.
 
+Where ``lying`` members may lie, what counts is what any of them without so many find, at least; and
+where any two find unlike losses of an anchor, data are unlike. So a verdict stands only where the
+honest members would raise it alone, whatever the others say. A liar can hide that averaging does
+not help: it looks as an honest member does whose weights happen to be worse than the mean.
+
 Scripts whose evaluation is not repeatable have no readings (`optim.script.evaluation`).
 """
 
@@ -62,22 +67,19 @@ def by(above: float, below: float) -> float:
 
 
 def surely(values: Sequence[float], lying: int = 0) -> float:
-    """The median less half of the range; of which ``lying`` values on either side are left out.
+    """The median less half of the range; the least of that over all sets without ``lying`` values:
+    those that lack the largest but one and the next ones below it.
 
-    >>> surely([0.25, 0.5, 0.75]), surely([-0.5, 0.25, 0.25]), surely([0.5, 0.5, -1.0], lying=1)
-    (0.25, -0.125, 0.5)
+    >>> surely([0.25, 0.5, 0.75]), surely([-0.5, 0.25, 0.25]), surely([0.25, 0.5, 0.75, 1.0], lying=1)
+    (0.25, -0.125, 0.125)
     """
-    kept = _between(values, lying)
+    ordered = sorted(values)
+    kept = [*ordered[: len(ordered) - lying - 1], ordered[-1]]
     return statistics.median(kept) - (kept[-1] - kept[0]) / 2
 
 
-def _between(values: Sequence[float], lying: int) -> list[float]:
-    """In order, without ``lying`` on either side."""
-    return sorted(values)[lying : len(values) - lying]
-
-
 def drawn(lying: int) -> int:
-    """How many members evaluate in a round: enough for a median among which ``lying`` may lie."""
+    """How many members evaluate in a round: enough that most are honest where ``lying`` may lie."""
     return max(DRAWN, 4 * lying + 1)
 
 
@@ -92,8 +94,8 @@ def worth_of(readings: Sequence[Reading], lying: int = 0) -> Worth | None:
     worse = [
         by(each.anchor, max(each.own, each.before)) for each in found if each.before is not None
     ]
-    anchors = _between([each.anchor for each in found], lying)
-    alike = by(anchors[-1], anchors[0]) <= BEHIND
+    anchors = [each.anchor for each in found]
+    alike = by(max(anchors), min(anchors)) <= BEHIND
     return Worth(
         statistics.median(anchors),
         statistics.median(each.own for each in found),
