@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from ...optim.outer.worth import BEHIND, Worth, WorthWatch
+from ...optim.outer.standing import WorthWatch
+from ...optim.outer.worth import BEHIND, Worth
 from ...optim.outer.worth import MUCH_WORSE_BY as WORTH_MUCH_WORSE_BY
 from ...optim.outer.worth import WORSE_BY as WORTH_WORSE_BY
 from ...optim.outer.worth import WORSE_OF as WORTH_WORSE_OF

@@ -36,7 +36,7 @@ from ...collectives.swarm import (
 )
 from ...optim.data.shard import Shard
 from ...optim.outer import effective_outer, reading_of
-from ...optim.outer.worth import WorthWatch
+from ...optim.outer.standing import WorthWatch
 from ...optim.solo import AnchorLease
 from ..run.same_order import SameOrder, said_by
 from ..session import events as ev

@@ -7,6 +7,7 @@ Files, lowest first:
     rules     one class an optimizer: Nesterov, momentum, SGD, Adam, Yogi, Adagrad, CO2
     readings  what contributors say of their norms and losses, and what follows from it
     worth     what evaluations say of averaging
+    standing  what stands against it, for people
     governor  a jump of the update's norm or of the loss: momentum restarts, the rate is halved for
               some rounds; the plain mean where averaging is not worth it
     state     where state vectors lie, and momenta in bf16

@@ -18,11 +18,11 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.swarm import PLAIN_MEAN, OuterSettings
 from atoll.optim.outer import OuterStep, reading_of
 from atoll.optim.outer.governor import Cured
+from atoll.optim.outer.standing import WorthWatch
 from atoll.optim.outer.worth import (
     BEHIND,
     NUMBERS,
     Worth,
-    WorthWatch,
     by,
     drawn,
     judge,
