@@ -205,7 +205,9 @@ class Network:
             if (down := self._downlinks.get(receiver)) is not None:
                 there += down.latency_s
                 if down.bandwidth_bytes_per_s and channel not in self.express:
-                    there = max(there, down.free_at) + size / down.bandwidth_bytes_per_s
+                    # packets of a record pass on while later ones are still being sent
+                    first = max(start + delay + down.latency_s, down.free_at)
+                    there = max(there, first + size / down.bandwidth_bytes_per_s)
                     down.free_at = there
                     free_at = max(free_at, there - delay - down.latency_s - BUFFERED_S)
             self.world.at(there, partial(self._arrive, sender, receiver, channel, payload))

@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from ...optim.outer.worth import BEHIND, Worth, WorthWatch
+from ...optim.outer.standing import WorthWatch
+from ...optim.outer.worth import BEHIND, Worth
 from ...optim.outer.worth import MUCH_WORSE_BY as WORTH_MUCH_WORSE_BY
 from ...optim.outer.worth import WORSE_BY as WORTH_WORSE_BY
 from ...optim.outer.worth import WORSE_OF as WORTH_WORSE_OF
@@ -312,8 +313,9 @@ both these and the model before by {WORTH_WORSE_BY:.0%} twice in {WORTH_WORSE_OF
 by {WORTH_MUCH_WORSE_BY:.0%}: medians, less half of the range over members. The usual causes: outer
 momentum in a run that started cold, an outer lr that is too high, rounds that are too long. With
 [train.outer] governor = true the outer step takes the plain mean from then on, at all members from
-the same entry, which the verdict names; under [quorum] lying it does not. It is withdrawn after as
-many readings in a row without fault.
+the same entry, which the verdict names; under [quorum] lying it does not, and the verdict is raised
+only where any members without so many would raise it. It is withdrawn after as many readings in a
+row without fault.
 
     [train.outer] preset = "plain-mean"  in a new manifest: no outer momentum; or warmup = 20
     [train] sync_every                   a smaller one

@@ -3,9 +3,11 @@
 
 The sessions, logs, votes, plans, codecs and outer steps are the real ones, and a model is really
 trained, so the loss is measured. Modelled are the links (one uplink and one downlink a machine, a
-round trip to the middle of the network; control messages do not queue), the time of a step, and
-passes over the model (`PASS_BYTES_PER_S`). Where the model that is trained is smaller than the
-run's, each record counts for as many bytes as the run's would have.
+round trip to the middle of the network; control messages do not queue), the time of a step, and a
+node's work on the values of a round. What of a link payload gets, and what that work takes, is as
+`atoll plan` has it (`optim.planning.estimate`): both were measured with real nodes. Where the model
+that is trained is smaller than the run's, each record counts for as many bytes as the run's would
+have.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from ...collectives.swarm import RunSettings
 from ...optim import attach
 from ...optim.federated.simulation import Task
 from ...optim.federated.simulation.task import endless
+from ...optim.planning.estimate import EFFICIENCY, WORK_S
 from ...optim.rounds.composing import flat_vector
 from ..run.events import RunEvent, ScriptReportEvent
 from ..session import documents
@@ -47,8 +50,6 @@ BASE_BYTES, MACHINE_BYTES, PAIR_BYTES, VECTORS = 240 << 20, 2_200_000, 3_300, 17
 """Memory that a simulation takes: of itself, of each machine besides so many vectors of the model
 that is trained, and of each two machines.
 """
-PASS_BYTES_PER_S = 2e9
-"""At which the anchor's 4 bytes a value are read, stepped or hashed on a home machine."""
 PARTS = 8
 """Chunks for each machine to own, at least: the small model's are smaller than the run's."""
 POINTS = 40
@@ -237,15 +238,16 @@ class _Play:
             sites=[peer.site for peer in fleet],
         )
         swarm.listener = self._heard
-        swarm.place.work_s += 4 * run.parameters / run.settings.fragments / PASS_BYTES_PER_S
+        swarm.place.work_s += WORK_S * run.parameters / run.settings.fragments
         network, names = swarm.network, swarm.names
         network.weigh, network.express = self._weigh, frozenset({CONTROL})
         far = max(peer.latency_s for peer in fleet)
         for name, peer in zip(names, fleet, strict=True):
             up = network.uplink(name)
-            up.bandwidth_bytes_per_s, up.latency_s, up.jitter_s = peer.up, peer.latency_s, 0.0
+            up.latency_s, up.jitter_s = peer.latency_s, 0.0
+            up.bandwidth_bytes_per_s = EFFICIENCY * peer.up
             down = network.downlink(name)
-            down.bandwidth_bytes_per_s, down.latency_s = peer.down, peer.latency_s
+            down.latency_s, down.bandwidth_bytes_per_s = peer.latency_s, EFFICIENCY * peer.down
             swarm.place.paces[name] = Pace(
                 up=peer.up,
                 down=peer.down,

@@ -29,7 +29,8 @@ from ...collectives.script_swarm import Call, PeerView, Reduction, Shelf
 from ...collectives.swarm import RunSettings, sample_count
 from ...optim.data.shard import Shard
 from ...optim.outer import reading_of
-from ...optim.outer.worth import WorthWatch, worth_of
+from ...optim.outer.standing import WorthWatch
+from ...optim.outer.worth import worth_of
 from ...optim.solo import AnchorLease
 from ..run.same_order import SameOrder, said_by
 from ..session import events as ev

@@ -9,6 +9,7 @@ Files, lowest first:
     reported  what contributors say, as the step reads it
     readings  how a member says it: norms and losses, and what follows from them
     worth     what evaluations say of averaging
+    standing  what stands against it, for people
     governor  a jump of the update's norm or of the loss: momentum restarts, the rate is halved for
               some rounds; the plain mean where averaging is not worth it
     mean_watch  the door of what watches the mean of a round

@@ -18,6 +18,11 @@ Averaging speaks against itself
   learnt of that, and averaging may be well. Data are the same where all find the same loss of the
   same anchor.
 
+Where ``lying`` members may lie, what counts is what any of them without so many find, at least; and
+where any two find unlike losses of an anchor, data are unlike. So a verdict stands only where the
+honest members would raise it alone, whatever the others say. A liar can hide that averaging does
+not help: it looks as an honest member does whose weights happen to be worse than the mean.
+
 Scripts whose evaluation is not repeatable have no readings (`optim.script.evaluation`).
 """
 
@@ -62,22 +67,19 @@ def by(above: float, below: float) -> float:
 
 
 def surely(values: Sequence[float], lying: int = 0) -> float:
-    """The median less half of the range; of which ``lying`` values on either side are left out.
+    """The median less half of the range; the least of that over all sets without ``lying`` values:
+    those that lack the largest but one and the next ones below it.
 
-    >>> surely([0.25, 0.5, 0.75]), surely([-0.5, 0.25, 0.25]), surely([0.5, 0.5, -1.0], lying=1)
+    >>> surely([0.25, 0.5, 0.75]), surely([-0.5, 0.25, 0.25]), surely([0.0, 1.0, 1.0, 1.0], lying=1)
     (0.25, -0.125, 0.5)
     """
-    kept = _between(values, lying)
+    ordered = sorted(values)
+    kept = [*ordered[: len(ordered) - lying - 1], ordered[-1]]
     return statistics.median(kept) - (kept[-1] - kept[0]) / 2
 
 
-def _between(values: Sequence[float], lying: int) -> list[float]:
-    """In order, without ``lying`` on either side."""
-    return sorted(values)[lying : len(values) - lying]
-
-
 def drawn(lying: int) -> int:
-    """How many members evaluate in a round: enough for a median among which ``lying`` may lie."""
+    """How many members evaluate in a round: enough that most are honest where ``lying`` may lie."""
     return max(DRAWN, 4 * lying + 1)
 
 
@@ -92,8 +94,8 @@ def worth_of(readings: Sequence[Reading], lying: int = 0) -> Worth | None:
     worse = [
         by(each.anchor, max(each.own, each.before)) for each in found if each.before is not None
     ]
-    anchors = _between([each.anchor for each in found], lying)
-    alike = by(anchors[-1], anchors[0]) <= BEHIND
+    anchors = [each.anchor for each in found]
+    alike = by(max(anchors), min(anchors)) <= BEHIND
     return Worth(
         statistics.median(anchors),
         statistics.median(each.own for each in found),
@@ -145,41 +147,3 @@ def said(worth: Worth, finding: Finding) -> str:
         f"a round's model is worse than {before}the members' own weights before it: "
         f"{worth.anchor:.4g} and {worth.own:.4g} on held-out data"
     )
-
-
-CURES = (
-    'outer momentum in a run that started cold: [train.outer] preset = "plain-mean", or warmup; '
-    "rounds that are too long: a smaller [train] sync_every"
-)
-"""What helps, for people."""
-
-
-class WorthWatch:
-    """Of one run, over the entries of its logs as they are decided."""
-
-    def __init__(self) -> None:
-        self.standing = ""  # what speaks against averaging, in words
-        self._states = dict[int, list[float]]()  # by fragment
-
-    def take(self, fragment: int, worth: Worth, rounds: int, plain_since: int = 0) -> str:
-        """One more reading of a fragment's log; what stands after it, "" for nothing.
-        ``plain_since``: the entry from which on the governor takes the plain mean there.
-
-        >>> watch, bad = WorthWatch(), Worth(3.0, 1.0, 0.6, 0.6, 2)
-        >>> watch.take(0, bad, 3, plain_since=7).partition(": ")[2]
-        '3 and 1 on held-out data; the outer step takes the plain mean from entry 7 on'
-        >>> [watch.take(0, Worth(1.0, 1.1, -0.1, -0.1, 2), 2, 7)[:3] for _ in range(2)]
-        ['a r', '']
-        """
-        state = self._states.setdefault(fragment, [0.0] * NUMBERS)
-        finding = judge(state, worth, rounds)
-        if finding and not self.standing:
-            cure = (
-                f"the outer step takes the plain mean from entry {plain_since} on"
-                if plain_since
-                else f"what helps: {CURES}"
-            )
-            self.standing = f"{said(worth, finding)}; {cure}"
-        elif not finding and all(calmed(each, rounds) for each in self._states.values()):
-            self.standing = ""
-        return self.standing

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,7 @@ from atoll.node.simulation.churn import Mishap, draw, parse_script, seconds_of
 from atoll.node.simulation.fleet import TFLOPS, FleetPeer, parse_fleet
 from atoll.node.simulation.fleet_run import FleetRun, PlayedRun, _Play
 from atoll.optim.federated.simulation import Task
+from atoll.optim.planning import Choice, Conditions, PeerConditions, estimate
 
 THREE = "2 x 100ms@10Mbit, 200ms@10Mbit"
 
@@ -163,6 +165,18 @@ def test_a_round_takes_the_slowest_links_time_and_every_machine_counts() -> None
     assert ideal - 0.06 < played.machines[0].share < ideal
     assert played.samples == sum(machine.samples for machine in played.machines)
     assert 4 * 4 / 3 * 1.016e6 < played.machines[1].bytes_sent < 1.15 * 4 * 4 / 3 * 1.016e6
+
+
+@pytest.mark.parametrize(("overlap", "delay"), [("none", None), ("late", 3)])
+def test_a_round_takes_as_long_as_a_plan_says(overlap: Any, delay: int | None) -> None:
+    """Both count on the payload that a line carries with real nodes, and on their work."""
+    settings = RunSettings(sync_every=20, rounds=4, overlap=overlap, delay=delay)
+    played = play(settings, "2 x 200ms@20Mbit", parameters=20_000_000)
+    peers = tuple(PeerConditions(f"p{n}", 2.5e6, 2.5e6, 0.2) for n in range(2))
+    choice = Choice(20, settings.codec, overlap, delay)
+    said = estimate(Conditions(20_000_000, peers, rtt_s=4 * 0.0125), choice)
+    (first_s, _), *_, (last_s, _) = played.counted
+    assert (last_s - first_s) / 3 == pytest.approx(said.period_s, rel=0.05)
 
 
 @pytest.mark.slow

@@ -319,12 +319,35 @@ def test_a_liar_moves_no_governor_and_raises_no_verdict(seed: int) -> None:
     )
     assert min(lied_to.told.values()) >= 4 * 5
     assert lied_to.anchors == honest.anchors
-    # Half a step with momentum is behind the members' own weights in some seeds. A liar can tip
-    # that verdict where it is close; its catastrophes are never believed.
-    said = {text for standing in lied_to.standing.values() for text in standing if text}
-    assert not any("than the one before" in text for text in said)
-    assert not said or seed >= 3
+    for played in (honest, lied_to):
+        assert not any(text for standing in played.standing.values() for text in standing)
     assert lied_to.plain_since == {index: [0] for index in range(4)}
+
+
+# Seeds in which two honest members of three are behind their own weights three times: too few to
+# accuse the run, and the liar is a third.
+CLOSE = (12, 16, 21, 24, 27, 30, 34)
+
+
+@pytest.mark.slow
+@pytest.mark.rota(7)
+@pytest.mark.parametrize("seed", CLOSE)
+def test_a_liar_raises_no_verdict_that_is_close(seed: int) -> None:
+    lied_to = play(brisk, parse_manifest(LYING).settings(), seed, 4, liar)
+    assert not any(text for standing in lied_to.standing.values() for text in standing)
+
+
+@pytest.mark.slow
+@pytest.mark.rota(7)
+@pytest.mark.parametrize("seed", range(3))
+def test_settings_that_harm_are_named_where_members_may_lie(seed: int) -> None:
+    """With the cure, since the governor advises only."""
+    settings = harmful(sync_every=100, lying=1, outer=msgspec.structs.replace(HARMFUL, watch=0))
+    played = play(line, settings, seed, 4)
+    for standing in played.standing.values():
+        first = next(at for at, text in enumerate(standing, 1) if text)
+        assert first <= 5
+        assert "what helps: outer momentum" in standing[first - 1]
 
 
 def lied_to(settings: RunSettings, lie: str, seed: int) -> tuple[list[float], list[Governed]]:

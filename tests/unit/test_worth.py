@@ -4,6 +4,7 @@ the governor that goes by them. Bytes and hashes of who says nothing of evaluati
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -17,11 +18,11 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.outer_rules import PLAIN_MEAN, OuterSettings
 from atoll.optim.outer import OuterStep, reading_of
 from atoll.optim.outer.governor import Cured
+from atoll.optim.outer.standing import WorthWatch
 from atoll.optim.outer.worth import (
     BEHIND,
     NUMBERS,
     Worth,
-    WorthWatch,
     by,
     drawn,
     judge,
@@ -153,20 +154,68 @@ def test_a_plain_mean_on_a_convex_loss_is_never_behind() -> None:
         assert found.behind < BEHIND
 
 
+def any_value(rng: random.Random) -> float:
+    """Of any size and sign."""
+    return rng.choice((-1, 1)) * 10 ** rng.uniform(-30, 30)
+
+
 @pytest.mark.parametrize("lying", [1, 2])
-def test_liars_cannot_make_a_round_look_worse_than_an_honest_member_found_it(lying: int) -> None:
-    rng = random.Random(lying)
-    for _ in range(2_000):
-        honest = [told(1.0, rng.uniform(0.9, 1.1), 1.2) for _ in range(2 * lying + 1)]
+def test_no_lie_accuses_more_than_the_honest_members_would_alone(lying: int) -> None:
+    """Whatever liars tell: gain and catastrophe, an honest one's own values, or a little worse."""
+    rng, told_of = random.Random(lying), 0
+    for _ in range(4_000):
+        spread = 10 ** rng.uniform(-3, 0)
+        honest = [
+            told(1.0, math.exp(rng.gauss(0, spread)), math.exp(rng.gauss(0, spread)))
+            for _ in range(rng.randint(lying + 1, 3 * lying + 2))
+        ]
         liars = [
-            told(10 ** rng.uniform(-30, 30), 10 ** rng.uniform(-30, 30), 10 ** rng.uniform(-30, 30))
+            rng.choice(
+                (
+                    told(any_value(rng), any_value(rng), any_value(rng)),
+                    told(1.0, 1 - spread * rng.random(), 1 - spread * rng.random()),
+                    rng.choice(honest),
+                )
+            )
             for _ in range(lying)
         ]
         found = worth_of(rng.sample(honest + liars, len(honest + liars)), lying)
-        most = max(by(1.0, each.evaluated.own) for each in honest if each.evaluated)
+        alone = worth_of(honest)
         assert found is not None
-        assert found.behind is None or found.behind <= most
-        assert drawn(lying) >= 2 * lying + 1
+        assert alone is not None
+        assert alone.behind is not None
+        assert alone.worse is not None
+        assert found.behind is None or found.behind <= alone.behind + 1e-12
+        assert found.worse is None or found.worse <= alone.worse + 1e-12
+        told_of += found.behind is not None
+    assert told_of > 1_000
+
+
+@pytest.mark.parametrize("place", [1.0, 1.2, 1.4])
+def test_a_liar_cannot_make_unlike_data_alike(place: float) -> None:
+    """There each member is behind its own weights in any run."""
+    honest = [told(anchor, 0.5 * anchor) for anchor in (1.0, 1.2, 1.4)]
+    found = worth_of([*honest, told(place, 0.5 * place)], lying=1)
+    assert found is not None
+    assert found.behind is None
+
+
+def test_what_all_members_find_is_found_where_some_may_lie() -> None:
+    found = worth_of([told(2.0, own, own) for own in (1.0, 1.02, 1.04, 1.06)], lying=1)
+    assert found is not None
+    assert found.behind is not None
+    assert 0.46 < found.behind < 0.49
+    assert found.worse == found.behind
+    assert drawn(1) >= 3
+
+
+@pytest.mark.parametrize("lying", range(4))
+def test_the_least_over_all_sets_without_so_many(lying: int) -> None:
+    rng = random.Random(lying)
+    for _ in range(500):
+        values = [rng.gauss(0, 1) for _ in range(rng.randint(lying + 2, 8))]
+        sets = itertools.combinations(values, len(values) - lying)
+        assert surely(values, lying) == pytest.approx(min(map(surely, sets)))
 
 
 def test_shares_of_values_of_any_sign() -> None:
