@@ -205,8 +205,7 @@ def describe_run(
     """Print what the run asks of a member, and what this machine lacks of it. ``run_id``: "" of one
     that is not founded.
     """
-    from .costs import describe, describe_lines
-    from .founding import no_id
+    from .costs import describe, describe_lines, no_id
     from .needs import machine_document, machine_lines, needs_of, this_machine
 
     needs, machine = needs_of(manifest), this_machine(terminal.paths.state_dir)

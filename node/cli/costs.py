@@ -29,6 +29,12 @@ from .needs import FLOAT_BYTES, needs_document, needs_lines, needs_of
 WARMUP_SHARE = 0.25  # of a run's steps: a longer warm-up is most of what it learns by
 
 
+def no_id(manifest: Manifest) -> str:
+    """What stands in the place of an id that is not known yet (`founding.id_of`)."""
+    looked = " and the model's files" * manifest.model.pretrained
+    return f"(its id follows from its founder's key{looked}: atoll new or atoll join says it)"
+
+
 def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
     """A run's settings and costs, for JSON. Bytes are those of a round with many members; with n of
     them (n-1)/n of it. ``down``: bytes/s that a newcomer's link brings, where they are known.
@@ -48,7 +54,6 @@ def describe(manifest: Manifest, down: float | None = None) -> dict[str, Any]:
         "growth": settings.growth,
         "round_s": settings.round_s,
         "rounds": settings.rounds,
-        "schedule": _schedule_lines(manifest),
         "start_with": manifest.train.start_with,
         "kind": manifest.kind,
         "federated": msgspec.to_builtins(manifest.federated) if federated else None,
@@ -285,7 +290,7 @@ def describe_lines(manifest: Manifest, down: float | None = None) -> list[str]:
         + (f"; the first waits for {d['start_with']} members" if (d["start_with"] or 1) > 1 else "")
         + (f"; {growth_text(manifest)}" if d["growth"] else ""),
     ]
-    lines += [f"{'':7}  {each}" for each in _schedule_lines(manifest)]
+    lines += [f"{'':7}  {each}" for each in schedule_lines(manifest)]
     if manifest.adapters != AdaptersTable():
         lines.append(f"adapters {_adapters_text(manifest.adapters)}")
     if d["buffers"]:
@@ -325,7 +330,7 @@ def _pretrained_document(manifest: Manifest) -> dict[str, Any] | None:
     return {**msgspec.to_builtins(manifest.model), "lora": lora}
 
 
-def _schedule_lines(manifest: Manifest) -> list[str]:
+def schedule_lines(manifest: Manifest) -> list[str]:
     """Where the learning rate's schedule does not end with the run, or hardly begins in it."""
     inner, made = manifest.train.inner, steps_of(manifest)
     own = manifest.model.entry.startswith("local:")  # a script has a schedule of its own

@@ -108,12 +108,6 @@ def id_of(terminal: Terminal, manifest: Manifest) -> str:
     return str(manifest.run_id)
 
 
-def no_id(manifest: Manifest) -> str:
-    """What stands in the place of an id that `id_of` does not know."""
-    looked = " and the model's files" * manifest.model.pretrained
-    return f"(its id follows from its founder's key{looked}: atoll new or atoll join says it)"
-
-
 def founded_before(
     terminal: Terminal, manifest: Manifest, organiser: PeerId
 ) -> SignedManifest | None:

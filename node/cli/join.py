@@ -8,7 +8,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import takewhile
@@ -186,11 +186,9 @@ def join_command(
         else (None, founding.signed)
     )
     base_of = partial(_base_of, terminal, model, founding, settings.config.models.share)
-    asked = partial(agree, question=_question(founding))
-    if signed is not None:
-        _devices_of(signed, script, devices)
-        if not asked(terminal, signed, invite, script, given, down, base_of(signed)):
-            return 1
+    asked = partial(_asked, terminal, invite, script, given, down, base_of, founding, devices)
+    if signed is not None and not asked(signed):
+        return 1
     awaited = signed is None or _is_awaited(terminal, signed, model, founding)
     if signed is not None and not awaited:
         bring_base(terminal, signed, model, founding)
@@ -202,8 +200,7 @@ def join_command(
         if awaited:
             with _leaving(client, info.run_id, known):
                 if signed is None:  # nobody had shown it, and --yes was given, whatever it says
-                    _devices_of(entered, script, devices)
-                    asked(terminal, entered, invite, script, given, down, base_of(entered))
+                    asked(entered)
                 fetch = from_members(terminal, client, info.run_id)
                 bring_base(terminal, entered, model, founding, fetch)
         if founding is not None:
@@ -246,11 +243,26 @@ def _base_of(
     return base_lines(terminal.paths, run_id, table, given, share=share, founds=founds)
 
 
-def _question(founding: Founding | None) -> str:
-    """What is asked once the run is shown."""
-    if founding is None:
-        return "Join?"
-    return "Go on with this run of yours?" if founding.known else "Found this run, and start it?"
+def _asked(
+    terminal: Terminal,
+    invite: Invite | None,
+    script: Path | None,
+    given: str,
+    down: float | None,
+    base_of: Callable[[SignedManifest], list[str]],
+    founding: Founding | None,
+    devices: int | None,
+    signed: SignedManifest,
+) -> bool:
+    """Whether the owner agrees to what is shown of the run. Raises what `agree` and `_devices_of`
+    do.
+    """
+    _devices_of(signed, script, devices)
+    question = "Join?"
+    if founding is not None:
+        question = "Go on with this run?" if founding.known else "Found this run, and start it?"
+    shown = base_of(signed)
+    return agree(terminal, signed, invite, script, given, down, shown, question)
 
 
 def _is_awaited(

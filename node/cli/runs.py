@@ -14,9 +14,9 @@ from ...collectives.codec_names import CODECS
 from ...collectives.errors import ConfigError, StateError, StorageError
 from ..home.durations import duration_s
 from ..home.output import bytes_text, current
-from .costs import describe, describe_lines, explain_evaluate, explain_rule
+from .costs import describe, describe_lines, explain_evaluate, explain_rule, no_id, schedule_lines
 from .daemon import finished_words, running
-from .founding import founding_of, id_of, keep_founding, no_id
+from .founding import founding_of, id_of, keep_founding
 from .invites import addresses_in_use, check_addresses, fresh_invite
 from .needs import machine_document, machine_lines, needs_of, this_machine
 from .options import GIVEN, RUN, GivenPath, asking_options, shared_options
@@ -192,6 +192,7 @@ def validate_command(manifest: Path, explain: bool, peers: int, draw: bool) -> N
     head = terminal.style(f"{found.name}  {run_id or no_id(found)}", sys.stdout, bold=True)
     lines = describe_lines(found)
     described = {"valid": True, **describe(found), "run_id": run_id or None}
+    described["schedule"] = schedule_lines(found)
     needs, machine = needs_of(found), this_machine(terminal.paths.state_dir)
     lines += machine_lines(needs, machine)
     described |= machine_document(needs, machine)

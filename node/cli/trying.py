@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """``run_id``: "" where it is not known yet. ``founds``: nobody has the run yet. ``source``: where
-    its founder has its model; ``folder``: where its configuration and tokenizer lie, as far as that
-    is known.
+    """``run_id``: "" where it is not known yet. ``founds``: nobody has the run yet. ``source``:
+    where its founder has its model; ``folder``: where its configuration and tokenizer lie, as far
+    as that is known.
     """
 
     manifest: Manifest

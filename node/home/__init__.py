@@ -3,6 +3,7 @@ first:
 
 refusals           an errno of the system as its cause and its cure, in words
 private_files      files and folders that nobody else can read
+other_names        what other tools call settings of training
 paths, bandwidth, durations, hours, endpoint, strict_toml   where files lie; quantities, addresses
                    and settings as people write them
 memory_use         how much memory this process has

@@ -488,7 +488,6 @@ Unknown keys are errors, so that a typing mistake cannot silently train with a d
 
     atoll validate RUN.toml      check a manifest
     atoll config show            settings in use, and where each comes from
-    atoll new --template finetune --model ORG/NAME    a manifest for a language model
 
 Data are not named in a manifest: each machine gives its own, atoll join RUN.toml --data FILE.
 Without training anything, --dry-run beside it reads them and shows the first sample.""",

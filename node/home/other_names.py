@@ -56,14 +56,12 @@ _OTHERWISE = {
 _OURS = {other: ours for ours, others in _SAME.items() for other in others.split()}
 
 
-def our_name(key: str, known: Collection[str]) -> str:
-    """Of those ``known`` in the same table the one that is meant; "": none of them."""
-    name = _OURS.get(key.lower(), "").rpartition(" ")[2]
-    return name if name in known else ""
-
-
-def our_words(key: str) -> str:
-    """Where the setting is, or what there is in its place; "": it is not known."""
+def our_hint(key: str, known: Collection[str]) -> str:
+    """What to write in place of another tool's ``key``, in a table that has the ``known`` keys; "":
+    it is none.
+    """
     if ours := _OURS.get(key.lower()):
-        return f"here it is {ours}"
-    return _OTHERWISE.get(key.lower(), "")
+        name = ours.rpartition(" ")[2]
+        return f"Did you mean `{name}`?" if name in known else f"Here it is {ours}"
+    words = _OTHERWISE.get(key.lower(), "")
+    return words[:1].upper() + words[1:]

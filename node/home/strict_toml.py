@@ -16,7 +16,7 @@ import msgspec
 
 from ...collectives.errors import ConfigError
 from ...collectives.foreign import PLAIN
-from .other_names import our_name, our_words
+from .other_names import our_hint
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -172,13 +172,9 @@ def _explain(text: str, kind: type[msgspec.Struct], name: str) -> ConfigError:
     if found := _UNKNOWN.match(text):
         path, field = found["path"] or "$", found["field"]
         known = [field.name for field in _fields_at(kind, path)]
-        words = our_words(field)
-        close = [our_name(field, known)] if words else []
-        close = close or difflib.get_close_matches(field, known, n=1, cutoff=0.5)
-        if close and close[0]:
-            hint = f"Did you mean `{close[0]}`?"
-        else:
-            hint = f"{words[0].upper()}{words[1:]}" if words else f"Known here: {', '.join(known)}"
+        close = difflib.get_close_matches(field, known, n=1, cutoff=0.5)
+        hint = f"Did you mean `{close[0]}`?" if close else f"Known here: {', '.join(known)}"
+        hint = our_hint(field, known) or hint
         return ConfigError(
             f"{name} has an unknown key {path}.{field}",
             key=f"{path}.{field}",

@@ -166,15 +166,6 @@ def data_rows(manifest: Manifest) -> list[Row]:
                 'optimizer = "adamw"',
             ),
             (gpt and inner.in_backward, "$.train.inner.in_backward", small, out),
-            *(
-                (
-                    gpt and getattr(inner, key) != getattr(InnerTable(), key),
-                    f"$.train.inner.{key}",
-                    "A step of the byte-level GPT has batch windows.",
-                    out,
-                )
-                for key in ("tokens_per_step", "micro_batch")
-            ),
             (
                 gpt and manifest.prompts is not None,
                 "$.prompts.texts",
@@ -184,16 +175,7 @@ def data_rows(manifest: Manifest) -> list[Row]:
         ],
     )
     rows += _backward_rows(manifest)
-    if manifest.model.pretrained:
-        rows.append(
-            Row(
-                inner.batch != InnerTable().batch,
-                "$.train.inner.batch",
-                "A step has tokens_per_step tokens, in micro-batches of micro_batch rows.",
-                out,
-                says="$.train.inner.batch is of the built-in model",
-            )
-        )
+    rows += _size_rows(manifest)
     shared = data.source == "shared"
     rows.append(
         Row(
@@ -210,6 +192,26 @@ def data_rows(manifest: Manifest) -> list[Row]:
         )
     )
     return rows
+
+
+def _size_rows(manifest: Manifest) -> list[Row]:
+    """How large a step is, in words of the other kind of model."""
+    inner, plain = manifest.train.inner, InnerTable()
+    step = "A step has tokens_per_step tokens, in micro-batches of micro_batch rows."
+    windows = "A step of the byte-level GPT has batch windows."
+    rows = [(manifest.model.pretrained, "batch", step)]
+    gpt = manifest.model.entry == "builtin:gpt"
+    rows += [(gpt, key, windows) for key in ("tokens_per_step", "micro_batch")]
+    return [
+        Row(
+            when and getattr(inner, key) != getattr(plain, key),
+            f"$.train.inner.{key}",
+            why,
+            "Leave it out.",
+            says=f"$.train.inner.{key} is of another kind of model",
+        )
+        for when, key, why in rows
+    ]
 
 
 def _backward_rows(manifest: Manifest) -> list[Row]:

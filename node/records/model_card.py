@@ -136,8 +136,8 @@ def base_loaded(model: ModelTable) -> str:
     if model.hub is not None:
         return f"{load}({model.hub!r}, revision={model.revision!r})"
     if model.gguf is not None:
-        return f"{load}(FOLDER_OF_THE_FILE, gguf_file={model.gguf!r})"
-    return f"{load}(PATH_OF_THE_FOLDER_{model.folder!r})" if model.folder is not None else ""
+        return f"{load}('FOLDER_OF_THE_FILE', gguf_file={model.gguf!r})"
+    return f"{load}({'PATH_OF/' + model.folder!r})" if model.folder is not None else ""
 
 
 def _front(manifest: Manifest, *, merged: bool) -> list[str]:

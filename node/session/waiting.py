@@ -32,9 +32,7 @@ RESTORED = (
 )
 A_SCRIPT_BEGINS = "a script of yours, with whose model the run begins: none has attached here"
 A_SCRIPT_TRAINS = "a script that trains: none is attached here, and none is known elsewhere"
-LONG_S = 600.0
-"""Scripts that load a large model have attached by then: a run that does not begin for so long may
-have begun before, and lost its state."""
+LONG_S = 600.0  # by then a script has loaded its model: the run may have begun, and lost its state
 LARGE_LOOK_S = 1.0  # between two looks at a large run
 QUIET_S = 5.0  # and for at least so long
 
@@ -110,10 +108,9 @@ class Waits(WaitWatch):
             ends = "a member that has it is reached"
             return "waiting for peers", what, _names(holders), ends
         if session.me == session.organiser and not founded:
-            ends = "one trains here" + lost
-            return "waiting for peers", A_SCRIPT_BEGINS, (), ends
-        ends = "the organiser's script begins the run" + lost
-        return "waiting for peers", f"{what}; {ALL_SEEK_IT}", (), ends
+            return "waiting for peers", A_SCRIPT_BEGINS, (), f"one trains here{lost}"
+        what += f"; {ALL_SEEK_IT}"
+        return "waiting for peers", what, (), f"the organiser's script begins the run{lost}"
 
     def _open_round(self) -> int:
         """The round that is open here; -1 without a state."""
@@ -302,12 +299,7 @@ class Waits(WaitWatch):
             and not (untrained and member.peer == self.session.me)
         ]
         if untrained and not late and not ready and machine.open.plan is None:
-            return (
-                "training",
-                A_SCRIPT_TRAINS,
-                (),
-                "one attaches, here or at another member",
-            )
+            return "training", A_SCRIPT_TRAINS, (), "one attaches, here or at another member"
         if machine.contribution is None and machine.open.plan is None and not ready:
             return (
                 "training",

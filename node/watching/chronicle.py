@@ -124,8 +124,7 @@ class Chronicle:
                 )
                 run.node.publish(e.MemberRenewedEvent(life=life, **of))
             case ev.StillWaiting(waiting):
-                preparing = run.idle.preparing(trio.current_time())
-                self._note_waiting(fragment, explained(waiting, run.troubles.current, preparing))
+                self._note_waiting(fragment, explained(waiting, run.troubles.current))
             case ev.WaitEnded():
                 log.info("run %s: it goes on", run.run_id)
                 run.node.publish(e.RunGoesOnEvent(**of))

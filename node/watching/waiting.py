@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -19,14 +18,13 @@ STORES = ("lacking state", "round under way")
 def explained(
     waiting: Waiting,
     trouble: AtollError | None,
-    preparing: Mapping[str, tuple[str, float]] | None = None,
+    scripts: dict[str, tuple[str, float]] | None = None,
 ) -> Waiting:
-    """What is waited for, where this node's disk refuses what must be written (E501), or a script
-    of this machine is on its way (``preparing``: as of `Idle.preparing`): the session knows only
-    that it lacks the bytes, or that no script is attached.
+    """What is waited for, where this node's disk refuses what must be written (E501), or scripts of
+    this machine prepare something (`Idle.preparing`): the session knows of neither.
     """
-    if preparing and waiting.what in (A_SCRIPT_BEGINS, A_SCRIPT_TRAINS):
-        ((pid, (what, seconds)), *_) = preparing.items()
+    if scripts and waiting.what in (A_SCRIPT_BEGINS, A_SCRIPT_TRAINS):
+        ((pid, (what, seconds)), *_) = scripts.items()
         said = f"this machine's script: process {pid} {what}, for {seconds:.0f} s"
         return msgspec.structs.replace(waiting, what=said, ends="it attaches")
     if trouble is None or trouble.code != "E501" or waiting.state not in STORES:

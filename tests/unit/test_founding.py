@@ -15,7 +15,7 @@ from exporting_kit import KeptSwarm
 from atoll.collectives.errors import StateError
 from atoll.collectives.swarm import RunSettings
 from atoll.node.cli import run
-from atoll.node.cli.costs import describe
+from atoll.node.cli.costs import schedule_lines
 from atoll.node.cli.templates import TEMPLATES, with_model
 from atoll.node.home.paths import find_paths
 from atoll.node.manifest import load_run, parse_manifest
@@ -69,7 +69,7 @@ def test_the_template_is_short_and_nothing_advises_against_it(
     assert found.train.start_with == 2
     assert found.train.inner.steps == found.train.rounds * found.train.sync_every  # type: ignore[operator]
     assert '"auto" takes for this run' in explain_outer(found)
-    assert describe(found)["schedule"] == []
+    assert schedule_lines(found) == []
     for given, entry in ((str(model), "folder"), ("org/tiny", "hub")):
         made = parse_manifest(with_model(text, given))
         assert (made.model.entry, made.name) == (entry, f"tiny-{ending}")

@@ -79,7 +79,7 @@ def test_an_adapter_of_a_gguf_file_says_how_that_is_loaded() -> None:
     model = structs.replace(manifest.model, base=base)
     signed = sign_manifest(structs.replace(manifest, model=model), Identity.generate())
     text = card_of(signed, 1, how="import peft").decode()
-    assert "from_pretrained(FOLDER_OF_THE_FILE, gguf_file='tiny.gguf')\nimport peft\n" in text
+    assert "from_pretrained('FOLDER_OF_THE_FILE', gguf_file='tiny.gguf')\nimport peft\n" in text
 
 
 def test_a_card_says_the_energy_that_one_machine_counted() -> None:
