@@ -42,7 +42,7 @@ from atoll.collectives.identifiers import PeerId
 from atoll.collectives.layout import make_layout
 from atoll.collectives.round import RECENT, SPAN, Journal, SealRecord, rounds_in
 from atoll.collectives.swarm import AnchorView, Outcome, OuterSettings, RunSettings, Share, Swarm
-from atoll.node.session.ports import DataPlane, Storage
+from atoll.node.session.ports import ContentPlane, DataPlane, Storage
 
 LAYOUT = make_layout([("w", (3, 5)), ("b", (4,))])
 N = LAYOUT.numel
@@ -931,11 +931,12 @@ STORAGE = (
 
 @dataclass(frozen=True)
 class PlaneCase:
-    """A data plane of peer ``me`` without lanes. ``event`` gives its next event; ``refusal`` runs a
+    """A data plane of peer ``me`` without lanes; ``content``: the same, of content. ``event`` gives its next event; ``refusal`` runs a
     command and gives the error with which it was refused, however the implementation tells that."""
 
     me: PeerId
     plane: DataPlane
+    content: ContentPlane
     event: Callable[[], ExchangeEvent]
     refusal: Callable[[Callable[[], None]], Exception | None]
 
@@ -997,14 +998,15 @@ def assert_reduced(found: list[ExchangeEvent], plan: Plan, flat: Tensor) -> None
 
 
 def plane_has_the_commands(case: PlaneCase) -> None:
-    names = [
-        name
-        for name, value in vars(DataPlane).items()
+    commands = [
+        (name, value)
+        for each in (DataPlane, ContentPlane)
+        for name, value in vars(each).items()
         if inspect.isfunction(value) and not name.startswith("_")
     ]
-    assert len(names) == 13
-    for name in names:
-        seam = list(inspect.signature(getattr(DataPlane, name)).parameters.values())[1:]
+    assert len(commands) == 14
+    for name, value in commands:
+        seam = list(inspect.signature(value).parameters.values())[1:]
         mine = list(inspect.signature(getattr(case.plane, name)).parameters.values())
         assert [parameter.name for parameter in mine[: len(seam)]] == [
             parameter.name for parameter in seam
@@ -1117,8 +1119,8 @@ def plane_refuses_what_is_wrong(case: PlaneCase) -> None:
         lambda: plane.execute(
             make_plan([(case.me, CID, 1)], [case.me], PLANE_N, PLANE_CHUNK, "bf16"), [case.me]
         ),
-        lambda: plane.provide(b"name", memoryview(b"data"), 0),
-        lambda: plane.want(b"name", memoryview(bytearray(8)), 4, [ZERO], []),
+        lambda: case.content.provide(b"name", memoryview(b"data"), 0),
+        lambda: case.content.want(b"name", memoryview(bytearray(8)), 4, [ZERO], []),
     ):
         assert isinstance(case.refusal(wrong), LocalProtocolError)
     assert events(case) == []
@@ -1134,20 +1136,21 @@ def plane_what_is_unknown_does_nothing(case: PlaneCase) -> None:
     plane.resend_parts(STRANGER, unknown, CID, ((0, 1),))
     plane.resend_results(STRANGER, unknown, ((0, 1),))
     plane.report(unknown)
-    plane.withdraw(unknown)
-    plane.send_blob(STRANGER, unknown, ((0, 1),))
-    plane.unwant(unknown)
+    case.content.withdraw(unknown)
+    case.content.send_blob(STRANGER, unknown, ((0, 1),))
+    case.content.unwant(unknown)
+    case.content.report_blob(unknown)
     assert events(case) == []
 
 
 def plane_wishes_are_reported_until_withdrawn(case: PlaneCase) -> None:
-    plane, place = case.plane, memoryview(bytearray(b"\7" * 10))
-    plane.want(b"name", place, 4, [chunk_hash(b"a")] * 3, [STRANGER])
-    plane.want(b"nothing", memoryview(bytearray()), 4, [], [STRANGER])
-    plane.report(b"name")
+    content, place = case.content, memoryview(bytearray(b"\7" * 10))
+    content.want(b"name", place, 4, [chunk_hash(b"a")] * 3, [STRANGER])
+    content.want(b"nothing", memoryview(bytearray()), 4, [], [STRANGER])
+    content.report_blob(b"name")
     assert events(case) == [BlobComplete(b"nothing"), BlobProgress(b"name", 0, 3, ((0, 3),))]
-    plane.unwant(b"name")
-    plane.report(b"name")
+    content.unwant(b"name")
+    content.report_blob(b"name")
     assert events(case) == []
     assert bytes(place) == b"\7" * 10
 

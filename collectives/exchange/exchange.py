@@ -319,10 +319,7 @@ class Exchange:
         self._queue_results(state, (peer,), [c for c in chunks if self._sender.overdue(given, c)])
 
     def report(self, plan_id: bytes) -> None:
-        """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a
-        `ReductionReport` (`BlobProgress`) event if it is known.
-        """
-        self._blobs.report(plan_id)
+        """Ask what a plan still lacks; answered by a `ReductionReport` event if it is known."""
         if (state := self._plans.get(plan_id)) is not None:
             self._sender.more(state.slot, *state.audience)  # who waited for what does not come
             self._post(state.report(self._usable(state) is not None))
@@ -366,6 +363,11 @@ class Exchange:
     def unwant(self, name: bytes) -> None:
         """Stop accepting a blob; its memory is not written to any more."""
         self._intake.withdraw(self._blobs.unwant(name))
+
+    def report_blob(self, name: bytes) -> None:
+        """Ask what a wanted blob lacks; answered by a `BlobProgress` event while it is wanted."""
+        self._blobs.report(name)
+        self._settle()
 
     # ---- lanes
 

@@ -413,7 +413,7 @@ class RunService:
     def _base_of(self, manifest: Manifest, ports: RunPorts | None) -> BaseSharing | None:
         if manifest.model.base is None or ports is None:
             return None
-        to = FilePorts(ports.exchange, ports.send, ports.work)
+        to = FilePorts(ports.content, ports.send, ports.work)
         rng, share = random.Random(self.node.rng.random()), self.node.share_models
         return BaseSharing(self.run_id, manifest.model, self.node.paths, to, rng, share=share)
 

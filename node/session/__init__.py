@@ -43,11 +43,12 @@ fragments       a run cut into fragments: a session for each, one membership; `w
                 one piece or in several
 """
 
-from .ports import DataPlane, SessionPorts, Storage
+from .ports import ContentPlane, DataPlane, SessionPorts, Storage
 from .replica import ModelReplica, PlainSlots
 from .session import Session
 
 __all__ = [
+    "ContentPlane",
     "DataPlane",
     "PlainSlots",
     "ModelReplica",

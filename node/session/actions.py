@@ -15,7 +15,7 @@ from ...collectives.pace import Pace
 from ...collectives.round.faults import Proofs
 from ...collectives.round.own_results import NO_RESULTS, OwnResults
 from . import events as ev
-from .ports import DataPlane
+from .ports import ContentPlane, DataPlane
 from .serving import result_hashes
 from .timeline import Timeline
 from .transfer import part_digests
@@ -49,6 +49,10 @@ class LogActions:
     @property
     def exchange(self) -> DataPlane:
         return self.session.ports.exchange
+
+    @property
+    def content(self) -> ContentPlane:
+        return self.session.ports.content
 
     @property
     def own_results(self) -> OwnResults:

@@ -38,7 +38,7 @@ from .actions import main_log
 from .beginning import check_model
 from .budgets import PeerUsage
 from .modes import PLAIN, Modes
-from .ports import DataPlane, SessionPorts, Storage
+from .ports import ContentPlane, DataPlane, SessionPorts, Storage
 from .session import ROUND, Phase, Session
 
 if TYPE_CHECKING:
@@ -70,25 +70,16 @@ def logs_of(run: str, fragments: int) -> list[str]:
     )
 
 
-class FragmentPlane:
-    """The data plane as one fragment sees it: content has names of its own, since states of two
-    fragments may hold the same bytes.
+class FragmentContent:
+    """Content as one fragment sees it: it has names of its own, since states of two fragments may
+    hold the same bytes. Implements `ContentPlane`.
     """
 
-    def __init__(self, plane: DataPlane, number: int) -> None:
+    def __init__(self, plane: ContentPlane, number: int) -> None:
         self._plane = plane
-        self._wanted = set[bytes]()
         self._mask = int.from_bytes(
             blake3(f"atoll/fragment/1/{number}".encode()).digest(HASH_BYTES), "big"
         )
-        self.open_round, self.freeze, self.release, self.execute = (
-            plane.open_round,
-            plane.freeze,
-            plane.release,
-            plane.execute,
-        )
-        self.close_round = plane.close_round
-        self.resend_parts, self.resend_results = plane.resend_parts, plane.resend_results
 
     def named(self, name: bytes) -> bytes:
         """The name of content in the shared plane, from the fragment's, or back."""
@@ -111,16 +102,13 @@ class FragmentPlane:
         hashes: Sequence[bytes],
         sources: Sequence[PeerId],
     ) -> None:
-        self._wanted.add(name)
         self._plane.want(self.named(name), destination, bounds, hashes, sources)
 
     def unwant(self, name: bytes) -> None:
-        self._wanted.discard(name)
         self._plane.unwant(self.named(name))
 
-    def report(self, plan_id: bytes) -> None:
-        """Of a plan, or of content on its way."""
-        self._plane.report(self.named(plan_id) if plan_id in self._wanted else plan_id)
+    def report_blob(self, name: bytes) -> None:
+        self._plane.report_blob(self.named(name))
 
 
 class FragmentPorts:
@@ -129,8 +117,9 @@ class FragmentPorts:
     def __init__(self, ports: SessionPorts, storage: Storage, number: int) -> None:
         self._ports, self._number = ports, number
         self.storage: Storage = storage
-        self.plane = FragmentPlane(ports.exchange, number)
-        self.exchange: DataPlane = self.plane
+        self.exchange: DataPlane = ports.exchange
+        self.named_content = FragmentContent(ports.content, number)
+        self.content: ContentPlane = self.named_content
         self.send, self.pace, self.sign, self.verify = (
             ports.send,
             ports.pace,
@@ -319,7 +308,7 @@ class Fragments:
         match event:
             case x.BlobProgress() | x.BlobComplete() | x.BadChunk():
                 for session, ports in zip(self.sessions, self.ports, strict=True):
-                    name = ports.plane.named(event.name)
+                    name = ports.named_content.named(event.name)
                     if name in session.transfer.fetching:
                         session.on_exchange(now, replace(event, name=name))
             case x.ResultComplete() | x.ReductionReport() | x.PartReduced() | x.PartGiven():

@@ -118,9 +118,9 @@ class Serving:
         )
         if snapshot is not None:
             snapshot.used_at = now
-            self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+            self.session.ports.content.send_blob(peer, body.name, body.chunks)
         elif body.chunks and body.name in self._provided:
-            self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+            self.session.ports.content.send_blob(peer, body.name, body.chunks)
         elif (known := self._provided.get(body.name)) is not None and known.hashes:
             self.session.actions.tell(peer, known.round, m.Offer(body.name, known.hashes, None))
         elif body.name in self._hashing:
@@ -129,7 +129,7 @@ class Serving:
             self.session.actions.tell(peer, 0, m.Gone(body.name))
         elif body.chunks:
             self._provide(body.name, *found)
-            self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+            self.session.ports.content.send_blob(peer, body.name, body.chunks)
         else:
             self._offer_result(now, peer, body.name, *found)
 
@@ -155,7 +155,7 @@ class Serving:
             budgets.refuse(now, peer, "get")
 
     def _provide(self, name: bytes, entry: Entry, data: memoryview, hashes: bytes = b"") -> None:
-        self.session.ports.exchange.provide(name, data, chunking_of(entry).bounds)
+        self.session.ports.content.provide(name, data, chunking_of(entry).bounds)
         self._provided[name] = ServedResult(entry.log, entry.round, hashes)
 
     # ---- state
@@ -212,7 +212,7 @@ class Serving:
         others = [snapshot for snapshot in self.snapshots if snapshot.root != made_now.root]
         self._keep([*others[-(SNAPSHOTS - 1) :], made_now])
         assert self.session.replica is not None
-        self.session.ports.exchange.provide(
+        self.session.ports.content.provide(
             made_now.root, data, state_chunk_bytes(self.session.replica.layout.numel)
         )
         asking, self._asking = self._asking, set()
@@ -242,7 +242,7 @@ class Serving:
                 made.used_at = now
                 known = [snapshot for snapshot in self.snapshots if snapshot.root != made.root]
                 self._keep([made, *known[-(SNAPSHOTS - 1) :]])
-                session.ports.exchange.provide(made.root, made.data, step)
+                session.ports.content.provide(made.root, made.data, step)
             for peer, body in sorted(asking.items()):
                 if made is not None and made.round >= body.least:
                     self._offer_state(peer, made)
@@ -267,7 +267,7 @@ class Serving:
     def _keep(self, keep: list[Snapshot]) -> None:
         for snapshot in self.snapshots:
             if snapshot not in keep:
-                self.session.ports.exchange.withdraw(snapshot.root)
+                self.session.ports.content.withdraw(snapshot.root)
         self.snapshots = keep
 
     def tick(self, now: float) -> None:
@@ -298,4 +298,4 @@ class Serving:
     def withdraw(self, name: bytes) -> None:
         """Serve this result no longer."""
         if self._provided.pop(name, None) is not None:
-            self.session.ports.exchange.withdraw(name)
+            self.session.ports.content.withdraw(name)

@@ -25,7 +25,7 @@ from ...security.identity import Identity
 from ..session.barrier import Barrier
 from ..session.composing import find_reducers, modes_of
 from ..session.fragments import Whole, whole_of
-from ..session.ports import DataPlane, Storage
+from ..session.ports import ContentPlane, DataPlane, Storage
 from ..session.session import MEMBERSHIP
 
 T = TypeVar("T")
@@ -157,6 +157,7 @@ class NodeProcess:
             beside=lambda work: self.offload(work, lambda _, done: done()),
         )
         self.exchange = cast(DataPlane, self.plane)
+        self.content = cast(ContentPlane, self.plane)
         self.barrier = Barrier([storage, *others], self.persist)
         self.run: Whole = whole_of(
             [storage, *others] if others else (),
