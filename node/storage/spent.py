@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...collectives.errors import StorageError
-from .medium import REAL, Medium, make_folder, storage_error, write_atomically
+from .medium import REAL, Medium, contents_of, make_folder, storage_error, write_atomically
 
 
 class SpentCounter:
@@ -29,7 +29,7 @@ class SpentCounter:
 
     def _read(self) -> tuple[int, int]:
         try:
-            steps, *rest = [int(word) for word in self._medium.contents(self._path).split()]
+            steps, *rest = [int(word) for word in contents_of(self._path, self._medium).split()]
             if steps >= 0 and len(rest) < 2:
                 return steps, rest[0] if rest else -1
             raise ValueError
