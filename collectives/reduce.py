@@ -85,7 +85,6 @@ class RowsReducer(Protocol):
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
         """rows: float32 (contributors, elements), may be overwritten; out: float32 (elements,)."""
-        ...
 
 
 Statistics = NDArray[np.float64]
@@ -117,7 +116,6 @@ class Weighing(Protocol):
 
     def reduce(self, rows: Tensor, out: Tensor) -> None:
         """rows: float32 (contributors, elements), not modified; out: float32 (elements,)."""
-        ...
 
 
 class TwoPhaseReducer(Protocol):

@@ -612,7 +612,6 @@ class Shelf(Protocol):
 
     def save(self, data: bytes) -> None:
         """Replace it, durably. Raises StorageError: then the old value is there."""
-        ...
 
 
 @runtime_checkable
@@ -666,11 +665,9 @@ class AnchorView(Protocol):
         """Copy elements [start, start + destination.numel()) into ``destination`` (float32,
         contiguous, on the CPU).
         """
-        ...
 
     def release(self) -> None:
         """Give the lease back; the view must not be used afterwards. Idempotent."""
-        ...
 
 
 class Pending(Protocol, Generic[T]):
@@ -715,11 +712,9 @@ class Operating(Protocol):
         """Copy elements [start, start + destination.numel()) of a committed result: float32, or
         words in its place.
         """
-        ...
 
     def release(self) -> None:
         """The result is no longer needed. Idempotent; an operation under way is not disturbed."""
-        ...
 
     def cancel(self) -> None:
         """Wait for it no longer: unless it is decided, `wait` says "open" from now on.
@@ -727,7 +722,6 @@ class Operating(Protocol):
         The contribution is taken back where no plan names it yet; else it may still be counted by
         the others.
         """
-        ...
 
 
 @runtime_checkable
@@ -860,15 +854,12 @@ class Swarm(Protocol):
         """Tell the node about training ("step", "loss", …): shown by `atoll status`. Never blocks,
         and never raises: a value that is no number is left out, with a warning.
         """
-        ...
 
     def leave(self) -> None:
         """Leave the run: finish or hand over the round, then only seed."""
-        ...
 
     def close(self) -> None:
         """Drop the connection to the node. A private node ends with it. Idempotent."""
-        ...
 
 
 @runtime_checkable

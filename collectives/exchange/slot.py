@@ -92,11 +92,9 @@ class RoundSlot:
 
     def pool(self, chunk: int, chunking: Chunking | None = None) -> WirePool:
         """Where buffers for this chunk come from; ``chunking``: that of results."""
-        codec, elements, pool = (
-            (chunking or self.chunking).codec(chunk),
-            self.chunking.elements(chunk),
-            self._last_pool,
-        )
+        codec = (chunking or self.chunking).codec(chunk)
+        elements = self.chunking.elements(chunk)
+        pool = self._last_pool
         if pool is None or pool.codec is not codec or pool.elements != elements:
             pool = self._last_pool = self._pools.get(codec, elements)
         return pool

@@ -97,13 +97,11 @@ class Convener:
     def stop(self) -> None:
         """Convene no more; a later ballot may."""
         self.phase, self.plan, self.entry = Phase.OFF, None, None
-        self.lost, self.slow, self.silent, self.missing, self.reported_at = (
-            set(),
-            set(),
-            set(),
-            {},
-            {},
-        )
+        self.lost = set()
+        self.slow = set()
+        self.silent = set()
+        self.missing = {}
+        self.reported_at = {}
         self.trees, self.star, self.stalls = (), False, 0
 
     def step(self, now: float) -> None:

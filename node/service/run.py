@@ -748,7 +748,7 @@ class RunService:
         files = self.files.get(plan.log)
         if files is not None:
             try:
-                return files.allocate(nbytes)
+                return files.results.allocate(nbytes)
             except (
                 StorageError
             ) as error:  # reduce for the others; this member votes once the bytes can be kept

@@ -137,7 +137,7 @@ class LogActions:
         machine = session.machine
         assert machine is not None
         round_ = machine.round
-        if not storage.forces_results:
+        if not storage.results.forces:
             self.results[digests] = data
             return machine.on_result(now, bound, digests)
 
@@ -145,7 +145,7 @@ class LogActions:
             if again and part_digests(bound, result_hashes(bound, data)) != digests:
                 return False  # what it could not write, the system may have dropped from memory
             try:
-                storage.force_result(session.log, round_, digests, data)
+                storage.results.force(session.log, round_, digests, data)
             except StorageError as error:  # no room: `retry` comes back to it
                 return error
             return True
@@ -208,7 +208,7 @@ class LogActions:
         """The entry is about to be voted on."""
         data = self.results.get(entry.part_digests)
         if data is not None:
-            self.session.ports.storage.keep_result(entry, data)
+            self.session.ports.storage.results.keep(entry, data)
 
     def apply(self, entry: Entry) -> None:
         """Outer step of a decided entry, offloaded."""
@@ -278,7 +278,7 @@ class LogActions:
 
     def results_from(self) -> int:
         """The oldest round whose result bytes are here."""
-        return self.session.ports.storage.results_from()
+        return self.session.ports.storage.results.first()
 
     # ---- peers
     def nodes(self) -> Collection[PeerId]:
@@ -348,11 +348,11 @@ class LogActions:
 
     def allocate_state(self, layout: Layout) -> memoryview:
         """Where a fetched state goes."""
-        return memoryview(bytearray(self.session.ports.storage.state_bytes(layout)))
+        return memoryview(bytearray(self.session.ports.storage.states.state_bytes(layout)))
 
     def allocate(self, nbytes: int) -> memoryview:
         """Where fetched bytes go."""
-        return self.session.ports.storage.allocate(nbytes)
+        return self.session.ports.storage.results.allocate(nbytes)
 
     def wants_state(self, round_: int) -> bool:
         """Whether the state after entry ``round_`` would bring this member on."""

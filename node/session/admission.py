@@ -300,7 +300,7 @@ class Admission:
             return
         del self._trials[peer]
         entry = machine.journal.entries[round_].entry
-        result = session.ports.storage.kept(entry)
+        result = session.ports.storage.results.kept(entry)
         if result is None:
             return
 
@@ -349,10 +349,8 @@ def judge_sample(
     results.codec(chunk).decode(
         results.wire(memoryview(bytearray(result[start:stop])), chunk), mean
     )
-    length, bound = (
-        float(values.double().norm()),
-        LONGER * len(entry.contributors) ** 0.5 * float(mean.double().norm()),
-    )
+    length = float(values.double().norm())
+    bound = LONGER * len(entry.contributors) ** 0.5 * float(mean.double().norm())
     if not length < float("inf"):
         return "its values are not finite"
     if bound and not 0 < length <= bound:

@@ -73,7 +73,6 @@ class Calls(Protocol):
         self, now: float, call: Call, numel: int, vector: Tensor | EncodedVector, cid: bytes
     ) -> None:
         """Call it with ``vector`` of its shape, untouched until OperationDone or `abandon`."""
-        ...
 
     def abandon(self, now: float, op_id: str) -> str:
         """The caller no longer waits, and the operation goes on. Returns why it is open."""

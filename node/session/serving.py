@@ -83,7 +83,7 @@ class Serving:
         for voted in (machine.journal.echoed, machine.journal.accepted):
             entry = voted[1] if voted is not None else None
             data = (
-                self.session.ports.storage.kept(entry)
+                self.session.ports.storage.results.kept(entry)
                 if entry is not None and entry.contributors
                 else None
             )
@@ -103,11 +103,11 @@ class Serving:
             if (
                 data is None and machine.sealing.active
             ):  # voted for in an earlier life, and no state is here
-                data = session.ports.storage.kept(known)
+                data = session.ports.storage.results.kept(known)
             return (known, data) if data is not None else None
-        for certified in machine.journal.entries[max(0, session.ports.storage.results_from()) :]:
+        for certified in machine.journal.entries[max(0, session.ports.storage.results.first()) :]:
             if certified.entry.hash() == name:
-                data = session.ports.storage.kept(certified.entry)
+                data = session.ports.storage.results.kept(certified.entry)
                 return (certified.entry, data) if data is not None else None
         return None
 
@@ -229,7 +229,7 @@ class Serving:
         step = state_chunk_bytes(replica.layout.numel)
 
         def read() -> Snapshot | None:
-            found = session.ports.storage.saved(before)
+            found = session.ports.storage.states.saved(before)
             if found is None:
                 return None
             round_, data = found
@@ -249,7 +249,7 @@ class Serving:
                 else:
                     self.on_ask_state(now, peer, m.AskState(least=body.least))
 
-        oldest = session.ports.storage.results_from() - 1
+        oldest = session.ports.storage.results.first() - 1
         kept = next((s for s in self.snapshots if oldest <= s.round < before), None)
         if kept is not None:
             offer(session.clock(), kept)
@@ -281,7 +281,7 @@ class Serving:
                 ]
             )
         if self._provided:
-            oldest = self.session.ports.storage.results_from()
+            oldest = self.session.ports.storage.results.first()
             for name in [
                 name
                 for name, known in self._provided.items()

@@ -125,14 +125,12 @@ class Session:
         handed those that it uses. Raises LocalProtocolError for a run that asks for a mode that is
         not among them.
         """
-        self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
-            run,
-            me,
-            organiser,
-            settings,
-            ports,
-            rng,
-        )
+        self.run = run
+        self.me = me
+        self.organiser = organiser
+        self.settings = settings
+        self.ports = ports
+        self.rng = rng
         self.log = log or main_log(run)
         self.doors = doors
         # Members that may lie, and masked rounds, go by others' votes: each must hear them all.
@@ -346,14 +344,14 @@ class Session:
         Raises StorageError where storage says that nobody else can have it.
         """
         storage = self.ports.storage
-        journal, layout = storage.journal(), storage.layout()
+        journal, layout = storage.journal(), storage.states.layout()
         if not journal.entries:
             return None
         newest = journal.entries.since(max(0, len(journal.entries) - RECENT))
         admitted = tuple(each for certified in newest for each in certified.entry.admitted)
         if admitted:  # a power cut may have taken what was written of them beside the journal
             self.ports.emit(ev.LetIn(admitted))
-        replica = storage.replica(layout, restore=True) if layout is not None else None
+        replica = storage.states.replica(layout, restore=True) if layout is not None else None
         if replica is None or not 0 <= replica.generation < len(
             journal.entries
         ):  # or killed between a fetched state and its entries
@@ -381,7 +379,7 @@ class Session:
                 "only the organiser founds a run, and only one that has no state"
             )
         settings, journal = self.settings, storage.journal()
-        replica = storage.replica(layout, restore=False)
+        replica = storage.states.replica(layout, restore=False)
         replica.initialise(initial)
         replica.publish(0)
         certified = make_genesis(

@@ -306,10 +306,8 @@ class Transfer:
             layout=layout,
             hashes=_split(offer.hashes),
         )
-        item.bounds, item.data = (
-            state_chunk_bytes(layout.numel),
-            self.actions.allocate_state(layout),
-        )
+        item.bounds = state_chunk_bytes(layout.numel)
+        item.data = self.actions.allocate_state(layout)
         self.fetching[offer.name] = item
         if rival:
             self._try(now, item)

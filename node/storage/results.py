@@ -199,10 +199,8 @@ class ResultFiles:
                 number = known[1]
         if known is not None and (not forced or name in self._forced):
             return
-        path, trailer = (
-            self._path(number),
-            msgspec.msgpack.encode(_Trailer(name, round_, len(data))),
-        )
+        path = self._path(number)
+        trailer = msgspec.msgpack.encode(_Trailer(name, round_, len(data)))
         try:
             if known is not None:  # of an earlier life, which may not have come to force it
                 self._put(path, data, 0)
@@ -291,11 +289,6 @@ class ResultFiles:
         """Names of older rounds are dropped; their files are used again once nobody reads them."""
         with self._lock:
             self._drop(name for name, (round_, _, _) in self._index.items() if round_ < before)
-
-    def drop(self, name: str) -> None:
-        """A name is dropped, if it is there."""
-        with self._lock:
-            self._drop([name] if name in self._index else [])
 
     def clear(self) -> None:
         """Forget everything."""

@@ -80,7 +80,6 @@ class RangeSource(Protocol):
         """Copy elements [start, start + destination.numel()) into ``destination`` (float32,
         contiguous, on the CPU).
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

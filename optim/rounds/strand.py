@@ -78,15 +78,11 @@ class Bases:
 
     def __init__(self, views: Sequence[AnchorView]) -> None:
         self._views = views
-        self.round, self.numel = (
-            min(view.round for view in views),
-            sum(view.numel for view in views),
-        )
-        self.samples, self.lag, self.steps = (
-            min(view.samples for view in views),
-            views[0].lag,
-            views[0].steps,
-        )
+        self.round = min(view.round for view in views)
+        self.numel = sum(view.numel for view in views)
+        self.samples = min(view.samples for view in views)
+        self.lag = views[0].lag
+        self.steps = views[0].steps
 
     def copy_into(self, destination: Tensor, start: int = 0) -> None:
         stop, at = start + destination.numel(), 0
