@@ -605,18 +605,17 @@ class Exchange:
     def _completed(self, state: PlanState) -> None:
         if state.complete:
             digests = tuple(state.part_digest(index) for index in range(len(state.plan.parts)))
-            slot = state.slot
-            sent, received, weights = slot.bytes_sent, slot.bytes_received, state.weights
+            slot, weighing = state.slot, state.weighing
             self._post(
                 ResultComplete(
                     state.plan_id,
                     digests,
                     state.data,
-                    sent,
-                    received,
-                    state.since(),
-                    weights,
-                    state.spread,
+                    slot.bytes_sent,
+                    slot.bytes_received,
+                    state.dues.since(),
+                    weighing.weights if weighing is not None else (),
+                    weighing.spread if weighing is not None else None,
                     state.overflowed,
                 )
             )

@@ -117,9 +117,8 @@ class Convener:
             return self.stop()
         if self.phase is Phase.PREPARE:
             self._collect_promises(now)
-        if (
-            self.phase is Phase.ADOPT and self.entry is not None and view.root is not None
-        ):  # a vote says: I hold the state before
+        # A vote says: I hold the state before.
+        if self.phase is Phase.ADOPT and self.entry is not None and view.root is not None:
             if view.has_bytes(self.entry):
                 self._propose(now, self.entry)
             else:

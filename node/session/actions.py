@@ -69,9 +69,8 @@ class LogActions:
             self.timeline(round_).sent(session.clock(), session.me, body)
         incarnation = session.machine.me.incarnation if session.machine else 0
         envelope = m.Envelope(log, round_, incarnation, body)
-        if (
-            peer == session.me
-        ):  # its own vote counts from when the others' would: once it is on the medium
+        # Its own vote counts from when the others' would: once it is on the medium.
+        if peer == session.me:
             if not session.ports.after_sync(lambda now: session.hear_own(now, envelope)):
                 session.loop.append(envelope)
         else:

@@ -208,9 +208,8 @@ class Admission:
         self._known, new = before, after - before
         if entry.admitted:
             self.session.ports.emit(ev.LetIn(entry.admitted))
-        if (
-            self.per_hour and self.session.me in config
-        ):  # what was decided before this member came is no news
+        # What was decided before this member came is no news.
+        if self.per_hour and self.session.me in config:
             self._entered.extend(now for peer in new if not self._free(peer))
         self._known |= after
         for peer in new:

@@ -100,9 +100,8 @@ class Serving:
         known = machine.open.known.get(name)
         if known is not None:
             data = session.actions.results.get(known.part_digests)
-            if (
-                data is None and machine.sealing.active
-            ):  # voted for in an earlier life, and no state is here
+            # Voted for in an earlier life, and no state is here.
+            if data is None and machine.sealing.active:
                 data = session.ports.storage.results.kept(known)
             return (known, data) if data is not None else None
         for certified in machine.journal.entries[max(0, session.ports.storage.results.first()) :]:

@@ -811,9 +811,8 @@ class Session:
         transfer, and it waits for nobody.
         """
         machine, transfer = self.machine, self.transfer
-        if (
-            machine is None or machine.contribution is not None or self.operations.under_way
-        ):  # the likeliest, asked for every message
+        # The likeliest, asked for every message.
+        if machine is None or machine.contribution is not None or self.operations.under_way:
             return False
         if self.pre_round is not None and self.pre_round.active:
             return False

@@ -299,9 +299,8 @@ class ResultFiles:
         for name in list(names):
             _, number, _ = self._index.pop(name)
             self._forced.discard(name)
-            with contextlib.suppress(
-                StorageError
-            ):  # the next life may find it: it is bytes as good as they were
+            # The next life may find it: it is bytes as good as they were.
+            with contextlib.suppress(StorageError):
                 self._blank(number)
 
     def close(self) -> None:
