@@ -49,6 +49,7 @@ from ..session.budgets import PeerUsage
 from ..session.composing import modes_of
 from ..session.durations import durations
 from ..session.fragments import Whole, logs_of, whole_of
+from ..session.terms import SessionTerms
 from ..storage import RunFiles
 from .asking import Asking
 from .bans import MESSAGE, PROOF, Banning
@@ -389,15 +390,11 @@ class RunService:
             self.files[log] = self._open_files(manifest, number)
         storages = list(self.files.values())
         self.ports = RunPorts(self, storages)
-        return whole_of(
-            storages if settings.fragments > 1 else (),
+        terms = SessionTerms(
             run=self.run_id,
             me=identity.peer,
             organiser=self.organiser,
             settings=settings,
-            ports=self.ports,
-            rng=random.Random(self.node.rng.random()),
-            now=now,
             timing=durations(settings),
             unix_offset_s=time.time() - now,
             checkpoint_every=manifest.checkpoint.every,
@@ -405,9 +402,16 @@ class RunService:
             site=self.node.site,
             probation=manifest.join.probation,
             per_hour=manifest.join.per_hour,
-            budgets=self.budgets,
             doors=self.doors,
             modes=modes_of(settings, identity),
+        )
+        return whole_of(
+            terms,
+            ports=self.ports,
+            storages=storages if settings.fragments > 1 else (),
+            rng=random.Random(self.node.rng.random()),
+            now=now,
+            budgets=self.budgets,
         )
 
     def _base_of(self, manifest: Manifest, ports: RunPorts | None) -> BaseSharing | None:

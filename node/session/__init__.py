@@ -38,6 +38,7 @@ histories       who is on another history of the run, and where it parts from ou
 beginning       the genesis; a state brought to the end of the log; whose model it is
 tallies         what the log says of the data, for scripts
 composing       which modes a run's settings ask for
+terms           what a session is made of, but for its driver
 session         Session: all of it tied together
 fragments       a run cut into fragments: a session for each, one membership; `whole_of`: a run in
                 one piece or in several

@@ -27,19 +27,17 @@ from ...collectives import messages as m
 from ...collectives.errors import ConfigError, LocalProtocolError, StorageError
 from ...collectives.exchange import Bounds
 from ...collectives.group import LogName
-from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
+from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.layout import Layout, cut
 from ...collectives.messages import Spans
-from ...collectives.round import OPEN, Doors, Timing
-from ...collectives.swarm import RunSettings
 from ..run.doors import InnerDoors
 from . import events as ev
 from .actions import main_log
 from .beginning import check_model
 from .budgets import PeerUsage
-from .modes import PLAIN, Modes
 from .ports import ContentPlane, DataPlane, SessionPorts, Storage
 from .session import ROUND, Phase, Session
+from .terms import SessionTerms
 
 if TYPE_CHECKING:
     from .session import Session
@@ -146,33 +144,20 @@ class Fragments:
 
     def __init__(
         self,
+        terms: SessionTerms,
         *,
-        run: RunId,
-        me: PeerId,
-        organiser: PeerId,
-        settings: RunSettings,
         ports: SessionPorts,
         storages: Sequence[Storage],
         rng: Random,
         now: float,
-        timing: Timing | None = None,
-        unix_offset_s: float = 0.0,
-        checkpoint_every: int = 10,
-        chunk_elements: int | None = None,
-        seeding: bool = True,
-        site: str = "",
-        probation: int = 0,
-        per_hour: int = 0,
         budgets: PeerUsage | None = None,
-        doors: Doors = OPEN,
-        modes: Modes = PLAIN,
     ) -> None:
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where
         there is none.
         """
         if not storages:
             raise ConfigError("a run of no fragments", key="fragments")
-        if modes.pre_round is not None:
+        if terms.modes.pre_round is not None:
             raise LocalProtocolError("what members do before a round, they do in one piece")
         budgets = budgets or PeerUsage()
         self.ports = [
@@ -180,28 +165,16 @@ class Fragments:
         ]
         self.sessions = list[Session]()
         for number, own in enumerate(self.ports):
+            inner = InnerDoors(terms.doors, self._in_first) if number else terms.doors
             self.sessions.append(
                 Session(
-                    run=run,
-                    me=me,
-                    organiser=organiser,
-                    settings=settings,
+                    replace(terms, doors=inner),
                     ports=own,
                     rng=rng,
                     now=now,
-                    timing=timing,
-                    unix_offset_s=unix_offset_s,
-                    checkpoint_every=checkpoint_every,
-                    chunk_elements=chunk_elements,
-                    seeding=seeding,
-                    site=site,
-                    log=fragment_log(run, number),
+                    log=fragment_log(terms.run, number),
                     membership=self.sessions[0].membership if number else None,
-                    probation=probation,
-                    per_hour=per_hour,
                     budgets=budgets,
-                    doors=InnerDoors(doors, self._in_first) if number else doors,
-                    modes=modes,
                 )
             )
         for session in self.sessions:
@@ -348,8 +321,16 @@ Whole = Session | Fragments
 """A run at one member, in one piece or in several; driven alike."""
 
 
-def whole_of(storages: Sequence[Storage], **how: Any) -> Whole:
-    """A session; or where there are ``storages``, one a fragment, the fragments of a run. ``how``:
-    what both are made of.
-    """
-    return Fragments(storages=storages, **how) if storages else Session(**how)
+def whole_of(
+    terms: SessionTerms,
+    *,
+    ports: SessionPorts,
+    storages: Sequence[Storage],
+    rng: Random,
+    now: float,
+    budgets: PeerUsage | None = None,
+) -> Whole:
+    """A session; or where there are ``storages``, one a fragment, the fragments of a run."""
+    if storages:
+        return Fragments(terms, ports=ports, storages=storages, rng=rng, now=now, budgets=budgets)
+    return Session(terms, ports=ports, rng=rng, now=now, budgets=budgets)

@@ -123,7 +123,7 @@ class MemoryStates:
 
 
 class MemorySpent:
-    """Implements `ports.Spent`."""
+    """Implements `ports.UsedUp`."""
 
     def __init__(self) -> None:
         self._keys: list[str] = []

@@ -195,7 +195,7 @@ class States(Protocol):
         ...
 
 
-class Spent(Protocol):
+class UsedUp(Protocol):
     """What this member has used up in all of its lives. Raises StorageError."""
 
     def operations(self) -> list[str]:
@@ -233,7 +233,7 @@ class Storage(Protocol):
     def states(self) -> States: ...
 
     @property
-    def spent(self) -> Spent: ...
+    def spent(self) -> UsedUp: ...
 
     @property
     def contributions(self) -> Contributions | None:

@@ -27,6 +27,7 @@ from ..session.composing import find_reducers, modes_of
 from ..session.fragments import Whole, whole_of
 from ..session.ports import ContentPlane, DataPlane, Storage
 from ..session.session import MEMBERSHIP
+from ..session.terms import SessionTerms
 
 T = TypeVar("T")
 SMALLEST_WAIT_S = 0.001
@@ -159,15 +160,11 @@ class NodeProcess:
         self.exchange = cast(DataPlane, self.plane)
         self.content = cast(ContentPlane, self.plane)
         self.barrier = Barrier([storage, *others], self.persist)
-        self.run: Whole = whole_of(
-            [storage, *others] if others else (),
+        terms = SessionTerms(
             run=place.run_id,
             me=peer,
             organiser=place.organiser,
             settings=place.settings,
-            ports=self,
-            rng=rng,
-            now=place.world.now,
             timing=place.timing,
             checkpoint_every=place.checkpoint_every,
             chunk_elements=place.chunk_elements,
@@ -176,6 +173,13 @@ class NodeProcess:
             doors=place.doors(peer),
             modes=modes_of(place.settings, place.identities.get(peer), rng),
             site=place.sites.get(peer, ""),
+        )
+        self.run: Whole = whole_of(
+            terms,
+            ports=self,
+            storages=[storage, *others] if others else (),
+            rng=rng,
+            now=place.world.now,
         )
         self.session = self.run.sessions[0]
         self._rng, self._emit, self._died = rng, emit, died

@@ -186,8 +186,8 @@ class RunFiles:
         self.check()
 
     def reset(self) -> None:
-        """Set the state aside, take a new incarnation with an empty log. The old state stays until a
-        new one has been fetched. Raises StorageError.
+        """Set the state aside, take a new incarnation with an empty log. The old state stays until
+        a new one has been fetched. Raises StorageError.
         """
         self.check()
         incarnation, aside = self._journal.incarnation + 1, self.folder / SET_ASIDE

@@ -67,7 +67,7 @@ class SpentCounter:
 
 
 class SpentFiles(SpentCounter):
-    """Implements `session.ports.Spent` in one folder."""
+    """Implements `session.ports.UsedUp` in one folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / "privacy")
