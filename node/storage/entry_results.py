@@ -65,6 +65,7 @@ class EntryResults:
         self._from = round_
 
     def has(self, entry: Entry) -> bool:
+        """Whether the result of an entry is here, or the entry has none."""
         return (
             not entry.contributors
             or self._files.has(_name_of(entry))
