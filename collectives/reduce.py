@@ -84,7 +84,6 @@ class RowsReducer(Protocol):
 
     def reduce(self, rows: Tensor, weights: Sequence[int], out: Tensor) -> None:
         """rows: float32 (contributors, elements), may be overwritten; out: float32 (elements,)."""
-        ...
 
 
 Statistics = NDArray[np.float64]
@@ -116,7 +115,6 @@ class Weighing(Protocol):
 
     def reduce(self, rows: Tensor, out: Tensor) -> None:
         """rows: float32 (contributors, elements), not modified; out: float32 (elements,)."""
-        ...
 
 
 class TwoPhaseReducer(Protocol):

@@ -45,7 +45,7 @@ from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import RECENT, SPAN, Journal, SealRecord, rounds_in
 from atoll.collectives.script_swarm import Swarm
 from atoll.collectives.swarm import RunSettings
-from atoll.node.session.ports import DataPlane, Storage
+from atoll.node.session.ports import ContentPlane, DataPlane, Storage
 
 LAYOUT = make_layout([("w", (3, 5)), ("b", (4,))])
 N = LAYOUT.numel
@@ -684,46 +684,50 @@ def checkpointed(storage: Storage, log: list[Certified], round_: int, state: byt
     """The state after entry ``round_`` is written; the journal holds ``log``."""
     for certified in log[len(storage.journal().entries) :]:
         storage.journal().append(certified)
-    replica = storage.replica(LAYOUT, restore=False)
+    replica = storage.states.replica(LAYOUT, restore=False)
     replica.install(memoryview(state), round_)
     replica.publish(round_)
-    storage.checkpoint(replica, log[round_], round_)
+    storage.states.checkpoint(replica, log[round_], round_)
 
 
 def keep(storage: Storage, certified: Certified, data: bytes) -> None:
     """Receive a result and keep it."""
-    buffer = storage.allocate(len(data))
+    buffer = storage.results.allocate(len(data))
     assert (len(buffer), buffer.readonly, buffer.format) == (len(data), False, "B")
     buffer[:] = data
-    storage.keep_result(certified.entry, buffer)
+    storage.results.keep(certified.entry, buffer)
 
 
 def kept(storage: Storage, log: list[Certified]) -> list[bytes | None]:
     """The result of each entry, as far as it is here."""
-    found = [storage.kept(certified.entry) for certified in log]
+    found = [storage.results.kept(certified.entry) for certified in log]
     return [None if data is None else bytes(data) for data in found]
 
 
 def storage_is_empty_at_first(case: StorageCase) -> None:
     storage = case.again()
-    assert (storage.layout(), storage.results_from(), storage.spent()) == (None, 0, [])
+    assert (storage.states.layout(), storage.results.first(), storage.spent.operations()) == (
+        None,
+        0,
+        [],
+    )
     assert not storage.was_founded
     assert kept(storage, log_of(2)) == [None, None]
     assert journal_state(storage.journal()) == (0, [], -1, None)
-    replica = storage.replica(LAYOUT, restore=False)
+    replica = storage.states.replica(LAYOUT, restore=False)
     assert (replica.layout, replica.generation, replica.applied) == (LAYOUT, -1, -1)
 
 
 def storage_keeps_journal_and_layout(case: StorageCase) -> None:
     entries = log_of(3)
     storage = case.again()
-    storage.save_layout(LAYOUT)
+    storage.states.save_layout(LAYOUT)
     for certified in entries[:2]:
         storage.journal().append(certified)
     storage.journal().accept(1, entries[2].entry)
     later = case.again()
     assert later.was_founded
-    assert later.layout() == LAYOUT
+    assert later.states.layout() == LAYOUT
     assert journal_state(later.journal()) == (0, entries[:2], 1, (1, entries[2].entry))
     assert later.journal().restarted
 
@@ -734,12 +738,12 @@ def storage_keeps_results(case: StorageCase) -> None:
     storage = case.again()
     for round_ in (1, 2, 3):
         keep(storage, log[round_], data[round_])
-    storage.keep_result(log[4].entry, memoryview(bytearray(data[4])))  # bytes from elsewhere
-    storage.allocate(100)[:] = b"x" * 100  # another buffer
+    storage.results.keep(log[4].entry, memoryview(bytearray(data[4])))  # bytes from elsewhere
+    storage.results.allocate(100)[:] = b"x" * 100  # another buffer
     expected = [None, *data[1:5], None]
     assert kept(storage, log) == expected
     later = case.again()
-    later.allocate(105)[:] = b"y" * 105
+    later.results.allocate(105)[:] = b"y" * 105
     assert kept(later, log) == expected
     keep(later, log[1], data[1])  # again, as after a vote in an earlier life
     keep(later, log[5], data[5])
@@ -752,19 +756,19 @@ def storage_forgets_nothing_newer_than_the_checkpoint(case: StorageCase) -> None
     storage = case.again()
     for certified, result in zip(log, data, strict=True):
         keep(storage, certified, result)
-    storage.forget_results(5)  # there is no checkpoint
-    assert (storage.results_from(), kept(storage, log)) == (0, data)
+    storage.results.forget(5)  # there is no checkpoint
+    assert (storage.results.first(), kept(storage, log)) == (0, data)
     checkpointed(storage, log, 3, state_of(1))
-    storage.forget_results(2)
-    assert (storage.results_from(), kept(storage, log)) == (2, [None, None, *data[2:]])
-    storage.forget_results(99)
-    assert (storage.results_from(), kept(storage, log)) == (4, [None] * 4 + data[4:])
-    storage.forget_results(1)  # never back
-    assert (storage.results_from(), kept(storage, log)) == (4, [None] * 4 + data[4:])
+    storage.results.forget(2)
+    assert (storage.results.first(), kept(storage, log)) == (2, [None, None, *data[2:]])
+    storage.results.forget(99)
+    assert (storage.results.first(), kept(storage, log)) == (4, [None] * 4 + data[4:])
+    storage.results.forget(1)  # never back
+    assert (storage.results.first(), kept(storage, log)) == (4, [None] * 4 + data[4:])
     later = case.again()
-    assert later.replica(LAYOUT, restore=True).applied == 3
-    assert (later.results_from(), kept(later, log)) == (4, [None] * 4 + data[4:])
-    later.forget_results(99)
+    assert later.states.replica(LAYOUT, restore=True).applied == 3
+    assert (later.results.first(), kept(later, log)) == (4, [None] * 4 + data[4:])
+    later.results.forget(99)
     assert kept(later, log) == [None] * 4 + data[4:]
 
 
@@ -778,26 +782,26 @@ def storage_keeps_a_certified_state_and_what_follows(case: StorageCase) -> None:
         keep(storage, certified, b"%d" % certified.entry.round)
     first, second = state_of(1), state_of(2)
     checkpointed(storage, log[:3], 2, first)
-    assert storage.saved(2) is None
+    assert storage.states.saved(2) is None
     checkpointed(storage, log[:5], 4, second)
     for _ in range(2):
-        storage.forget_results(99)
-        assert storage.results_from() == 3
+        storage.results.forget(99)
+        assert storage.results.first() == 3
         assert kept(storage, log) == [None, None, None, b"3", b"4", None]
-        saved = storage.saved(4)
+        saved = storage.states.saved(4)
         assert saved is not None
         assert (saved[0], bytes(saved[1])) == (2, first)
         storage = case.again()
-        assert storage.replica(LAYOUT, restore=True).applied == 4
+        assert storage.states.replica(LAYOUT, restore=True).applied == 4
     storage.journal().append(log[5])
-    storage.forget_results(99)
-    assert storage.results_from() <= 5
-    saved = storage.saved(5)
+    storage.results.forget(99)
+    assert storage.results.first() <= 5
+    saved = storage.states.saved(5)
     assert saved is not None
     assert (saved[0], bytes(saved[1])) == (4, second)
-    older = storage.saved(4)  # gone with the results that followed it, or whole
+    older = storage.states.saved(4)  # gone with the results that followed it, or whole
     assert older is None or (older[0], bytes(older[1])) == (2, first)
-    assert older is None or storage.results_from() <= 3
+    assert older is None or storage.results.first() <= 3
 
 
 def storage_restores_what_the_journal_reaches(case: StorageCase) -> None:
@@ -810,18 +814,18 @@ def storage_restores_what_the_journal_reaches(case: StorageCase) -> None:
         keep(storage, certified, b"%d" % certified.entry.round)
     checkpointed(storage, log[:3], 2, state_of(1))
     storage.journal().append(log[3])
-    replica = storage.replica(LAYOUT, restore=False)
+    replica = storage.states.replica(LAYOUT, restore=False)
     replica.install(memoryview(state_of(2)), 4)
     replica.publish(4)
-    storage.checkpoint(replica, log[4], 4)
-    storage.forget_results(99)
+    storage.states.checkpoint(replica, log[4], 4)
+    storage.results.forget(99)
     for _ in range(2):
         storage = case.again()
-        restored = storage.replica(LAYOUT, restore=True)
+        restored = storage.states.replica(LAYOUT, restore=True)
         assert (restored.applied, bytes(restored.snapshot())) == (2, state_of(1))
         assert kept(storage, log) == [None, None, None, b"3", b"4", None]
     checkpointed(storage, log[:5], 4, state_of(2))
-    assert case.again().replica(LAYOUT, restore=True).applied == 4
+    assert case.again().states.replica(LAYOUT, restore=True).applied == 4
 
 
 def storage_forgets_what_an_earlier_life_kept(case: StorageCase) -> None:
@@ -833,8 +837,8 @@ def storage_forgets_what_an_earlier_life_kept(case: StorageCase) -> None:
         keep(storage, certified, result)
     checkpointed(storage, log, 3, state_of(1))
     later = case.again()
-    assert later.replica(LAYOUT, restore=True).applied == 3
-    later.forget_results(2)
+    assert later.states.replica(LAYOUT, restore=True).applied == 3
+    later.results.forget(2)
     assert kept(later, log) == [None, None, *data[2:]]
 
 
@@ -842,9 +846,9 @@ def storage_a_fetched_state_has_no_results_before_it(case: StorageCase) -> None:
     log = log_of(4)
     storage = case.again()
     storage.installed(2)
-    assert storage.results_from() == 3
+    assert storage.results.first() == 3
     storage.installed(1)
-    assert storage.results_from() == 3
+    assert storage.results.first() == 3
     keep(storage, log[3], b"three")
     assert kept(storage, log)[3] == b"three"
 
@@ -855,26 +859,26 @@ def storage_restores_the_checkpoint_bit_for_bit(case: StorageCase) -> None:
     checkpointed(storage, log[:2], 1, state_of(1))
     state = state_of(2)
     checkpointed(storage, log, 3, state)  # takes the place of the first
-    working = storage.replica(LAYOUT, restore=True)
+    working = storage.states.replica(LAYOUT, restore=True)
     working.install(memoryview(state_of(3)), 3)  # not written
     for _ in range(2):
         storage = case.again()
-        restored = storage.replica(LAYOUT, restore=True)
+        restored = storage.states.replica(LAYOUT, restore=True)
         assert (restored.applied, restored.generation) == (3, 3)
         assert bytes(restored.snapshot()) == state
         assert restored.hashes() == [chunk_hash(state)]
-    assert storage.replica(LAYOUT, restore=False).generation == -1
+    assert storage.states.replica(LAYOUT, restore=False).generation == -1
 
 
 def storage_founding_keeps_state_and_layout(case: StorageCase) -> None:
     log = log_of(1)
     storage = case.again()
-    replica = storage.replica(LAYOUT, restore=False)
+    replica = storage.states.replica(LAYOUT, restore=False)
     replica.initialise(START)
     storage.found(replica, log[0])
     later = case.again()
-    assert later.layout() == LAYOUT
-    restored = later.replica(LAYOUT, restore=True)
+    assert later.states.layout() == LAYOUT
+    restored = later.states.replica(LAYOUT, restore=True)
     assert (restored.applied, restored.generation) == (0, 0)
     assert bytes(restored.snapshot()) == START.numpy().tobytes() + bytes(4 * N)
 
@@ -882,36 +886,38 @@ def storage_founding_keeps_state_and_layout(case: StorageCase) -> None:
 def storage_remembers_spent_operations(case: StorageCase) -> None:
     storage = case.again()
     for key in ("a", "b"):
-        storage.spend(key)
-    assert storage.spent() == ["a", "b"]
+        storage.spent.spend(key)
+    assert storage.spent.operations() == ["a", "b"]
     later = case.again()
-    later.spend("c")
-    assert later.spent() == ["a", "b", "c"]
+    later.spent.spend("c")
+    assert later.spent.operations() == ["a", "b", "c"]
 
 
 def storage_reset_begins_a_new_incarnation_with_an_empty_log(case: StorageCase) -> None:
     log = log_of(4)
     storage = case.again()
-    storage.save_layout(LAYOUT)
-    storage.spend("a")
+    storage.states.save_layout(LAYOUT)
+    storage.spent.spend("a")
     checkpointed(storage, log[:2], 1, state_of(1))
     keep(storage, log[2], b"two")
-    storage.forget_results(1)
+    storage.results.forget(1)
     storage.journal().accept(1, log[2].entry)
     storage.reset()
     assert journal_state(storage.journal()) == (1, [], -1, None)
     assert not storage.journal().restarted  # nothing was ever said under this incarnation
-    assert (storage.layout(), storage.results_from()) == (None, 0)
+    assert (storage.states.layout(), storage.results.first()) == (None, 0)
     assert kept(storage, log) == [None] * 4
     later = case.again()
     assert journal_state(later.journal()) == (1, [], -1, None)
     assert later.journal().restarted
-    assert later.replica(LAYOUT, restore=True).generation == -1
-    assert later.spent() == ["a"]  # votes in operations are of the peer, in all of its lives
+    assert later.states.replica(LAYOUT, restore=True).generation == -1
+    assert later.spent.operations() == [
+        "a"
+    ]  # votes in operations are of the peer, in all of its lives
     checkpointed(later, log, 3, state_of(2))
     newest = case.again()
     assert journal_state(newest.journal()) == (1, log, -1, None)
-    assert bytes(newest.replica(LAYOUT, restore=True).snapshot()) == state_of(2)
+    assert bytes(newest.states.replica(LAYOUT, restore=True).snapshot()) == state_of(2)
 
 
 STORAGE = (
@@ -934,11 +940,12 @@ STORAGE = (
 
 @dataclass(frozen=True)
 class PlaneCase:
-    """A data plane of peer ``me`` without lanes. ``event`` gives its next event; ``refusal`` runs a
+    """A data plane of peer ``me`` without lanes; ``content``: the same, of content. ``event`` gives its next event; ``refusal`` runs a
     command and gives the error with which it was refused, however the implementation tells that."""
 
     me: PeerId
     plane: DataPlane
+    content: ContentPlane
     event: Callable[[], ExchangeEvent]
     refusal: Callable[[Callable[[], None]], Exception | None]
 
@@ -1000,14 +1007,15 @@ def assert_reduced(found: list[ExchangeEvent], plan: Plan, flat: Tensor) -> None
 
 
 def plane_has_the_commands(case: PlaneCase) -> None:
-    names = [
-        name
-        for name, value in vars(DataPlane).items()
+    commands = [
+        (name, value)
+        for each in (DataPlane, ContentPlane)
+        for name, value in vars(each).items()
         if inspect.isfunction(value) and not name.startswith("_")
     ]
-    assert len(names) == 13
-    for name in names:
-        seam = list(inspect.signature(getattr(DataPlane, name)).parameters.values())[1:]
+    assert len(commands) == 14
+    for name, value in commands:
+        seam = list(inspect.signature(value).parameters.values())[1:]
         mine = list(inspect.signature(getattr(case.plane, name)).parameters.values())
         assert [parameter.name for parameter in mine[: len(seam)]] == [
             parameter.name for parameter in seam
@@ -1120,8 +1128,8 @@ def plane_refuses_what_is_wrong(case: PlaneCase) -> None:
         lambda: plane.execute(
             make_plan([(case.me, CID, 1)], [case.me], PLANE_N, PLANE_CHUNK, "bf16"), [case.me]
         ),
-        lambda: plane.provide(b"name", memoryview(b"data"), 0),
-        lambda: plane.want(b"name", memoryview(bytearray(8)), 4, [ZERO], []),
+        lambda: case.content.provide(b"name", memoryview(b"data"), 0),
+        lambda: case.content.want(b"name", memoryview(bytearray(8)), 4, [ZERO], []),
     ):
         assert isinstance(case.refusal(wrong), LocalProtocolError)
     assert events(case) == []
@@ -1137,20 +1145,21 @@ def plane_what_is_unknown_does_nothing(case: PlaneCase) -> None:
     plane.resend_parts(STRANGER, unknown, CID, ((0, 1),))
     plane.resend_results(STRANGER, unknown, ((0, 1),))
     plane.report(unknown)
-    plane.withdraw(unknown)
-    plane.send_blob(STRANGER, unknown, ((0, 1),))
-    plane.unwant(unknown)
+    case.content.withdraw(unknown)
+    case.content.send_blob(STRANGER, unknown, ((0, 1),))
+    case.content.unwant(unknown)
+    case.content.report_blob(unknown)
     assert events(case) == []
 
 
 def plane_wishes_are_reported_until_withdrawn(case: PlaneCase) -> None:
-    plane, place = case.plane, memoryview(bytearray(b"\7" * 10))
-    plane.want(b"name", place, 4, [chunk_hash(b"a")] * 3, [STRANGER])
-    plane.want(b"nothing", memoryview(bytearray()), 4, [], [STRANGER])
-    plane.report(b"name")
+    content, place = case.content, memoryview(bytearray(b"\7" * 10))
+    content.want(b"name", place, 4, [chunk_hash(b"a")] * 3, [STRANGER])
+    content.want(b"nothing", memoryview(bytearray()), 4, [], [STRANGER])
+    content.report_blob(b"name")
     assert events(case) == [BlobComplete(b"nothing"), BlobProgress(b"name", 0, 3, ((0, 3),))]
-    plane.unwant(b"name")
-    plane.report(b"name")
+    content.unwant(b"name")
+    content.report_blob(b"name")
     assert events(case) == []
     assert bytes(place) == b"\7" * 10
 

@@ -28,11 +28,9 @@ class Kernels:
         library = ctypes.CDLL(str(path))
         # Too short to be worth giving up the lock.
         self._within = ctypes.PyDLL(str(path)).atoll_within
-        self._encode, self._decode, self._mean = (
-            library.atoll_blocks_encode,
-            library.atoll_decode,
-            library.atoll_blocks_mean,
-        )
+        self._encode = library.atoll_blocks_encode
+        self._decode = library.atoll_decode
+        self._mean = library.atoll_blocks_mean
         self._within.argtypes = [_ADDRESS, _LENGTH, _FLOAT]
         self._encode.argtypes = [_ADDRESS, _LENGTH, _FLOAT, _FLOAT, _FLAG, _ADDRESS]
         self._decode.argtypes = [_ADDRESS, _LENGTH, _ADDRESS, ctypes.c_int]
@@ -47,10 +45,8 @@ class Kernels:
             _FLAG,
             _ADDRESS,
         ]
-        self._encode_chunks, self._decode_chunks = (
-            library.atoll_blocks_encode_chunks,
-            library.atoll_decode_chunks,
-        )
+        self._encode_chunks = library.atoll_blocks_encode_chunks
+        self._decode_chunks = library.atoll_decode_chunks
         self._encode_chunks.argtypes = [
             _ADDRESS,
             _LENGTH,
@@ -62,18 +58,14 @@ class Kernels:
         ]
         self._decode_chunks.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _ADDRESS, ctypes.c_int]
         self._decode.restype = self._decode_chunks.restype = None
-        self._finite, self._copy, self._float_mean = (
-            library.atoll_finite,
-            library.atoll_copy,
-            library.atoll_float_mean,
-        )
+        self._finite = library.atoll_finite
+        self._copy = library.atoll_copy
+        self._float_mean = library.atoll_float_mean
         self._finite.argtypes = [_ADDRESS, _LENGTH]
         self._copy.argtypes = [_ADDRESS, _LENGTH, _ADDRESS]
         self._float_mean.argtypes = [_ADDRESS, _ADDRESS, _LENGTH, _LENGTH, _FLOAT, _ADDRESS]
-        self._records_encode, self._records_add = (
-            library.atoll_records_encode,
-            library.atoll_records_add,
-        )
+        self._records_encode = library.atoll_records_encode
+        self._records_add = library.atoll_records_add
         self._records_sound = library.atoll_records_sound
         self._records_encode.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _ADDRESS]
         self._records_add.argtypes = [_ADDRESS, _LENGTH, _LENGTH, _FLOAT, ctypes.c_int, _ADDRESS]

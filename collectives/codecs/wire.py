@@ -115,7 +115,6 @@ class Codec(Protocol):
         Raises LocalProtocolError for a target that a compiled kernel cannot write to: another type,
         length or device, strides.
         """
-        ...
 
     def accumulate(
         self, wire: EncodedChunk, weight: float, acc: Tensor, *, first: bool = False
@@ -123,7 +122,6 @@ class Codec(Protocol):
         """acc += weight * decoded, each operation rounded by itself; ``first``: acc = weight *
         decoded. acc: float32 (elements,).
         """
-        ...
 
     def weighted_mean(
         self,

@@ -65,7 +65,6 @@ class EngineExchange:
         self._submit("resend_results", peer, plan_id, tuple(spans))
 
     def report(self, plan_id: bytes) -> None:
-        """Also takes the name of a wanted blob."""
         self._submit("report", plan_id)
 
     def provide(self, name: bytes, data: memoryview, bounds: Bounds) -> None:
@@ -89,3 +88,6 @@ class EngineExchange:
 
     def unwant(self, name: bytes) -> None:
         self._submit("unwant", name)
+
+    def report_blob(self, name: bytes) -> None:
+        self._submit("report_blob", name)

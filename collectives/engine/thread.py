@@ -43,7 +43,8 @@ from .width import Width, first
 IDLE_S = 5.0
 LOOK_S = 0.02  # the longest without a look at the sockets, however much else there is to do
 LONG_BYTES = 1 << 20  # of long records that are received one after another while other lanes wait
-HARMLESS = ("report", "sync")  # commands that change no memory, whatever is being sent from it
+# Commands that change no memory, whatever is being sent from it.
+HARMLESS = ("report", "report_blob", "sync")
 
 
 @dataclass(frozen=True, slots=True)

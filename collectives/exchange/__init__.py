@@ -5,6 +5,7 @@ header      the record header
 pool        buffers for encoded chunks
 accounts    what members say of partial sums, by name and chunk
 routes      a member's view of a plan's trees: what it adds up, sends up and hands down
+dues        what is still to come under a plan, and when the last of it came
 checking    partial sums that two members add up: whether they agree, and else who is wrong
 statements  what owners say of their parts, where whole vectors are weighed
 slot        one open round and the plan in force: chunking, members, received parts, the result

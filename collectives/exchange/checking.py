@@ -59,10 +59,8 @@ class Dispute:
         Whose account has the right terms and another result is wrong, and who sent what its own
         account does not say. Who says that it was given other terms is not: it may be so.
         """
-        factors, terms = (
-            self.check.of.factors,
-            [held.get(term.cid, {}).get(self.chunk) for term in self.check.of.terms],
-        )
+        factors = self.check.of.factors
+        terms = [held.get(term.cid, {}).get(self.chunk) for term in self.check.of.terms]
         wires = [wire for wire in terms if wire is not None]
         if len(wires) < len(terms) or not codec.weighted_mean(
             wires, factors.multipliers, factors.divisor, out

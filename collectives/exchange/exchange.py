@@ -312,10 +312,7 @@ class Exchange:
         self._queue_results(state, (peer,), [c for c in chunks if self._sender.overdue(given, c)])
 
     def report(self, plan_id: bytes) -> None:
-        """Ask what a plan (or a wanted blob, by its name) still lacks; answered by a
-        `ReductionReport` (`BlobProgress`) event if it is known.
-        """
-        self._blobs.report(plan_id)
+        """Ask what a plan still lacks; answered by a `ReductionReport` event if it is known."""
         if (state := self._plans.get(plan_id)) is not None:
             self._sender.more(state.slot, *state.audience)  # who waited for what does not come
             self._post(state.report(self._usable(state) is not None))
@@ -359,6 +356,11 @@ class Exchange:
     def unwant(self, name: bytes) -> None:
         """Stop accepting a blob; its memory is not written to any more."""
         self._intake.withdraw(self._blobs.unwant(name))
+
+    def report_blob(self, name: bytes) -> None:
+        """Ask what a wanted blob lacks; answered by a `BlobProgress` event while it is wanted."""
+        self._blobs.report(name)
+        self._settle()
 
     # ---- lanes
 
@@ -615,18 +617,17 @@ class Exchange:
     def _completed(self, state: PlanState) -> None:
         if state.complete:
             digests = tuple(state.part_digest(index) for index in range(len(state.plan.parts)))
-            slot = state.slot
-            sent, received, weights = slot.bytes_sent, slot.bytes_received, state.weights
+            slot, weighing = state.slot, state.weighing
             self._post(
                 ResultComplete(
                     state.plan_id,
                     digests,
                     state.data,
-                    sent,
-                    received,
-                    state.since(),
-                    weights,
-                    state.spread,
+                    slot.bytes_sent,
+                    slot.bytes_received,
+                    state.dues.since(),
+                    weighing.weights if weighing is not None else (),
+                    weighing.spread if weighing is not None else None,
                     state.overflowed,
                 )
             )

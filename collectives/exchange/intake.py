@@ -260,10 +260,8 @@ class Intake:
         view = None if blob is None else blob.view(peer, record.chunk, record.length)
         if blob is None or view is None:
             return None
-        place, spare = (
-            view,
-            memoryview(bytearray(len(view))) if self._is_lent(blob, record.chunk) else None,
-        )
+        place = view
+        spare = memoryview(bytearray(len(view))) if self._is_lent(blob, record.chunk) else None
 
         def arrived() -> None:
             if (

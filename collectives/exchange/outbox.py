@@ -250,7 +250,7 @@ class Sender:
         if lead.rate <= 0:  # the usual case on fast links, asked for every record
             return (
                 next(iter(flow.parts))
-                if not lead.near or state.even(peer, len(flow.parts))
+                if not lead.near or state.dues.even(peer, len(flow.parts))
                 else None
             )
         # By part of the plan: its first chunk that is too far ahead; those behind it are, too.

@@ -34,10 +34,8 @@ class WirePool:
         if len(self._slab) < self._stride:
             count = max(1, min(64, SLAB_BYTES // self._stride))
             self._slab = memoryview(mmap.mmap(-1, count * self._stride))
-        data, self._slab = (
-            self._slab[: self.codec.wire_bytes(self.elements)],
-            self._slab[self._stride :],
-        )
+        data = self._slab[: self.codec.wire_bytes(self.elements)]
+        self._slab = self._slab[self._stride :]
         return self.codec.wire(data, self.elements)
 
     def give(self, wire: EncodedChunk) -> None:

@@ -10,7 +10,6 @@ waited for like them.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,19 +22,18 @@ from ..group import Plan
 from ..identifiers import CID_BYTES, PeerId
 from ..pace import Lead
 from ..partition import check_plan
-from ..reduce import Reducer
+from ..reduce import Reducer, Weighing
 from . import header as wire_header
 from .accounts import Accounts
 from .checking import Dispute
+from .dues import Dues
 from .events import ReductionReport, Spans
 from .header import HALF, PART, Header, slot_id
 from .pool import Pools, WirePool, Workspace
 from .routes import Job, routes_of
 from .statements import PlanStatements
 
-EVEN_AHEAD, EVEN_S = 3, 0.01  # chunks; of silence
 LEAST_AHEAD = 3  # chunks: one on its way there, one on its way back, and one between
-Source = tuple[Literal["part", "result"], PeerId]
 MAX_SPANS = 4096  # what a control message may carry
 
 
@@ -92,11 +90,9 @@ class RoundSlot:
 
     def pool(self, chunk: int, chunking: Chunking | None = None) -> WirePool:
         """Where buffers for this chunk come from; ``chunking``: that of results."""
-        codec, elements, pool = (
-            (chunking or self.chunking).codec(chunk),
-            self.chunking.elements(chunk),
-            self._last_pool,
-        )
+        codec = (chunking or self.chunking).codec(chunk)
+        elements = self.chunking.elements(chunk)
+        pool = self._last_pool
         if pool is None or pool.codec is not codec or pool.elements != elements:
             pool = self._last_pool = self._pools.get(codec, elements)
         return pool
@@ -349,7 +345,6 @@ class PlanState:
         audience: Sequence[PeerId],
         clock: Callable[[], float],
     ) -> None:
-        """Long, since it wires the parts of one reduction together."""
         self.plan = plan
         self.plan_id = plan.plan_id
         self.slot = slot
@@ -394,20 +389,11 @@ class PlanState:
         # what came of it and of each contribution, in the plan's order.
         self._stated: dict[int, dict[int, tuple[bytes, ...]]] = {}
         # By part: of how many chunks my contribution was not encoded yet; parts of which all was.
-        known = slot.given.get(self.own_cid or b"", {})
-        self._ungiven = [
-            sum(chunk not in known for chunk in range(part.first, part.stop))
-            if known
-            else part.stop - part.first
-            for part in plan.parts
-        ]
+        self._ungiven = self._not_encoded()
         self._given = [index for index, left in enumerate(self._ungiven) if not left]
         self._wires: dict[int, EncodedChunk] = {}
         self.me = me
-        self._clock = clock
-        self._began = clock()
-        self._due: dict[Source, int] = {}  # chunks still to come
-        self._finished: dict[Source, float] = {}
+        self.dues = Dues(clock)
         for index, part in enumerate(plan.parts):
             job = self.routes[index].job
             if part.owner == me:
@@ -416,14 +402,18 @@ class PlanState:
                 self._expect(job, range(part.first, part.stop))
         for giver in self.givers:
             if giver != me:
-                self._due["result", giver] = self._due.get(("result", giver), 0) + 1
-        # Contributions alone go between two members, but for results.
-        simple = not self.sums and self.measuring is None
-        self._incoming = {
-            peer: due for (kind, peer), due in self._due.items() if kind == "part" and simple
-        }
-        self._outgoing: dict[PeerId, int] = {}  # what there was to send when this plan began
-        self._heard: dict[PeerId, float] = {}  # when a contribution of a peer came last
+                self.dues.expect("result", giver)
+        if not self.sums and self.measuring is None:
+            self.dues.begin()
+
+    def _not_encoded(self) -> list[int]:
+        known = self.slot.given.get(self.own_cid or b"", {})
+        return [
+            sum(chunk not in known for chunk in range(part.first, part.stop))
+            if known
+            else part.stop - part.first
+            for part in self.plan.parts
+        ]
 
     def _expect(self, job: Job, chunks: Iterable[int]) -> None:
         slot = self.slot
@@ -438,7 +428,7 @@ class PlanState:
             lacking = [peer for peer, _, held in job.awaited if chunk not in held]
             self.waiting[chunk] = len(lacking)
             for peer in lacking:
-                self._due["part", peer] = self._due.get(("part", peer), 0) + 1
+                self.dues.expect("part", peer)
 
     def take_memory(self) -> None:
         """Have the memory for the result. Raises what ``memory`` does."""
@@ -469,19 +459,13 @@ class PlanState:
     @property
     def complete(self) -> bool:
         """Whether all result bytes are here, and weighed what they were made with."""
-        return self.have == len(self.hashes) and (
-            self.measuring is None or self.measuring.weighing is not None
-        )
+        whole = self.have == len(self.hashes)
+        return whole and (self.measuring is None or self.weighing is not None)
 
     @property
-    def weights(self) -> tuple[float, ...]:
-        weighing = self.measuring.weighing if self.measuring is not None else None
-        return weighing.weights if weighing is not None else ()
-
-    @property
-    def spread(self) -> float | None:
-        weighing = self.measuring.weighing if self.measuring is not None else None
-        return weighing.spread if weighing is not None else None
+    def weighing(self) -> Weighing | None:
+        """With what contributions were weighed, where whole vectors are, once that is known."""
+        return self.measuring.weighing if self.measuring is not None else None
 
     def job(self, chunk: int) -> Job:
         """What I add up for a chunk; it is one of `waiting`."""
@@ -588,35 +572,15 @@ class PlanState:
         their own uplinks stand idle. (Credits by the receiver, as in pHost and Homa, arXiv
         1803.09615; a result is one.)
         """
-        if (
-            lead.rate <= 0 or self.sums or self.measuring is not None
-        ):  # no result comes before all contributions have
+        # No result comes before all contributions have.
+        if lead.rate <= 0 or self.sums or self.measuring is not None:
             return True
         part = self.plan.parts[self.part_of[chunk]]
         slot = self.slot
         passing = lead.rate / (slot.chunking.nbytes + slot.results.nbytes) * slot.chunks  # chunks/s
         speed = passing * (part.stop - part.first) / self._others  # to this owner
-        back = max(self._returned[self.part_of[chunk]], speed / 2 * (self._clock() - self._began))
+        back = max(self._returned[self.part_of[chunk]], speed / 2 * self.dues.seconds)
         return chunk - part.first - back < LEAST_AHEAD + speed * lead.seconds
-
-    def even(self, peer: PeerId, left: int) -> bool:
-        """Whether the exchange of contributions with the only other peer is about even, where I
-        have ``left`` chunks for it: else it has other things to do than to take in mine, its own
-        for me above all, and who runs ahead has to wait for all it sends at the end.
-
-        Only while they come: a peer from which nothing has come for a while may be waiting for
-        mine. And only between two: among more, who waits for one does something for another
-        meanwhile.
-        """
-        incoming, due = self._incoming.get(peer, 0), self._due.get(("part", peer), 0)
-        if not incoming or not due or len(self._incoming) > 1:
-            return True
-        total = self._outgoing.setdefault(peer, left)
-        given, got = total - left, incoming - due
-        return (
-            given * incoming < (got + EVEN_AHEAD) * total
-            or self._clock() - self._heard.get(peer, self._began) > EVEN_S
-        )
 
     def ready(self) -> list[int]:
         """The chunks I add up that have all contributions of others."""
@@ -627,8 +591,7 @@ class PlanState:
         if chunk not in self.waiting or (peer, cid) not in self.job(chunk).others:
             return False
         self.progress += 1
-        self._came("part", peer)
-        self._heard[peer] = self._clock()
+        self.dues.came("part", peer)
         self.waiting[chunk] -= 1
         return self.waiting[chunk] == 0
 
@@ -639,16 +602,7 @@ class PlanState:
         self._returned[self.part_of[chunk]] += chunk < self.slot.chunks
         self._wires.pop(chunk, None)
         if self.givers[chunk] != self.me:
-            self._came("result", self.givers[chunk])
-
-    def _came(self, kind: Literal["part", "result"], peer: PeerId) -> None:
-        left = self._due[kind, peer] = self._due[kind, peer] - 1
-        if not left:
-            self._finished[kind, peer] = self._clock()
-
-    def since(self) -> tuple[tuple[Literal["part", "result"], PeerId, float], ...]:
-        now = self._clock()
-        return tuple((kind, peer, now - at) for (kind, peer), at in self._finished.items())
+            self.dues.came("result", self.givers[chunk])
 
     def reduced(self, chunk: int, digest: bytes) -> int | None:
         """A chunk of mine is reduced; returns the index of its part when that is complete."""

@@ -56,10 +56,8 @@ class PlanStatements:
 
     def sum_of(self, part: int) -> Statistics:
         """What this member has measured of a part."""
-        bounds, total = (
-            self._plan.parts[part],
-            np.zeros(self._length if self.mine(part) else self.own_length),
-        )
+        bounds = self._plan.parts[part]
+        total = np.zeros(self._length if self.mine(part) else self.own_length)
         for chunk in range(bounds.first, bounds.stop):
             total += self._chunks[chunk]
         return total

@@ -52,33 +52,27 @@ class Journal(Protocol):
 
     def promise(self, ballot: int) -> None:
         """Record that ballots below ``ballot`` are ignored."""
-        ...
 
     def accept(self, ballot: int, entry: Entry, proof: tuple[Vote, ...] = ()) -> None:
         """Record a vote; the result bytes of ``entry`` are already stored."""
-        ...
 
     def echo(self, ballot: int, entry: Entry) -> None:
         """Record an echo, where members may lie; the result bytes of ``entry`` are already stored.
         It promises as a vote does.
         """
-        ...
 
     def append(self, certified: Certified) -> None:
         """Record a decided entry that has been applied; clears promise, vote and ``restarted``."""
-        ...
 
     def renew(self, incarnation: int) -> None:
         """Record that this peer goes on as another member: what it has voted as this one is not all
         known here.
         """
-        ...
 
     def seal(self, record: SealRecord) -> None:
         """Record a seal, in the place of the one before. A power cut must not undo it either: the
         organiser signs an entry once.
         """
-        ...
 
 
 class MemoryJournal:

@@ -102,43 +102,34 @@ class RoundActions(Protocol):
 
     def send(self, peer: PeerId, log: str, round_: int, body: m.Body) -> None:
         """Send a control message; one to oneself is delivered like any other."""
-        ...
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
         """Let the data plane carry out a plan; ``audience`` receives the results."""
-        ...
 
     def report(self, plan_id: bytes) -> None:
         """Ask the data plane what it waits for: answered by `on_report`."""
-        ...
 
     def resend_parts(self, peer: PeerId, plan_id: bytes, cid: bytes, spans: m.Spans) -> None:
         """Send parts of the own contribution, or of a partial sum made here, again."""
-        ...
 
     def resend_results(self, peer: PeerId, plan_id: bytes, spans: m.Spans) -> None:
         """Send chunks of the result again that the peer gets from here."""
-        ...
 
     def fetch_result(self, entry: Entry, holders: Sequence[PeerId]) -> None:
         """Fetch the entry's result bytes from any of ``holders``: answered by `on_result`. Repeated
         calls are one.
         """
-        ...
 
     def keep(self, entry: Entry) -> None:
         """The entry is about to be voted on: its bytes must survive what the vote survives."""
-        ...
 
     def apply(self, entry: Entry) -> None:
         """Apply the outer step of a decided entry whose bytes are here: answered by `on_applied`,
         then `on_root`.
         """
-        ...
 
     def decided(self, certified: Certified, counted: bool) -> None:
         """The entry is decided; ``counted``: the own frozen contribution is in it."""
-        ...
 
     def results_from(self) -> int:
         """The oldest round whose result bytes are still here."""
@@ -148,7 +139,6 @@ class RoundActions(Protocol):
         """A contribution to the open round was offered, here or elsewhere: whoever has something
         contributes it now.
         """
-        ...
 
     def nodes(self) -> Collection[PeerId]:
         """The nodes known to be there, acceptors or not."""

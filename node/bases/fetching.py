@@ -208,7 +208,7 @@ class BaseFetching:
             return
         del file.coming[event.name]
         self._fetched += len(segment.data)
-        self._ports.exchange.unwant(event.name)
+        self._ports.content.unwant(event.name)
         first, _ = file.piece.span(segment.number)
         part = self._part(file.piece)
         file.writing.add(segment.number)
@@ -306,7 +306,7 @@ class BaseFetching:
             if now - segment.reported_at > 4 * PULL_S:
                 segment.reported_at = now
                 self._want(name, segment)
-                self._ports.exchange.report(name)
+                self._ports.content.report_blob(name)
             self._get(name, segment.requests.late(now, file.sources, PULL_S))
 
     def _scanned(self, now: float, here: bytearray) -> None:
@@ -340,7 +340,7 @@ class BaseFetching:
         data = memoryview(bytearray(stop - first))
         file.coming[name] = SegmentComing(number, data, requests, reported_at=now)
         self._want(name, file.coming[name])
-        self._ports.exchange.report(name)  # answered by `on_blob`
+        self._ports.content.report_blob(name)  # answered by `on_blob`
 
     def _want(self, name: bytes, segment: SegmentComing) -> None:
         file = self._file
@@ -350,7 +350,7 @@ class BaseFetching:
             file.hashes[at * HASH_BYTES : (at + 1) * HASH_BYTES]
             for at in file.piece.numbers(segment.number)
         ]
-        self._ports.exchange.want(name, segment.data, file.piece.chunk, hashes, file.sources)
+        self._ports.content.want(name, segment.data, file.piece.chunk, hashes, file.sources)
 
     def _get(self, name: bytes, gets: Sequence[tuple[PeerId, list[m.Span]]]) -> None:
         for peer, spans in gets:
@@ -399,7 +399,7 @@ class BaseFetching:
     def _forget_coming(self) -> None:
         if self._file is not None:
             for name in self._file.coming:
-                self._ports.exchange.unwant(name)
+                self._ports.content.unwant(name)
             self._file.coming.clear()
 
     def _bar(self, peers: Sequence[PeerId]) -> None:

@@ -16,7 +16,7 @@ from ...collectives import messages as m
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import HASH_BYTES, PeerId
 from ..manifest.tables import BaseTable
-from ..session.ports import DataPlane
+from ..session.ports import ContentPlane
 
 FileMessage = m.Get | m.Offer | m.Gone
 """Get names a file by its sha256, and is answered by Offer with the hashes of its chunks; with
@@ -50,7 +50,7 @@ class FilePorts:
     order.
     """
 
-    exchange: DataPlane
+    content: ContentPlane
     send: Callable[[PeerId, bytes], None]
     work: Callable[[Callable[[], Any], Callable[[float, Any], None]], None]
 

@@ -143,7 +143,7 @@ class BaseServing:
             held.used_at = now
             held.peers.add(peer)
             self._held.move_to_end(name)
-            self._ports.exchange.send_blob(peer, name, body.chunks)
+            self._ports.content.send_blob(peer, name, body.chunks)
         elif (waiting := self._loading.get(name)) is not None:
             if len(waiting) < ASKING:
                 waiting[peer] = body.chunks
@@ -160,10 +160,10 @@ class BaseServing:
             for peer in sorted(waiting):
                 self._tell(peer, m.Gone(name))
             return
-        self._ports.exchange.provide(name, memoryview(data), piece.chunk)
+        self._ports.content.provide(name, memoryview(data), piece.chunk)
         self._held[name] = HeldSegment(len(data), now, set(waiting))
         for peer, spans in sorted(waiting.items()):
-            self._ports.exchange.send_blob(peer, name, spans)
+            self._ports.content.send_blob(peer, name, spans)
 
     def _may(self, now: float, peer: PeerId, nbytes: int) -> bool:
         """Whether a peer is sent so many bytes more; they are counted."""
@@ -205,7 +205,7 @@ class BaseServing:
         for recent in self._recent.values():
             recent.pop(name, None)
         self._recent = {peer: recent for peer, recent in self._recent.items() if recent}
-        self._ports.exchange.withdraw(name)
+        self._ports.content.withdraw(name)
 
     def _tell(self, peer: PeerId, body: FileMessage) -> None:
         self._ports.send(peer, encode(body))

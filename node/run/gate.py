@@ -37,11 +37,9 @@ class KeptOut(Protocol):
 
     def refuse(self, peer: PeerId) -> None:
         """Raise NotAdmittedError where a peer is kept out."""
-        ...
 
     def check_invite(self, nonce: bytes) -> None:
         """Raise NotAdmittedError where an invite was revoked."""
-        ...
 
 
 class Gate:

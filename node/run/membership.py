@@ -225,9 +225,8 @@ class Membership:
         for peer in [p for p in self._watched if p not in wanted]:
             del self._watched[peer]
             self._forget_loss(peer)
-        for peer in sorted(
-            wanted - self._watched.keys()
-        ):  # sorted: the same order in every process
+        # Sorted: the same order in every process.
+        for peer in sorted(wanted - self._watched.keys()):
             self._watched[peer] = now
             self._beat_at = self._due = now
 
@@ -513,13 +512,8 @@ class Membership:
             try:
                 self._consider(now, signed, wire.open_record(signed, sender))
             except (BadSignatureError, RemoteProtocolError) as error:
-                self.refused[
-                    "foreign"
-                    if "of run" in error.message
-                    else "forged"
-                    if isinstance(error, BadSignatureError)
-                    else "malformed"
-                ] += 1
+                wrong = "forged" if isinstance(error, BadSignatureError) else "malformed"
+                self.refused["foreign" if "of run" in error.message else wrong] += 1
                 if from_member:
                     raise RemoteProtocolError(
                         f"it hands on a bad record: {error.message}", peer=sender
@@ -527,9 +521,8 @@ class Membership:
 
     def _consider(self, now: float, signed: SignedRecord, record: Record) -> None:
         timing, hash_ = self.timing, signed.hash()
-        if (record.sequence, hash_) <= self._known(
-            record.peer
-        ):  # the cheap test first: never verify twice
+        # The cheap test first: never verify twice.
+        if (record.sequence, hash_) <= self._known(record.peer):
             return
         left = record.expires_unix_ms / 1000 - (now + self._offset)
         if left < -timing.skew_s or left > timing.lifetime_s + timing.skew_s:
@@ -556,20 +549,16 @@ class Membership:
             return
         wire.verify_record(signed, record, self.run, self._verify)
         self.shows(record.peer, record.certificate)
-        if (
-            record.peer == self.me
-            # an earlier life of ours spoke with a larger sequence, or another process: speak above
-            # it
-        ):
+        # An earlier life of ours spoke with a larger sequence, or another process: speak above it.
+        if record.peer == self.me:
             self._put(record, signed, hash_, NEVER)
             both_knew = self.is_doubled and self._beside == record.life and record.doubled
             if record.life != self.life:
                 self._beside = record.life
                 self.is_doubled |= bool(record.life) and record.beside == self.life
                 self._both_know |= self.is_doubled and record.doubled
-            if (
-                both_knew
-            ):  # both know: it is said again when it is time, not as an answer to every answer
+            # Both know: it is said again when it is time, not as an answer to every answer.
+            if both_knew:
                 self._renew_at = min(self._renew_at, now + self.timing.renew_s)
                 return
             self._issue(now)
@@ -590,20 +579,14 @@ class Membership:
                 self._by_invite[held.invite] -= 1
                 self._by_invite += Counter()  # without those of whom none is left
                 self._moved.pop(peer, None)
-                self._gone[peer] = (
-                    *held.order,
-                    now + 2 * self.timing.skew_s + self.timing.lifetime_s,
-                )
+                forget_at = now + 2 * self.timing.skew_s + self.timing.lifetime_s
+                self._gone[peer] = (*held.order, forget_at)
                 self._hash = None
             for peer in [p for p, gone in self._gone.items() if gone[2] < now]:
                 del self._gone[peer]
-            self._expires_at = min(
-                (
-                    *(held.expires for held in self._table.values()),
-                    *(gone[2] for gone in self._gone.values()),
-                ),
-                default=NEVER,
-            )
+            ends = [held.expires for held in self._table.values()]
+            ends += [gone[2] for gone in self._gone.values()]
+            self._expires_at = min(ends, default=NEVER)
         for times in (self._heard, self._seen, self._sent, self._probed):
             if len(times) > 4 * MAX_RECORDS:  # strangers come and go
                 for peer in sorted(times, key=lambda p: times[p])[: 2 * MAX_RECORDS]:

@@ -21,7 +21,7 @@ from ...collectives.group import Plan
 from ...collectives.identifiers import PeerId
 from ...collectives.messages import Spans
 from ...collectives.trees import parents_of, witnesses_of
-from ..session.ports import DataPlane
+from ..session.ports import ContentPlane, DataPlane
 
 KEPT = 32
 HOLD_S = 30.0
@@ -152,18 +152,13 @@ def neighbours(plan: Plan, audience: Iterable[PeerId], me: PeerId) -> frozenset[
 
 class LanedPlane:
     """The data plane of a run, as its sessions command it: a lane is asked for with every command
-    that needs one. See `DataPlane`.
+    that needs one. See `DataPlane`; of content `LanedContent`.
     """
 
     def __init__(self, plane: DataPlane, lanes: LaneKeeper, me: PeerId) -> None:
         self._plane, self._lanes, self._me = plane, lanes, me
-        self.open_round, self.freeze, self.release, self.report = (
-            plane.open_round,
-            plane.freeze,
-            plane.release,
-            plane.report,
-        )
-        self.provide, self.withdraw = plane.provide, plane.withdraw
+        self.open_round, self.freeze = plane.open_round, plane.freeze
+        self.release, self.report = plane.release, plane.report
 
     def execute(self, plan: Plan, audience: Sequence[PeerId]) -> None:
         if (
@@ -189,6 +184,15 @@ class LanedPlane:
     def resend_results(self, peer: PeerId, plan_id: bytes, spans: Spans) -> None:
         self._lanes.once(trio.current_time(), peer)
         self._plane.resend_results(peer, plan_id, spans)
+
+
+class LanedContent:
+    """The same of content. See `ContentPlane`."""
+
+    def __init__(self, plane: ContentPlane, lanes: LaneKeeper, me: PeerId) -> None:
+        self._plane, self._lanes, self._me = plane, lanes, me
+        self.provide, self.withdraw = plane.provide, plane.withdraw
+        self.report_blob = plane.report_blob
 
     def send_blob(self, peer: PeerId, name: bytes, spans: Spans) -> None:
         self._lanes.once(trio.current_time(), peer)

@@ -15,8 +15,8 @@ from ...collectives.pace import Pace
 from ...security.identity import verify
 from ..run.signing import DOMAIN
 from ..session.barrier import Barrier
-from ..session.ports import DataPlane, Storage
-from .lanes import LanedPlane
+from ..session.ports import ContentPlane, DataPlane, Storage
+from .lanes import LanedContent, LanedPlane
 
 if TYPE_CHECKING:
     from .run import RunService
@@ -59,9 +59,9 @@ class RunPorts:
     def __init__(self, run: RunService, storages: Sequence[Storage]) -> None:
         """``storages``: of all fragments; the first is the session's of a run in one piece."""
         self._run = run
-        self.exchange: DataPlane = LanedPlane(
-            run.node.engine.exchange, run.node.lanes, run.node.identity.peer
-        )
+        plane, lanes, me = run.node.engine.exchange, run.node.lanes, run.node.identity.peer
+        self.exchange: DataPlane = LanedPlane(plane, lanes, me)
+        self.content: ContentPlane = LanedContent(plane, lanes, me)
         self.storage = storages[0]
         self._rounds, self._service, self._forcing = Jobs(run), Jobs(run), Jobs(run)
         self._files = Jobs(run)

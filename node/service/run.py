@@ -36,8 +36,10 @@ from ..run.membership import Membership
 from ..session import Session
 from ..session import events as ev
 from ..session.budgets import PeerUsage
+from ..session.composing import log_settings_of
 from ..session.durations import durations
 from ..session.fragments import Whole, logs_of, whole_of
+from ..session.terms import SessionTerms
 from ..storage import RunFiles
 from .asking import Asking
 from .bans import MESSAGE, PROOF, Banning
@@ -367,15 +369,11 @@ class RunService:
             self.files[log] = self._open_files(terms, number)
         storages = list(self.files.values())
         self.ports = RunPorts(self, storages)
-        return whole_of(
-            storages if settings.fragments > 1 else (),
+        session = SessionTerms(
             run=self.run_id,
             me=identity.peer,
             organiser=self.organiser,
-            settings=settings,
-            ports=self.ports,
-            rng=random.Random(self.node.rng.random()),
-            now=now,
+            settings=log_settings_of(settings),
             timing=durations(settings),
             unix_offset_s=time.time() - now,
             checkpoint_every=terms.checkpoint_every,
@@ -383,9 +381,16 @@ class RunService:
             site=self.node.site,
             probation=terms.probation,
             per_hour=terms.per_hour,
-            budgets=self.budgets,
             doors=self.doors,
             modes=self.node.parts.modes(settings, identity),
+        )
+        return whole_of(
+            session,
+            ports=self.ports,
+            storages=storages if settings.fragments > 1 else (),
+            rng=random.Random(self.node.rng.random()),
+            now=now,
+            budgets=self.budgets,
         )
 
     def _open_files(self, terms: RunTerms, number: int) -> RunFiles:
@@ -711,7 +716,7 @@ class RunService:
         files = self.files.get(plan.log)
         if files is not None:
             try:
-                return files.allocate(nbytes)
+                return files.results.allocate(nbytes)
             except (
                 StorageError
             ) as error:  # reduce for the others; this member votes once the bytes can be kept

@@ -41,16 +41,18 @@ beginning       the genesis; a state brought to the end of the log; whose model 
 tallies         what the log says of the data, for scripts
 calls           what a script may call beside rounds
 composing       which modes a run's settings ask for
+terms           what a session is made of, but for its driver
 session         Session: all of it tied together
 fragments       a run cut into fragments: a session for each, one membership; `whole_of`: a run in
                 one piece or in several
 """
 
-from .ports import DataPlane, SessionPorts, Storage
+from .ports import ContentPlane, DataPlane, SessionPorts, Storage
 from .replica import ModelReplica, PlainSlots
 from .session import Session
 
 __all__ = [
+    "ContentPlane",
     "DataPlane",
     "PlainSlots",
     "ModelReplica",

@@ -15,7 +15,7 @@ from ...collectives.pace import Pace
 from ...collectives.round.faults import Proofs
 from ...collectives.round.own_results import NO_RESULTS, OwnResults
 from . import events as ev
-from .ports import DataPlane
+from .ports import ContentPlane, DataPlane
 from .serving import result_hashes
 from .transfer import part_digests
 from .watches import RoundTimes
@@ -51,6 +51,10 @@ class LogActions:
         return self.session.ports.exchange
 
     @property
+    def content(self) -> ContentPlane:
+        return self.session.ports.content
+
+    @property
     def own_results(self) -> OwnResults:
         before = self.session.pre_round
         return NO_RESULTS if before is None else before.results
@@ -65,9 +69,8 @@ class LogActions:
             self.timeline(round_).sent(session.clock(), session.me, body)
         incarnation = session.machine.me.incarnation if session.machine else 0
         envelope = m.Envelope(log, round_, incarnation, body)
-        if (
-            peer == session.me
-        ):  # its own vote counts from when the others' would: once it is on the medium
+        # Its own vote counts from when the others' would: once it is on the medium.
+        if peer == session.me:
             if not session.ports.after_sync(lambda now: session.hear_own(now, envelope)):
                 session.loop.append(envelope)
         else:
@@ -133,7 +136,7 @@ class LogActions:
         machine = session.machine
         assert machine is not None
         round_ = machine.round
-        if not storage.forces_results:
+        if not storage.results.forces:
             self.results[digests] = data
             return machine.on_result(now, bound, digests)
 
@@ -141,7 +144,7 @@ class LogActions:
             if again and part_digests(bound, result_hashes(bound, data)) != digests:
                 return False  # what it could not write, the system may have dropped from memory
             try:
-                storage.force_result(session.log, round_, digests, data)
+                storage.results.force(session.log, round_, digests, data)
             except StorageError as error:  # no room: `retry` comes back to it
                 return error
             return True
@@ -204,7 +207,7 @@ class LogActions:
         """The entry is about to be voted on."""
         data = self.results.get(entry.part_digests)
         if data is not None:
-            self.session.ports.storage.keep_result(entry, data)
+            self.session.ports.storage.results.keep(entry, data)
 
     def apply(self, entry: Entry) -> None:
         """Outer step of a decided entry, offloaded."""
@@ -274,7 +277,7 @@ class LogActions:
 
     def results_from(self) -> int:
         """The oldest round whose result bytes are here."""
-        return self.session.ports.storage.results_from()
+        return self.session.ports.storage.results.first()
 
     # ---- peers
     def nodes(self) -> Collection[PeerId]:
@@ -344,11 +347,11 @@ class LogActions:
 
     def allocate_state(self, layout: Layout) -> memoryview:
         """Where a fetched state goes."""
-        return memoryview(bytearray(self.session.ports.storage.state_bytes(layout)))
+        return memoryview(bytearray(self.session.ports.storage.states.state_bytes(layout)))
 
     def allocate(self, nbytes: int) -> memoryview:
         """Where fetched bytes go."""
-        return self.session.ports.storage.allocate(nbytes)
+        return self.session.ports.storage.results.allocate(nbytes)
 
     def wants_state(self, round_: int) -> bool:
         """Whether the state after entry ``round_`` would bring this member on."""

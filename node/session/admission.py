@@ -207,9 +207,8 @@ class Admission:
         self._known, new = before, after - before
         if entry.admitted:
             self.session.ports.emit(ev.LetIn(entry.admitted))
-        if (
-            self.per_hour and self.session.me in config
-        ):  # what was decided before this member came is no news
+        # What was decided before this member came is no news.
+        if self.per_hour and self.session.me in config:
             self._entered.extend(now for peer in new if not self._free(peer))
         self._known |= after
         for peer in new:
@@ -299,7 +298,7 @@ class Admission:
             return
         del self._trials[peer]
         entry = machine.journal.entries[round_].entry
-        result = session.ports.storage.kept(entry)
+        result = session.ports.storage.results.kept(entry)
         if result is None:
             return
 
@@ -348,10 +347,8 @@ def judge_sample(
     results.codec(chunk).decode(
         results.wire(memoryview(bytearray(result[start:stop])), chunk), mean
     )
-    length, bound = (
-        float(values.double().norm()),
-        LONGER * len(entry.contributors) ** 0.5 * float(mean.double().norm()),
-    )
+    length = float(values.double().norm())
+    bound = LONGER * len(entry.contributors) ** 0.5 * float(mean.double().norm())
     if not length < float("inf"):
         return "its values are not finite"
     if bound and not 0 < length <= bound:

@@ -52,7 +52,7 @@ def replay(storage: Storage, replica: ModelReplica, entries: Log) -> bool:
     """
     for certified in entries.since(replica.generation + 1):
         entry = certified.entry
-        data = storage.kept(entry) if entry.contributors else None
+        data = storage.results.kept(entry) if entry.contributors else None
         if entry.contributors and (data is None or not matches(entry, data)):
             return False
         replica.apply(entry, data)

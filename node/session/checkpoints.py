@@ -45,14 +45,14 @@ class Checkpoints:
                 self.forget_results()  # the next entry, which would do it, may wait for their room
 
         session.ports.offload(
-            lambda: session.ports.storage.checkpoint(replica, certified, rounds), ended
+            lambda: session.ports.storage.states.checkpoint(replica, certified, rounds), ended
         )
 
     def forget_results(self) -> None:
         """Results that neither a checkpoint nor a member that lags a little needs."""
         session = self._session
         assert session.machine is not None
-        session.ports.storage.forget_results(session.machine.round - session.timing.keep_rounds)
+        session.ports.storage.results.forget(session.machine.round - session.timing.keep_rounds)
 
     def retry(self, now: float) -> None:
         """Write the checkpoints that the disk refused when they were due, or newer ones.
@@ -67,7 +67,7 @@ class Checkpoints:
             return
         if self._first_applied is None:  # of a state that was fetched, no checkpoint was due yet
             self._first_applied = replica.applied
-        written = max(session.ports.storage.checkpointed(), self._first_applied)
+        written = max(session.ports.storage.states.checkpointed(), self._first_applied)
         due = written + 2 * self._every
         waited = not self._writing and now >= self._again_at
         if replica.applied > due and waited:

@@ -111,7 +111,7 @@ class Copies:
                 return known, there
             chunking = Chunking(what.codec, what.numel, what.chunk_elements).results
             try:
-                data = session.ports.storage.allocate(chunking.nbytes)
+                data = session.ports.storage.results.allocate(chunking.nbytes)
             except StorageError as error:  # a full disk: the others decide, and it is fetched then
                 return error
             EncodedVector(chunking, data).encode(vector)

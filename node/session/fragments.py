@@ -28,20 +28,17 @@ from ...collectives.cutting import cut
 from ...collectives.errors import ConfigError, LocalProtocolError, StorageError
 from ...collectives.exchange import Bounds
 from ...collectives.group import LogName
-from ...collectives.identifiers import HASH_BYTES, PeerId, RunId
+from ...collectives.identifiers import HASH_BYTES, PeerId
 from ...collectives.layout import Layout
 from ...collectives.messages import Spans
-from ...collectives.round import OPEN, Doors, Timing
-from ...collectives.swarm import RunSettings
 from ..run.inner_doors import InnerDoors
 from . import events as ev
 from .actions import main_log
 from .beginning import check_model
 from .budgets import PeerUsage
-from .composing import log_settings_of
-from .modes import PLAIN, Modes
-from .ports import DataPlane, SessionPorts, Storage
+from .ports import ContentPlane, DataPlane, SessionPorts, Storage
 from .session import ROUND, Phase, Session
+from .terms import SessionTerms
 
 if TYPE_CHECKING:
     from .session import Session
@@ -72,25 +69,16 @@ def logs_of(run: str, fragments: int) -> list[str]:
     )
 
 
-class FragmentPlane:
-    """The data plane as one fragment sees it: content has names of its own, since states of two
-    fragments may hold the same bytes.
+class FragmentContent:
+    """Content as one fragment sees it: it has names of its own, since states of two fragments may
+    hold the same bytes. Implements `ContentPlane`.
     """
 
-    def __init__(self, plane: DataPlane, number: int) -> None:
+    def __init__(self, plane: ContentPlane, number: int) -> None:
         self._plane = plane
-        self._wanted = set[bytes]()
         self._mask = int.from_bytes(
             blake3(f"atoll/fragment/1/{number}".encode()).digest(HASH_BYTES), "big"
         )
-        self.open_round, self.freeze, self.release, self.execute = (
-            plane.open_round,
-            plane.freeze,
-            plane.release,
-            plane.execute,
-        )
-        self.close_round = plane.close_round
-        self.resend_parts, self.resend_results = plane.resend_parts, plane.resend_results
 
     def named(self, name: bytes) -> bytes:
         """The name of content in the shared plane, from the fragment's, or back."""
@@ -113,16 +101,13 @@ class FragmentPlane:
         hashes: Sequence[bytes],
         sources: Sequence[PeerId],
     ) -> None:
-        self._wanted.add(name)
         self._plane.want(self.named(name), destination, bounds, hashes, sources)
 
     def unwant(self, name: bytes) -> None:
-        self._wanted.discard(name)
         self._plane.unwant(self.named(name))
 
-    def report(self, plan_id: bytes) -> None:
-        """Of a plan, or of content on its way."""
-        self._plane.report(self.named(plan_id) if plan_id in self._wanted else plan_id)
+    def report_blob(self, name: bytes) -> None:
+        self._plane.report_blob(self.named(name))
 
 
 class FragmentPorts:
@@ -131,8 +116,9 @@ class FragmentPorts:
     def __init__(self, ports: SessionPorts, storage: Storage, number: int) -> None:
         self._ports, self._number = ports, number
         self.storage: Storage = storage
-        self.plane = FragmentPlane(ports.exchange, number)
-        self.exchange: DataPlane = self.plane
+        self.exchange: DataPlane = ports.exchange
+        self.named_content = FragmentContent(ports.content, number)
+        self.content: ContentPlane = self.named_content
         self.send, self.pace, self.sign, self.verify = (
             ports.send,
             ports.pace,
@@ -159,33 +145,20 @@ class Fragments:
 
     def __init__(
         self,
+        terms: SessionTerms,
         *,
-        run: RunId,
-        me: PeerId,
-        organiser: PeerId,
-        settings: RunSettings,
         ports: SessionPorts,
         storages: Sequence[Storage],
         rng: Random,
         now: float,
-        timing: Timing | None = None,
-        unix_offset_s: float = 0.0,
-        checkpoint_every: int = 10,
-        chunk_elements: int | None = None,
-        seeding: bool = True,
-        site: str = "",
-        probation: int = 0,
-        per_hour: int = 0,
         budgets: PeerUsage | None = None,
-        doors: Doors = OPEN,
-        modes: Modes = PLAIN,
     ) -> None:
         """``storages``: one a fragment; that of ``ports`` is not used. Raises ConfigError where
         there is none.
         """
         if not storages:
             raise ConfigError("a run of no fragments", key="fragments")
-        if modes.pre_round is not None:
+        if terms.modes.pre_round is not None:
             raise LocalProtocolError("what members do before a round, they do in one piece")
         budgets = budgets or PeerUsage()
         self.ports = [
@@ -193,28 +166,16 @@ class Fragments:
         ]
         self.sessions = list[Session]()
         for number, own in enumerate(self.ports):
+            inner = InnerDoors(terms.doors, self._in_first) if number else terms.doors
             self.sessions.append(
                 Session(
-                    run=run,
-                    me=me,
-                    organiser=organiser,
-                    settings=log_settings_of(settings),
+                    replace(terms, doors=inner),
                     ports=own,
                     rng=rng,
                     now=now,
-                    timing=timing,
-                    unix_offset_s=unix_offset_s,
-                    checkpoint_every=checkpoint_every,
-                    chunk_elements=chunk_elements,
-                    seeding=seeding,
-                    site=site,
-                    log=fragment_log(run, number),
+                    log=fragment_log(terms.run, number),
                     membership=self.sessions[0].membership if number else None,
-                    probation=probation,
-                    per_hour=per_hour,
                     budgets=budgets,
-                    doors=InnerDoors(doors, self._in_first) if number else doors,
-                    modes=modes,
                 )
             )
         for session in self.sessions:
@@ -321,7 +282,7 @@ class Fragments:
         match event:
             case x.BlobProgress() | x.BlobComplete() | x.BadChunk():
                 for session, ports in zip(self.sessions, self.ports, strict=True):
-                    name = ports.plane.named(event.name)
+                    name = ports.named_content.named(event.name)
                     if name in session.transfer.fetching:
                         session.on_exchange(now, replace(event, name=name))
             case x.ResultComplete() | x.ReductionReport() | x.PartReduced() | x.PartGiven():
@@ -361,10 +322,16 @@ Whole = Session | Fragments
 """A run at one member, in one piece or in several; driven alike."""
 
 
-def whole_of(storages: Sequence[Storage], settings: RunSettings, **how: Any) -> Whole:
-    """A session; or where there are ``storages``, one a fragment, the fragments of a run. ``how``:
-    what both are made of.
-    """
+def whole_of(
+    terms: SessionTerms,
+    *,
+    ports: SessionPorts,
+    storages: Sequence[Storage],
+    rng: Random,
+    now: float,
+    budgets: PeerUsage | None = None,
+) -> Whole:
+    """A session; or where there are ``storages``, one a fragment, the fragments of a run."""
     if storages:
-        return Fragments(storages=storages, settings=settings, **how)
-    return Session(settings=log_settings_of(settings), **how)
+        return Fragments(terms, ports=ports, storages=storages, rng=rng, now=now, budgets=budgets)
+    return Session(terms, ports=ports, rng=rng, now=now, budgets=budgets)

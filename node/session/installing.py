@@ -53,16 +53,16 @@ class Installing:
             self._waiting = (round_, root, layout, data)
             return None
         storage, rounds = session.ports.storage, session.rounds(round_)
-        replica = session.replica or self._replica or storage.replica(layout, restore=False)
+        replica = session.replica or self._replica or storage.states.replica(layout, restore=False)
         self.under_way = True
 
         def install() -> None:
             replica.install(data, round_)
-            storage.checkpoint(replica, certified, rounds)
+            storage.states.checkpoint(replica, certified, rounds)
 
         def installed(later: float, _: None) -> None:
             try:
-                storage.save_layout(layout)
+                storage.states.save_layout(layout)
                 replica.publish(round_)
                 if round_ + 1 < machine.round:
                     self.under_way = False
@@ -72,10 +72,8 @@ class Installing:
                 self._replica = None  # this state is the journal's end: nothing is left to replay
             except StorageError:
                 # Tried again; until then nothing else is applied.
-                self._waiting, self._half_done = (
-                    (round_, root, layout, data),
-                    True,
-                )
+                self._waiting = (round_, root, layout, data)
+                self._half_done = True
                 raise
             self.under_way = False
             storage.installed(round_)
@@ -93,7 +91,7 @@ class Installing:
             self._replica = None
             return session.ports.offload(replica.hashes, partial(self._replayed, replica))
         self._replica, entry = replica, self._next(replica)
-        data = session.ports.storage.kept(entry) if entry.contributors else None
+        data = session.ports.storage.results.kept(entry) if entry.contributors else None
         if not entry.contributors or (data is not None and matches(entry, data)):
             return self._apply(replica, entry, data)
         votes = machine.journal.entries[entry.round].votes
@@ -111,7 +109,7 @@ class Installing:
     def result_arrived(self, entry: Entry, data: memoryview) -> None:
         """Verified bytes of an entry that is waited for."""
         if self._replica is not None and entry.round == self._replica.applied + 1:
-            self.session.ports.storage.keep_result(entry, data)
+            self.session.ports.storage.results.keep(entry, data)
             self._apply(self._replica, entry, data)
 
     def lacks(self, entry: Entry) -> bool:

@@ -109,11 +109,9 @@ class PreRound(Protocol):
 
     def offer(self, now: float) -> None:
         """There may be something to contribute, or a new round."""
-        ...
 
     def on_message(self, now: float, peer: PeerId, data: bytes) -> None:
         """A control message, after its prefix. Raises RemoteProtocolError, BadSignatureError."""
-        ...
 
     def takes(
         self, now: float, event: ev.OperationDone | ev.OperationRefused | BlobProgress
@@ -125,7 +123,6 @@ class PreRound(Protocol):
 
     def tick(self, now: float) -> None:
         """What waits, what was lost, and what takes too long."""
-        ...
 
     def decided(self, entry: Entry) -> tuple[bytes | None, bool]:
         """A round is over: the script's cid, if one is free again, and whether its vector is in the
@@ -135,7 +132,6 @@ class PreRound(Protocol):
 
     def drop_all(self) -> None:
         """The end of the session: the data plane lets go of what it holds."""
-        ...
 
 
 NO_SPENDING, NO_WORK = Spending(), ScriptWork()

@@ -113,11 +113,9 @@ class ModelReplica:
     def hashes(self) -> list[bytes]:
         """blake3 of each chunk of the state: the anchor's bytes, then the momentum's."""
         anchor, momentum = bytes_of(self.anchor), bytes_of(self.momentum)
-        step, size, length = (
-            state_chunk_bytes(self.layout.numel),
-            len(anchor),
-            len(anchor) + len(momentum),
-        )
+        step = state_chunk_bytes(self.layout.numel)
+        size = len(anchor)
+        length = len(anchor) + len(momentum)
         hashes = list[bytes]()
         for start in range(0, length, step):
             stop = min(start + step, length)

@@ -83,7 +83,7 @@ class Serving:
         for voted in (machine.journal.echoed, machine.journal.accepted):
             entry = voted[1] if voted is not None else None
             data = (
-                self.session.ports.storage.kept(entry)
+                self.session.ports.storage.results.kept(entry)
                 if entry is not None and entry.contributors
                 else None
             )
@@ -100,14 +100,13 @@ class Serving:
         known = machine.open.known.get(name)
         if known is not None:
             data = session.actions.results.get(known.part_digests)
-            if (
-                data is None and machine.sealing.active
-            ):  # voted for in an earlier life, and no state is here
-                data = session.ports.storage.kept(known)
+            # Voted for in an earlier life, and no state is here.
+            if data is None and machine.sealing.active:
+                data = session.ports.storage.results.kept(known)
             return (known, data) if data is not None else None
-        for certified in machine.journal.entries[max(0, session.ports.storage.results_from()) :]:
+        for certified in machine.journal.entries[max(0, session.ports.storage.results.first()) :]:
             if certified.entry.hash() == name:
-                data = session.ports.storage.kept(certified.entry)
+                data = session.ports.storage.results.kept(certified.entry)
                 return (certified.entry, data) if data is not None else None
         return None
 
@@ -118,9 +117,9 @@ class Serving:
         )
         if snapshot is not None:
             snapshot.used_at = now
-            self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+            self.session.ports.content.send_blob(peer, body.name, body.chunks)
         elif body.chunks and body.name in self._provided:
-            self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+            self.session.ports.content.send_blob(peer, body.name, body.chunks)
         elif (known := self._provided.get(body.name)) is not None and known.hashes:
             self.session.actions.tell(peer, known.round, m.Offer(body.name, known.hashes, None))
         elif body.name in self._hashing:
@@ -129,7 +128,7 @@ class Serving:
             self.session.actions.tell(peer, 0, m.Gone(body.name))
         elif body.chunks:
             self._provide(body.name, *found)
-            self.session.ports.exchange.send_blob(peer, body.name, body.chunks)
+            self.session.ports.content.send_blob(peer, body.name, body.chunks)
         else:
             self._offer_result(now, peer, body.name, *found)
 
@@ -155,7 +154,7 @@ class Serving:
             budgets.refuse(now, peer, "get")
 
     def _provide(self, name: bytes, entry: Entry, data: memoryview, hashes: bytes = b"") -> None:
-        self.session.ports.exchange.provide(name, data, chunking_of(entry).bounds)
+        self.session.ports.content.provide(name, data, chunking_of(entry).bounds)
         self._provided[name] = ServedResult(entry.log, entry.round, hashes)
 
     # ---- state
@@ -212,7 +211,7 @@ class Serving:
         others = [snapshot for snapshot in self.snapshots if snapshot.root != made_now.root]
         self._keep([*others[-(SNAPSHOTS - 1) :], made_now])
         assert self.session.replica is not None
-        self.session.ports.exchange.provide(
+        self.session.ports.content.provide(
             made_now.root, data, state_chunk_bytes(self.session.replica.layout.numel)
         )
         asking, self._asking = self._asking, set()
@@ -229,7 +228,7 @@ class Serving:
         step = state_chunk_bytes(replica.layout.numel)
 
         def read() -> Snapshot | None:
-            found = session.ports.storage.saved(before)
+            found = session.ports.storage.states.saved(before)
             if found is None:
                 return None
             round_, data = found
@@ -242,14 +241,14 @@ class Serving:
                 made.used_at = now
                 known = [snapshot for snapshot in self.snapshots if snapshot.root != made.root]
                 self._keep([made, *known[-(SNAPSHOTS - 1) :]])
-                session.ports.exchange.provide(made.root, made.data, step)
+                session.ports.content.provide(made.root, made.data, step)
             for peer, body in sorted(asking.items()):
                 if made is not None and made.round >= body.least:
                     self._offer_state(peer, made)
                 else:
                     self.on_ask_state(now, peer, m.AskState(least=body.least))
 
-        oldest = session.ports.storage.results_from() - 1
+        oldest = session.ports.storage.results.first() - 1
         kept = next((s for s in self.snapshots if oldest <= s.round < before), None)
         if kept is not None:
             offer(session.clock(), kept)
@@ -267,7 +266,7 @@ class Serving:
     def _keep(self, keep: list[Snapshot]) -> None:
         for snapshot in self.snapshots:
             if snapshot not in keep:
-                self.session.ports.exchange.withdraw(snapshot.root)
+                self.session.ports.content.withdraw(snapshot.root)
         self.snapshots = keep
 
     def tick(self, now: float) -> None:
@@ -281,7 +280,7 @@ class Serving:
                 ]
             )
         if self._provided:
-            oldest = self.session.ports.storage.results_from()
+            oldest = self.session.ports.storage.results.first()
             for name in [
                 name
                 for name, known in self._provided.items()
@@ -298,4 +297,4 @@ class Serving:
     def withdraw(self, name: bytes) -> None:
         """Serve this result no longer."""
         if self._provided.pop(name, None) is not None:
-            self.session.ports.exchange.withdraw(name)
+            self.session.ports.content.withdraw(name)

@@ -28,15 +28,12 @@ from ...collectives.errors import (
     RemoteProtocolError,
 )
 from ...collectives.group import NO_READING, Certified, Entry, Member, Plan, Reading
-from ...collectives.identifiers import PeerId, RunId
+from ...collectives.identifiers import PeerId
 from ...collectives.layout import Layout
 from ...collectives.outcomes import Tally
 from ...collectives.round import (
     MOST_SAMPLES,
-    OPEN,
-    Doors,
     RoundMachine,
-    Timing,
     check_genesis,
     everybody,
     gone,
@@ -55,8 +52,6 @@ from .budgets import PeerUsage
 from .checkpoints import Checkpoints
 from .contribution_queue import ContributionQueue
 from .installing import Installing
-from .log_settings import LogSettings
-from .modes import PLAIN, Modes
 from .other_logs import is_operation
 from .peer_selection import PeerSelection
 from .ports import SessionPorts
@@ -66,6 +61,7 @@ from .replica import ModelReplica
 from .serving import Serving
 from .shapes import shape_of, witnesses_of
 from .tallies import newest_readings, shares_of, tallies
+from .terms import SessionTerms
 from .transfer import Transfer
 
 MEMBERSHIP, ROUND = b"M", b"R"
@@ -88,70 +84,34 @@ class Session:
 
     def __init__(
         self,
+        terms: SessionTerms,
         *,
-        run: RunId,
-        me: PeerId,
-        organiser: PeerId,
-        settings: LogSettings,
         ports: SessionPorts,
         rng: Random,
         now: float,
-        timing: Timing | None = None,
-        unix_offset_s: float = 0.0,
-        checkpoint_every: int = 10,
-        chunk_elements: int | None = None,
-        seeding: bool = True,
-        site: str = "",
         log: str = "",
         membership: Membership | None = None,
-        probation: int = 0,
-        per_hour: int = 0,
         budgets: PeerUsage | None = None,
-        doors: Doors = OPEN,
-        modes: Modes = PLAIN,
     ) -> None:
-        """With ``seeding`` this member takes part also while no script is attached. ``site``: the
-        label of the place where it is.
-
-        ``log`` and ``membership``: of a fragment, whose run has others, with the same membership.
-        ``probation``, ``per_hour``: see `Admission`.
-        ``budgets``: of the run's peers; fragments have the same. ``doors``: by what peers enter the
-        configuration. ``modes``: what the run asks for. Long, since each part is made here and
-        handed those that it uses. Raises LocalProtocolError for a run that asks for a mode that is
-        not among them.
+        """``log`` and ``membership``: of a fragment, whose run has others, with the same one.
+        ``budgets``: of the run's peers; fragments have the same. Raises LocalProtocolError for a
+        run that asks for a mode that is not among its own.
         """
-        self.run, self.me, self.organiser, self.settings, self.ports, self.rng = (
-            run,
-            me,
-            organiser,
-            settings,
-            ports,
-            rng,
-        )
-        self.log = log or main_log(run)
-        self.doors = doors
+        self.terms = terms
+        settings, modes = terms.settings, terms.modes
+        self.run, self.me, self.organiser = terms.run, terms.me, terms.organiser
+        self.settings = settings
+        self.ports = ports
+        self.rng = rng
+        self.log = log or main_log(self.run)
+        self.doors = terms.doors
         # Members that may lie, and masked rounds, go by others' votes: each must hear them all.
         goes_by_votes = bool(settings.lying) or modes.pre_round is not None
         told = everybody if goes_by_votes else modes.log.dissemination
         self.modes = replace(modes, log=replace(modes.log, dissemination=told))
-        self.timing = timing or Timing()
-        self.seeding, self.site = seeding, site
-        self.chunk_elements = chunk_elements
-        watch = MembershipTiming(
-            beat_s=self.timing.heartbeat_s,
-            detect_s=self.timing.detect_s,
-            sparse_above=self.timing.sparse_above,
-        )
-        self.membership = membership or Membership(
-            me,
-            run,
-            sign=ports.sign,
-            verify=ports.verify,
-            rng=rng,
-            timing=watch,
-            unix_offset_s=unix_offset_s,
-        )
-        self._unix_offset_s = unix_offset_s
+        self.timing, self.seeding = terms.timing, terms.seeding
+        self.membership = membership or self._make_membership()
+        self._unix_offset_s = terms.unix_offset_s
         self._follows = membership is not None  # another session speaks for the peer
         self.budgets = budgets or PeerUsage()
         self.sessions = [self]  # of a run in fragments there are several
@@ -159,14 +119,14 @@ class Session:
         self.replica: ModelReplica | None = None
         self.actions = LogActions(self, modes.proofs(self))
         self.transfer = Transfer(
-            self.actions, organiser, self.timing, rng, settings.lying, modes.race
+            self.actions, self.organiser, self.timing, rng, settings.lying, modes.race
         )
         self.serving = Serving(self)
         self.operations = modes.operations(self)
         self.prior = PriorContributions(self)
         self.retaining = modes.retention(self)
-        self.checkpoints = Checkpoints(self, checkpoint_every)
-        self.admission = Admission(self, self.retaining, probation, per_hour)
+        self.checkpoints = Checkpoints(self, terms.checkpoint_every)
+        self.admission = Admission(self, self.retaining, terms.probation, terms.per_hour)
         self.others = PeerSelection(self, self.admission)
         self.measures = modes.measures(settings.reducer)
         self._unrecorded: Entry | None = None  # applied, but the disk was full
@@ -188,6 +148,22 @@ class Session:
         modes.check(settings)
         make = modes.pre_round
         self.pre_round: PreRound | None = make(self) if make else None
+
+    def _make_membership(self) -> Membership:
+        watch = MembershipTiming(
+            beat_s=self.timing.heartbeat_s,
+            detect_s=self.timing.detect_s,
+            sparse_above=self.timing.sparse_above,
+        )
+        return Membership(
+            self.me,
+            self.run,
+            sign=self.ports.sign,
+            verify=self.ports.verify,
+            rng=self.rng,
+            timing=watch,
+            unix_offset_s=self.terms.unix_offset_s,
+        )
 
     # ---- views
     @property
@@ -214,25 +190,20 @@ class Session:
         """
         if self.machine is None:
             return 0
-        applied = self.machine.journal.entries
-        ahead = [
-            certified.entry
-            for certified in self.machine.frontier
-            if len(applied) <= certified.entry.round <= entry
-        ]
-        return applied.rounds(entry) + sum(map(rounds_in, ahead))
+        ahead = map(rounds_in, self._ahead(self.machine, entry))
+        return self.machine.journal.entries.rounds(entry) + sum(ahead)
 
     def samples(self, entry: int) -> int:
         """How many samples were contributed to the state after log entry ``entry``."""
         if self.machine is None:
             return 0
-        applied = self.machine.journal.entries
-        ahead = [
-            certified.entry
-            for certified in self.machine.frontier
-            if len(applied) <= certified.entry.round <= entry
-        ]
-        return min(MOST_SAMPLES, applied.samples(entry) + sum(map(samples_in, ahead)))
+        ahead = map(samples_in, self._ahead(self.machine, entry))
+        return min(MOST_SAMPLES, self.machine.journal.entries.samples(entry) + sum(ahead))
+
+    @staticmethod
+    def _ahead(machine: RoundMachine, entry: int) -> list[Entry]:
+        applied, frontier = len(machine.journal.entries), machine.frontier
+        return [each.entry for each in frontier if applied <= each.entry.round <= entry]
 
     @property
     def completed(self) -> int:
@@ -343,14 +314,14 @@ class Session:
         Raises StorageError where storage says that nobody else can have it.
         """
         storage = self.ports.storage
-        journal, layout = storage.journal(), storage.layout()
+        journal, layout = storage.journal(), storage.states.layout()
         if not journal.entries:
             return None
         newest = journal.entries.since(max(0, len(journal.entries) - RECENT))
         admitted = tuple(each for certified in newest for each in certified.entry.admitted)
         if admitted:  # a power cut may have taken what was written of them beside the journal
             self.ports.emit(ev.LetIn(admitted))
-        replica = storage.replica(layout, restore=True) if layout is not None else None
+        replica = storage.states.replica(layout, restore=True) if layout is not None else None
         if replica is None or not 0 <= replica.generation < len(
             journal.entries
         ):  # or killed between a fetched state and its entries
@@ -378,7 +349,7 @@ class Session:
                 "only the organiser founds a run, and only one that has no state"
             )
         settings, journal = self.settings, storage.journal()
-        replica = storage.replica(layout, restore=False)
+        replica = storage.states.replica(layout, restore=False)
         replica.initialise(initial)
         replica.publish(0)
         certified = make_genesis(
@@ -386,7 +357,8 @@ class Session:
             log=self.log,
             me=Member(self.me, journal.incarnation),
             replica=replica,
-            chunk_elements=self.chunk_elements or chunk_elements(settings.codec, layout.numel),
+            chunk_elements=self.terms.chunk_elements
+            or chunk_elements(settings.codec, layout.numel),
             codec=settings.codec_of(layout),
             reducer=settings.reducer,
             sign=self.ports.sign,
@@ -436,7 +408,7 @@ class Session:
             actions=self.actions,
             rng=self.rng,
             now=now,
-            site=self.site,
+            site=self.terms.site,
             modes=replace(self.modes.log, sites=self.spending.names),
             unix_offset_s=self._unix_offset_s,
             doors=self.doors,
@@ -810,9 +782,8 @@ class Session:
         transfer, and it waits for nobody.
         """
         machine, transfer = self.machine, self.transfer
-        if (
-            machine is None or machine.contribution is not None or self.operations.under_way
-        ):  # the likeliest, asked for every message
+        # The likeliest, asked for every message.
+        if machine is None or machine.contribution is not None or self.operations.under_way:
             return False
         if self.pre_round is not None and self.pre_round.active:
             return False

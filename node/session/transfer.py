@@ -250,7 +250,7 @@ class Transfer:
                 item.asked_at = now
                 if item.data is not None:
                     # Answered by `on_blob` with what is missing.
-                    self.actions.exchange.report(item.name)
+                    self.actions.content.report_blob(item.name)
                 else:
                     self._ask(now, item)
 
@@ -307,10 +307,8 @@ class Transfer:
             layout=layout,
             hashes=_split(offer.hashes),
         )
-        item.bounds, item.data = (
-            state_chunk_bytes(layout.numel),
-            self.actions.allocate_state(layout),
-        )
+        item.bounds = state_chunk_bytes(layout.numel)
+        item.data = self.actions.allocate_state(layout)
         self.fetching[offer.name] = item
         if rival:
             self._try(now, item)
@@ -403,10 +401,10 @@ class Transfer:
     # ---- both
     def _want(self, now: float, item: Fetching) -> None:
         assert item.data is not None
-        self.actions.exchange.want(item.name, item.data, item.bounds, item.hashes, item.sources)
+        self.actions.content.want(item.name, item.data, item.bounds, item.hashes, item.sources)
         item.asked_at = item.moved_at = now
         # Answered by `on_blob`: what came before need not be asked for.
-        self.actions.exchange.report(item.name)
+        self.actions.content.report_blob(item.name)
 
     def _ask(self, now: float, item: Fetching) -> None:
         """Ask one source for the chunk hashes; a new source of what is already coming is told to
@@ -414,7 +412,7 @@ class Transfer:
         """
         item.asked_at = now
         if item.data is not None:
-            self.actions.exchange.want(item.name, item.data, item.bounds, item.hashes, item.sources)
+            self.actions.content.want(item.name, item.data, item.bounds, item.hashes, item.sources)
         elif source := self._next_source(item):
             self.actions.tell(source, item.round, m.Get(item.name, ()))
 
@@ -457,7 +455,7 @@ class Transfer:
 
     def _forget(self, name: bytes) -> None:
         if self.fetching.pop(name, None) is not None:
-            self.actions.exchange.unwant(name)
+            self.actions.content.unwant(name)
 
 
 def part_digests(entry: Plan | Entry, hashes: Sequence[bytes]) -> tuple[bytes, ...]:

@@ -23,10 +23,11 @@ from ...collectives.simulation import Network, ProcessDied, Timer, World
 from ...collectives.swarm import RunSettings
 from ...security.identity import Identity
 from ..session.barrier import Barrier
-from ..session.composing import find_reducers, modes_of
+from ..session.composing import find_reducers, log_settings_of, modes_of
 from ..session.fragments import Whole, whole_of
-from ..session.ports import DataPlane, Storage
+from ..session.ports import ContentPlane, DataPlane, Storage
 from ..session.session import MEMBERSHIP
+from ..session.terms import SessionTerms
 
 T = TypeVar("T")
 SMALLEST_WAIT_S = 0.001
@@ -157,16 +158,13 @@ class NodeProcess:
             beside=lambda work: self.offload(work, lambda _, done: done()),
         )
         self.exchange = cast(DataPlane, self.plane)
+        self.content = cast(ContentPlane, self.plane)
         self.barrier = Barrier([storage, *others], self.persist)
-        self.run: Whole = whole_of(
-            [storage, *others] if others else (),
+        terms = SessionTerms(
             run=place.run_id,
             me=peer,
             organiser=place.organiser,
-            settings=place.settings,
-            ports=self,
-            rng=rng,
-            now=place.world.now,
+            settings=log_settings_of(place.settings),
             timing=place.timing,
             checkpoint_every=place.checkpoint_every,
             chunk_elements=place.chunk_elements,
@@ -175,6 +173,13 @@ class NodeProcess:
             doors=place.doors(peer),
             modes=modes_of(place.settings, place.identities.get(peer), rng),
             site=place.sites.get(peer, ""),
+        )
+        self.run: Whole = whole_of(
+            terms,
+            ports=self,
+            storages=[storage, *others] if others else (),
+            rng=rng,
+            now=place.world.now,
         )
         self.session = self.run.sessions[0]
         self._rng, self._emit, self._died = rng, emit, died

@@ -7,9 +7,11 @@ journal     FileJournal: entries, promises and votes, a write-ahead log that sur
             power cuts
 results     ResultFiles: a ring of preallocated, mapped files that results are received into
 checkpoint  anchor and momentum as safetensors, two generations, verified by their Merkle root
-spent       how often noise was handed over, never behind
+states      StateFiles: the model's layout, and when a checkpoint is written and which is read
+entry_results   EntryResults: results by entry, and from which round on all are here
+spent       SpentFiles: operations voted in, and how often noise was handed over, never behind
 contributions   what was contributed to the newest rounds, and who signed it
-run_files   RunFiles: the Storage of one run, tying these together
+run_files   RunFiles: the Storage of one log, tying these together
 """
 
 from .run_files import RunFiles

@@ -20,7 +20,15 @@ from torch import Tensor
 
 from ...collectives.errors import StorageError
 from ...collectives.layout import Layout
-from .medium import PIECE_BYTES, REAL, Medium, make_folder, storage_error, write_atomically
+from .medium import (
+    PIECE_BYTES,
+    REAL,
+    Medium,
+    contents_of,
+    make_folder,
+    storage_error,
+    write_atomically,
+)
 
 NEWEST, BEFORE = "state.safetensors", "before.safetensors"
 MAX_HEAD_BYTES = 1 << 20
@@ -247,11 +255,7 @@ def damaged(path: Path, why: str, *, alone: bool = False) -> StorageError:
 def saved_layout(folder: Path, medium: Medium = REAL) -> Layout | None:
     """The layout that the checkpoint was written with, if it can be read."""
     try:
-        return msgspec.convert(json.loads(medium.contents(folder / "atoll.json"))["layout"], Layout)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # ValueError: also what msgspec and json raise
+        document = json.loads(contents_of(folder / "atoll.json", medium))
+        return msgspec.convert(document["layout"], Layout)
+    except (OSError, ValueError, KeyError, TypeError):  # ValueError: msgspec and json raise it, too
         return None

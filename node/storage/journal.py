@@ -45,7 +45,7 @@ from ...collectives.errors import StorageError
 from ...collectives.group import Certified, Entry, Vote
 from ...collectives.round import SPAN, Log, SealRecord
 from .frames import FRAME, MAX_ENTRY_BYTES, check_of, framed, read_frames
-from .medium import REAL, Medium, make_folder, storage_error, write_atomically
+from .medium import REAL, Medium, contents_of, make_folder, storage_error, write_atomically
 
 ENTRY, VOTE = b"E", b"V"
 _MARK = struct.Struct(">cQ")  # the kind of a frame, and how much of the file was on the medium
@@ -291,7 +291,7 @@ class FileJournal:
         self._was_long = 0
         if self._existed:
             try:
-                meta = json.loads(self._medium.contents(path))
+                meta = json.loads(contents_of(path, self._medium))
                 self.incarnation, self._was_clean = int(meta["incarnation"]), bool(meta["clean"])
                 self._was_long = int(meta["bytes"])
                 self.rebooted = not self._was_clean and meta["boot_id"] != self._boot
@@ -300,7 +300,7 @@ class FileJournal:
                 self._check_owner(owner)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 self._unknown_life(f"meta.json: {error}")
-        elif self._medium.exists(self._path) and self._medium.contents(self._path):
+        elif self._medium.exists(self._path) and contents_of(self._path, self._medium):
             self._unknown_life("meta.json is missing")
 
     def _check_owner(self, owner: str) -> None:
@@ -496,7 +496,7 @@ class FileJournal:
 
     def _load_seal(self) -> None:
         path = self._folder.with_name("seal")
-        data = self._medium.contents(path) if self._medium.exists(path) else b""
+        data = contents_of(path, self._medium) if self._medium.exists(path) else b""
         if data:
             size, check = FRAME.unpack(data[: FRAME.size].ljust(FRAME.size, b"\0"))
             body = data[FRAME.size :]

@@ -9,6 +9,7 @@ of the file, or `sync_folder` of its folder, has returned; not before.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from pathlib import Path
 from typing import Protocol
@@ -31,7 +32,6 @@ class Medium(Protocol):
 
     def close(self, file: int) -> None:
         """Let go of a file."""
-        ...
 
     def size(self, file: int) -> int:
         """In bytes."""
@@ -43,38 +43,27 @@ class Medium(Protocol):
 
     def write(self, file: int, data: bytes | memoryview, at: int) -> None:
         """All of it. ENOSPC, too, where the disk took a part."""
-        ...
 
     def truncate(self, file: int, nbytes: int) -> None:
         """Cut a file."""
-        ...
 
     def sync(self, file: int) -> None:
         """Everything that was written to the file is on the medium when this returns."""
-        ...
 
     def sync_folder(self, folder: Path) -> None:
         """The names in the folder are on the medium when this returns."""
-        ...
 
     def make_folder(self, folder: Path) -> None:
         """With its parents, 0700; one that exists is left as it is."""
-        ...
 
     def replace(self, old: Path, new: Path) -> None:
         """Rename, in place of what was called so."""
-        ...
 
     def remove(self, path: Path) -> None:
         """Remove a file; nothing happens where there is none."""
-        ...
 
     def exists(self, path: Path) -> bool:
         """Whether there is such a file or folder."""
-        ...
-
-    def contents(self, path: Path) -> bytes:
-        """All of a file; FileNotFoundError where there is none."""
         ...
 
 
@@ -124,11 +113,19 @@ class RealMedium:
     def exists(self, path: Path) -> bool:
         return path.exists()
 
-    def contents(self, path: Path) -> bytes:
-        return path.read_bytes()
-
 
 REAL: Medium = RealMedium()
+
+
+def contents_of(path: Path, medium: Medium = REAL) -> bytes:
+    """All of a file. Raises OSError, FileNotFoundError where there is none."""
+    if not medium.exists(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    file = medium.open(path)
+    try:
+        return medium.read(file, medium.size(file), 0)
+    finally:
+        medium.close(file)
 
 
 def write_atomically(

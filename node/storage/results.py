@@ -199,10 +199,8 @@ class ResultFiles:
                 number = known[1]
         if known is not None and (not forced or name in self._forced):
             return
-        path, trailer = (
-            self._path(number),
-            msgspec.msgpack.encode(_Trailer(name, round_, len(data))),
-        )
+        path = self._path(number)
+        trailer = msgspec.msgpack.encode(_Trailer(name, round_, len(data)))
         try:
             if known is not None:  # of an earlier life, which may not have come to force it
                 self._put(path, data, 0)
@@ -292,11 +290,6 @@ class ResultFiles:
         with self._lock:
             self._drop(name for name, (round_, _, _) in self._index.items() if round_ < before)
 
-    def drop(self, name: str) -> None:
-        """A name is dropped, if it is there."""
-        with self._lock:
-            self._drop([name] if name in self._index else [])
-
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
@@ -306,9 +299,8 @@ class ResultFiles:
         for name in list(names):
             _, number, _ = self._index.pop(name)
             self._forced.discard(name)
-            with contextlib.suppress(
-                StorageError
-            ):  # the next life may find it: it is bytes as good as they were
+            # The next life may find it: it is bytes as good as they were.
+            with contextlib.suppress(StorageError):
                 self._blank(number)
 
     def close(self) -> None:

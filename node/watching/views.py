@@ -38,7 +38,9 @@ def status_of(watch: RunWatcher) -> RunStatus:
     config = session.config_peers() if session else []
     rounds = chronicle.rounds
     last = next((row for row in reversed(rounds) if isinstance(row, RoundCommittedEvent)), None)
-    unsaved = next((files.unsaved for files in run.files.values() if files.unsaved), None)
+    unsaved = next(
+        (files.states.unsaved for files in run.files.values() if files.states.unsaved), None
+    )
     trouble = (
         run.error or run.troubles.current or unsaved or other_histories(run.foreign, run.splits)
     )

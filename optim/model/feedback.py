@@ -43,10 +43,8 @@ def _decoded(chunking: Chunking, contribution: Tensor) -> Iterator[tuple[slice, 
     )
     for chunk in range(chunking.chunks):
         codec, start = chunking.codec(chunk), chunk * chunking.chunk_elements
-        part, decoded = (
-            slice(start, start + chunking.elements(chunk)),
-            scratch[: chunking.elements(chunk)],
-        )
+        part = slice(start, start + chunking.elements(chunk))
+        decoded = scratch[: chunking.elements(chunk)]
         encoded = chunking.wire(wire[: chunking.wire_bytes(chunk)], chunk)
         codec.encode(contribution[part], encoded)
         codec.decode(encoded, decoded)

@@ -55,7 +55,6 @@ class Rule(Protocol):
         """Write ``new`` from ``old`` and ``g``; update ``state``. All float32 (n,), as are the two
         scratch vectors.
         """
-        ...
 
 
 class Sgd:

@@ -166,9 +166,8 @@ class OuterStep:
         """The step of a round whose mean comes in pieces: (first element, float32 values), which
         cover the vector in order. ``reported``: what its contributors say; ``entry``: its number in
         the log."""
-        if (
-            not self.whole and anchor_in.numel() > BLOCK_ELEMENTS
-        ):  # of a short one the pieces are so small that calls outweigh arithmetic
+        # Of a short one the pieces are so small that calls outweigh arithmetic.
+        if not self.whole and anchor_in.numel() > BLOCK_ELEMENTS:
             for start, mean in means:
                 self.apply_range(
                     anchor_in, mean, state, anchor_out, start, start + mean.numel(), reported

@@ -333,9 +333,8 @@ class Replica:
                 decided = True
                 self._decided(frozen, outcome, new)
         finally:
-            if (
-                not decided
-            ):  # open, the node was lost, or somebody interrupted the wait: training will go on
+            # Open, the node was lost, or somebody interrupted the wait: training will go on.
+            if not decided:
                 self._remember(frozen)
         return WaitedOutcome(outcome, samples, self._clock() - started)
 
@@ -432,9 +431,8 @@ class Replica:
         live values that had some of it, and no other.
         """
         self._carried = True
-        if (
-            new.round == self.base.round
-        ):  # what the node gave for it may be another view, of the same values
+        # What the node gave for it may be another view, of the same values.
+        if new.round == self.base.round:
             rebase(self.flat, new, self.base)
         elif self.settings.mixing is None:
             mix(self.flat, new, LOST_SHARE, frozen)

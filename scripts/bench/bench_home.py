@@ -102,8 +102,8 @@ def play(folder: Path, rounds: int, members: int) -> dict[str, Any]:
     for round_ in range(1, rounds + 1):
         began = time.perf_counter()
         entry, journal = entry_of(round_, base, config), files.journal()
-        data = files.allocate(4 * NUMEL)
-        files.force_result(entry.log, round_, entry.part_digests, data)
+        data = files.results.allocate(4 * NUMEL)
+        files.results.force(entry.log, round_, entry.part_digests, data)
         journal.promise(0)
         journal.accept(0, entry)
         files.sync()
@@ -117,8 +117,8 @@ def play(folder: Path, rounds: int, members: int) -> dict[str, Any]:
         certified = Certified(entry, votes)
         journal.append(certified)
         if round_ % EVERY == 0:
-            files.checkpoint(replica, certified, round_)
-        files.forget_results(round_ + 1 - KEPT_ROUNDS)
+            files.states.checkpoint(replica, certified, round_)
+        files.results.forget(round_ + 1 - KEPT_ROUNDS)
         base = entry.hash()
         took.append(time.perf_counter() - began)
     before = size_of(folder)
@@ -126,7 +126,7 @@ def play(folder: Path, rounds: int, members: int) -> dict[str, Any]:
     for _ in range(2):  # as after kill -9: nothing was closed. The first leaves out old votes
         began, busy = time.perf_counter(), time.process_time()
         again = opened(folder)
-        again.replica(LAYOUT, restore=True)
+        again.states.replica(LAYOUT, restore=True)
         starts.append(time.perf_counter() - began)
         cpu.append(time.process_time() - busy)
         assert len(again.journal().entries) == rounds + 1

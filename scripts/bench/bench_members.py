@@ -101,7 +101,7 @@ class Member:
     def found(self) -> None:
         """Begin with a run of which all are members."""
         crowd = self.crowd
-        replica = self.storage.replica(crowd.layout, restore=False)
+        replica = self.storage.states.replica(crowd.layout, restore=False)
         replica.initialise(torch.zeros(crowd.layout.numel))
         replica.publish(0)
         genesis = make_genesis(

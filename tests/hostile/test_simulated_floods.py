@@ -284,7 +284,7 @@ def test_a_state_on_disk_is_read_in_the_queue_of_service(table: Table) -> None:
     """Where that is full, whoever asks is refused; no round stands behind what it asked for."""
     rounds_take(table, 12)
     victim, asker = table.peers[0], table.peers[1].name
-    assert victim.storage.saved(victim.session.round) is not None
+    assert victim.storage.states.saved(victim.session.round) is not None
     node = victim.node
     assert node is not None
     ask = wire(m.AskState(certified=True))

@@ -86,7 +86,7 @@ def test_who_is_left_below_the_threshold_is_told_that_the_run_is_over() -> None:
     """One of three has spent all but two already, in an earlier life: a sum needs all three."""
     swarm = LocalSwarm(3, settings=settings(ALLOWED + 1))
     for _ in range(ALLOWED - 2):
-        swarm.peers[1].storages[0].spend_noisy(-1)
+        swarm.peers[1].storages[0].spent.spend_noisy(-1)
     seen = play(swarm)
     assert {round_ for round_, _, _ in seen.values()} == {2}
     assert "this site has spent epsilon" in seen[1][2]

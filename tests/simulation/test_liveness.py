@@ -183,7 +183,9 @@ def test_who_lacks_the_state_says_who_would_have_it() -> None:
     together(table, table.peers, "one")
     for peer in table.peers:
         peer.kill()
-    second.storage._checkpoint = second.storage._before = None  # its disk lost the state only
+    second.storage.states._checkpoint = second.storage.states._before = (
+        None  # its disk lost the state only
+    )
     second.start().attach()
     table.until(lambda: bool(waits_of(second)))
     assert waits_of(second)[-1] == ("lacking state", ("p0", "p2"))
@@ -196,7 +198,11 @@ def lose(peer: Peer, *, incarnation: int | None = None) -> None:
     """Its home is gone, and it begins as this life (by its clock); or its state only is, where None
     is given."""
     if incarnation is None:
-        peer.storage._checkpoint, peer.storage._before, peer.storage._kept = None, None, {}
+        peer.storage.states._checkpoint, peer.storage.states._before, peer.storage.results._kept = (
+            None,
+            None,
+            {},
+        )
     else:
         peer.storage = peer.table.storage(SETTINGS.outer)
         peer.storage.journal().renew(incarnation)
@@ -313,7 +319,10 @@ def test_a_member_that_lost_its_state_but_not_its_journal_goes_on_as_the_same_li
         together(table, table.peers, f"round {number}")
     for peer in table.peers:
         peer.kill()
-    second.storage._checkpoint, second.storage._kept = second.storage._before, {}
+    second.storage.states._checkpoint, second.storage.results._kept = (
+        second.storage.states._before,
+        {},
+    )
     second.start().attach()
     third.start().attach()
     goes_on(table, [second, third])
@@ -330,7 +339,7 @@ def test_a_member_that_lacks_a_result_which_nobody_keeps_takes_a_newer_state() -
     for number in range(6):
         together(table, table.peers, f"round {number}")
     third.kill()
-    third.storage._kept = {}
+    third.storage.results._kept = {}
     while first.session.round < 3 * KEPT:
         together(table, [first, second], f"without {first.session.round}")
     third.start().attach()

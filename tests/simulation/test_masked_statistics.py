@@ -238,4 +238,4 @@ def test_a_site_whose_update_is_not_finite_is_in_the_private_sum_with_nothing(
         ] * ROUNDS
     told = [each.getMessage() for each in caplog.records if "but noise" in each.getMessage()]
     assert [each.startswith("work of 30 samples") for each in told] == [True] * ROUNDS
-    assert [peer.storages[0].noisy() for peer in swarm.peers] == [ROUNDS] * SITES
+    assert [peer.storages[0].spent.noisy() for peer in swarm.peers] == [ROUNDS] * SITES

@@ -99,7 +99,7 @@ class Clinics:
 
 
 def spent(peer: Peer) -> int:
-    return peer.storage.noisy()
+    return peer.storage.spent.noisy()
 
 
 def test_a_fresh_key_under_a_name_begins_where_the_old_ones_may_have_been() -> None:

@@ -76,7 +76,7 @@ class Life:
         if list(self.journal.entries) != LOG[:now]:
             raise LostError("another log")
         try:
-            count = self.spent.count()
+            count = self.spent.noisy()
         except StorageError as error:
             raise LostError(str(error)) from error
         if count < self.handed:
@@ -150,7 +150,7 @@ class Life:
             self.handed += 1
             if self.rng.random() < 0.3:
                 return self.end(power=True)
-        self.spent.add(len(self.journal.entries))
+        self.spent.spend_noisy(len(self.journal.entries))
         self.handed += not self.late
         return None
 

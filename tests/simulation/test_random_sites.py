@@ -103,4 +103,4 @@ def test_each_run_comes_to_its_end_with_the_reason(seed: int) -> None:
     entries = [c.entry for c in swarm.peers[0].storages[0].journal().entries]
     for peer in swarm.peers if run.private else ():
         given = sum(c.member.peer == peer.name for entry in entries for c in entry.contributors)
-        assert given <= peer.storages[0].noisy() <= ALLOWED
+        assert given <= peer.storages[0].spent.noisy() <= ALLOWED

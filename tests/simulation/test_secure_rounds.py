@@ -34,7 +34,7 @@ from atoll.node.modes.secure.vectors import RingLayout, threshold_of
 from atoll.node.modes.secure.wire import AttemptMessage, AuthoredMessage, encode
 from atoll.node.session import events as ev
 from atoll.node.session.copies import Copies
-from atoll.node.session.memory_storage import MemoryStorage
+from atoll.node.session.memory_storage import MemorySpent, MemoryStorage
 from atoll.node.session.mode_events import PrivacySpent
 from atoll.node.simulation.local_member import LocalMember
 from atoll.security.masking import Client, Memory
@@ -197,7 +197,7 @@ def test_a_site_spends_no_more_than_its_privacy_over_all_its_lives() -> None:
         told = spent(peer)
         assert [event.steps for event in told] == list(range(1, len(told) + 1))
         assert all(event.epsilon <= 4.0 for event in told)
-        assert peer.storage.noisy() == len(told) <= allowed
+        assert peer.storage.spent.noisy() == len(told) <= allowed
     assert spent(sites.peers[0])[-1].left == 0
     assert spent(sites.peers[0])[-1].epsilon == pytest.approx(epsilon_after(terms, allowed))
     assert sites.peers[0].session.completed <= allowed
@@ -215,7 +215,7 @@ def test_what_a_contribution_spends_of_privacy_is_forced_beside_the_control_loop
 
     def watch(peer: Peer) -> None:
         assert peer.node is not None
-        persist, spend = peer.node.persist, peer.storage.spend_noisy
+        persist, spend = peer.node.persist, peer.storage.spent.spend_noisy
 
         def beside(work: Callable[[], Any], done: Callable[[float, Any], None]) -> None:
             def job() -> Any:
@@ -231,7 +231,7 @@ def test_what_a_contribution_spends_of_privacy_is_forced_beside_the_control_loop
             counted.append((peer.name, peer.name in forcing))
             spend(entry)
 
-        peer.node.persist, peer.storage.spend_noisy = beside, count
+        peer.node.persist, peer.storage.spent.spend_noisy = beside, count
 
     for peer in sites.peers:
         watch(peer)
@@ -245,19 +245,12 @@ def test_what_a_contribution_spends_of_privacy_is_forced_beside_the_control_loop
     sites.table.end()
 
 
-class Disk(MemoryStorage):
+class CountedSpent(MemorySpent):
     """What was spent is lost with the power, until a sync."""
 
-    def __init__(self, outer: OuterSettings) -> None:
-        super().__init__(outer)
+    def __init__(self) -> None:
+        super().__init__()
         self.spends, self.forced = 0, list[str]()
-
-    @property
-    def written(self) -> int:
-        return self.spends
-
-    def sync(self) -> None:
-        self.forced = self.spent()
 
     def spend(self, key: str) -> None:
         super().spend(key)
@@ -265,7 +258,23 @@ class Disk(MemoryStorage):
 
     def lose_power(self) -> None:
         """Between two lives."""
-        self._spent = list(self.forced)
+        self._keys = list(self.forced)
+
+
+class Disk(MemoryStorage):
+    """With `CountedSpent`."""
+
+    def __init__(self, outer: OuterSettings) -> None:
+        super().__init__(outer)
+        self.counted = CountedSpent()
+        self.spent = self.counted
+
+    @property
+    def written(self) -> int:
+        return self.counted.spends
+
+    def sync(self) -> None:
+        self.counted.forced = self.counted.operations()
 
 
 def disks_of_their_own(sites: Sites, rng: Random) -> None:
@@ -305,14 +314,14 @@ def test_the_medium_says_that_a_vector_was_handed_over_before_any_byte_of_it_lea
             return bool(struck) and peer is struck[0][0]
         key, disk = GIVEN + sites.offered[sender].hex(), peer.storage
         assert isinstance(disk, Disk)
-        if key in disk.spent() and key not in disk.forced:
+        if key in disk.spent.operations() and key not in disk.counted.forced:
             early.append(sender)
-        if not planted and key in disk.forced and peer.session.completed > 7:
+        if not planted and key in disk.counted.forced and peer.session.completed > 7:
             struck.append((peer, sites.offered[sender]))
 
             def cut() -> None:
                 peer.kill()
-                disk.lose_power()
+                disk.counted.lose_power()
                 sites.table.network.tap = None
                 sites.back_after(peer, 1.0)
 

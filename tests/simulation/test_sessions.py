@@ -429,7 +429,7 @@ def test_rare_checkpoints_do_not_keep_results_without_end() -> None:
     first = table.found()
     for number in range(80):
         together(table, [first], f"round {number}")
-        assert first.machine.round - first.storage.results_from() <= 17
+        assert first.machine.round - first.storage.results.first() <= 17
     table.end()
 
 

@@ -256,7 +256,8 @@ def direct(clause: Callable[[c.PlaneCase], None]) -> None:
             return error
         return None
 
-    clause(c.PlaneCase(ME, Exchange(ME, emit=events.append), events.popleft, refusal))
+    exchange = Exchange(ME, emit=events.append)
+    clause(c.PlaneCase(ME, exchange, exchange, events.popleft, refusal))
     assert not events
 
 
@@ -270,7 +271,8 @@ def through_the_engine(clause: Callable[[c.PlaneCase], None]) -> None:
         return event.error if isinstance(event, CommandFailed) else None
 
     with EngineThread(ME, emit=events.put) as engine:
-        clause(c.PlaneCase(ME, engine.exchange, lambda: events.get(timeout=WAIT_S), refusal))
+        exchange = engine.exchange
+        clause(c.PlaneCase(ME, exchange, exchange, lambda: events.get(timeout=WAIT_S), refusal))
         assert engine.sync(WAIT_S)
     assert events.empty()
 

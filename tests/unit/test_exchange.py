@@ -660,8 +660,8 @@ def test_blobs():
         BlobProgress(b"state", 1, 11, ((1, 11),), b),
         BlobProgress(b"state", 2, 11, ((2, 11),), b),
     ]
-    net.nodes[c].report(b"state")
-    net.nodes[c].report(b"something else")
+    net.nodes[c].report_blob(b"state")
+    net.nodes[c].report_blob(b"something else")
     assert net.events[c][-1] == BlobProgress(b"state", 2, 11, ((2, 11),))
     net.nodes[a].send_blob(c, b"state", [(5, 6)])
     net.run()
@@ -715,7 +715,7 @@ def test_of_a_result_that_is_fetched_what_has_come_already_is_not_asked_for(seed
     net.nodes[c].want(
         b"result", memoryview(out), results.bounds, [chunk_hash(view) for view in views], [a]
     )
-    net.nodes[c].report(b"result")
+    net.nodes[c].report_blob(b"result")
     have = len(views) - sum(stop - first for first, stop in lacking[b])
     assert net.events[c][-1] == BlobProgress(b"result", have, len(views), lacking[b])
     net.nodes[a].send_blob(c, b"result", lacking[b])
@@ -753,7 +753,7 @@ def test_what_is_known_of_a_blob_is_copied_a_little_at_a_time_while_its_plan_is_
     kept, out, node = bytes(data), bytearray(len(data)), net.nodes[a]
     net.nodes[b].provide(b"result", memoryview(kept), 400)
     node.want(b"result", memoryview(out), 400, hashes, [b])
-    node.report(b"result")
+    node.report_blob(b"result")
     assert (net.of(a, BlobProgress), any(out)) == ([], False)
     assert node.work()
     assert out == kept[: 16 * 400] + bytes(24 * 400)

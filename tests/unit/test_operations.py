@@ -148,15 +148,15 @@ def test_votes_in_operations_are_remembered_over_a_restart(tmp_path: Path) -> No
         )
 
     first = life()
-    assert first.spent() == []
+    assert first.spent.operations() == []
     keys = [operation_key("r", str(number)) for number in range(4100)]
     for key in keys:
-        first.spend(key)
+        first.spent.spend(key)
     second = life()  # as after kill -9: nothing was closed
-    assert second.spent() == keys[-4096:]
-    second.spend("more")
+    assert second.spent.operations() == keys[-4096:]
+    second.spent.spend("more")
     third = life()
-    assert third.spent() == [*keys[-4095:], "more"]
+    assert third.spent.operations() == [*keys[-4095:], "more"]
     for opened in (first, second, third):
         opened.close()
 

@@ -331,12 +331,12 @@ def test_operations_whose_sync_failed_are_never_told_from_memory_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Refusing()
-    monkeypatch.setattr("atoll.node.storage.run_files.REAL", disk)
+    monkeypatch.setattr("atoll.node.storage.spent.REAL", disk)
     files, path = run_files(tmp_path, []), tmp_path / "operations"
-    files.spend("a")
+    files.spent.spend("a")
     files.sync()
     assert disk.forced == ["operations"]
-    files.spend("b")
+    files.spent.spend("b")
     disk.refuses = True
     with pytest.raises(StorageError, match="Input/output error"):
         files.sync()
@@ -345,10 +345,10 @@ def test_operations_whose_sync_failed_are_never_told_from_memory_alone(
         files.sync()
     files.close()
     again, before = run_files(tmp_path, []), path.stat().st_ino
-    assert again.spent() == ["a", "b"]
+    assert again.spent.operations() == ["a", "b"]
     renewed = path.stat().st_ino
     assert renewed != before  # another file: what a sync has forgotten is written again
-    assert again.spent() == ["a", "b"]
+    assert again.spent.operations() == ["a", "b"]
     assert path.stat().st_ino == renewed
     again.close()
 
@@ -380,16 +380,16 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
     entries = log_of(2)
     for certified in entries:
         files.journal().append(certified)
-    replica = files.replica(layout, restore=False)
+    replica = files.states.replica(layout, restore=False)
     assert isinstance(replica, ModelReplica)
     replica.initialise(torch.arange(20, dtype=torch.float32))
     replica.momentum.copy_(torch.linspace(-1, 1, 20))
     replica.applied = 1
-    files.checkpoint(replica, entries[1], 1)
+    files.states.checkpoint(replica, entries[1], 1)
     files.close()
 
     again = run_files(tmp_path, troubles)
-    restored = again.replica(layout, restore=True)
+    restored = again.states.replica(layout, restore=True)
     assert isinstance(restored, ModelReplica)
     assert (restored.applied, restored.generation) == (1, 1)
     assert torch.equal(restored.anchor, replica.anchor)
@@ -403,7 +403,7 @@ def test_checkpoint_comes_back_bit_for_bit_and_damage_is_told(tmp_path: Path) ->
     data[-3] ^= 1
     path.write_bytes(data)
     damaged = run_files(tmp_path, troubles)
-    assert damaged.replica(layout, restore=True).generation == -1
+    assert damaged.states.replica(layout, restore=True).generation == -1
     assert [error.code for error in troubles] == ["E303"]
     damaged.close()
 
@@ -418,21 +418,21 @@ def test_a_checkpoint_that_a_power_cut_left_ahead_of_the_journal_is_a_note_and_n
     troubles: list[StorageError] = []
     layout, entries = make_layout([("w", (4,))]), log_of(3)
     files = run_files(tmp_path, troubles)
-    replica = files.replica(layout, restore=False)
+    replica = files.states.replica(layout, restore=False)
     assert isinstance(replica, ModelReplica)
     replica.initialise(torch.arange(4, dtype=torch.float32))
     for certified in entries[:2]:
         files.journal().append(certified)
     for applied in (1, 2):  # the second is of an entry that the journal never gets
         replica.applied = applied
-        files.checkpoint(replica, entries[applied], applied)
+        files.states.checkpoint(replica, entries[applied], applied)
     files.close()
 
     for missing in (False, True):
         if missing:
             (tmp_path / "checkpoint" / "state.safetensors").unlink()
         again = run_files(tmp_path, troubles)
-        assert again.replica(layout, restore=True).applied == 1
+        assert again.states.replica(layout, restore=True).applied == 1
         assert (again.damage, troubles) == (None, [])
         again.close()
         assert "entry 1 is taken" in caplog.records[-1].getMessage()
@@ -441,10 +441,10 @@ def test_a_checkpoint_that_a_power_cut_left_ahead_of_the_journal_is_a_note_and_n
     both.journal().append(entries[0])
     for applied in (1, 2):
         replica.applied = applied
-        both.checkpoint(replica, entries[applied], applied)
+        both.states.checkpoint(replica, entries[applied], applied)
     both.close()
     again = run_files(tmp_path / "both", troubles)  # nothing serves, and others may have the state
-    assert again.replica(layout, restore=True).generation == -1
+    assert again.states.replica(layout, restore=True).generation == -1
     assert not troubles
     assert again.damage is not None
     assert "does not reach" in again.damage.message
@@ -494,7 +494,7 @@ def test_who_founded_a_run_and_lost_its_folder_does_not_found_it_again_and_is_so
     for me in ("p1", "p0"):  # another member's marker would mean nothing
         files = life(5, me)
         assert (files.was_founded, files.journal().incarnation) == (False, 5)
-        files.found(files.replica(layout, restore=False), genesis)
+        files.found(files.states.replica(layout, restore=False), genesis)
         assert files.was_founded
         assert (tmp_path / "beside the key" / "r").exists() == (me == "p0")
         files.close()
@@ -652,10 +652,10 @@ def test_a_seal_outlives_a_damaged_journal_and_a_damaged_seal_is_damage(tmp_path
 def test_closed_files_hold_no_memory_but_what_is_still_read(tmp_path: Path) -> None:
     files, entries = run_files(tmp_path, []), log_of(3)
     for certified in entries[1:]:
-        data = files.allocate(8)
+        data = files.results.allocate(8)
         data[:] = bytes([certified.entry.round] * 8)
-        files.keep_result(certified.entry, data)
-    unread, read = files.kept(entries[1].entry), files.kept(entries[2].entry)
+        files.results.keep(certified.entry, data)
+    unread, read = files.results.kept(entries[1].entry), files.results.kept(entries[2].entry)
     assert unread is not None
     assert read is not None
     gone = weakref.ref(unread.obj)
@@ -664,7 +664,9 @@ def test_closed_files_hold_no_memory_but_what_is_still_read(tmp_path: Path) -> N
     assert gone() is None
     assert bytes(read) == b"\x02" * 8
     again = run_files(tmp_path, [])
-    assert bytes(again.kept(entries[1].entry) or b"") == b"\x01" * 8  # what is on disk stays
+    assert (
+        bytes(again.results.kept(entries[1].entry) or b"") == b"\x01" * 8
+    )  # what is on disk stays
     again.close()
 
 
@@ -673,16 +675,16 @@ def test_what_was_spent_of_privacy_outlives_lives_and_damage_of_the_state_and_is
 ) -> None:
     files, troubles = run_files(tmp_path, []), list[StorageError]()
     for steps in range(3):
-        assert files.noisy() == steps
-        files.spend_noisy(steps + 1)
+        assert files.spent.noisy() == steps
+        files.spent.spend_noisy(steps + 1)
     files.reset()  # the state is set aside, what it has told others is not
-    assert files.noisy() == 3
+    assert files.spent.noisy() == 3
     files.close()
     again = run_files(tmp_path, troubles)
-    assert again.noisy() == 3
+    assert again.spent.noisy() == 3
     for damaged in (b"", b"-5\n", b"3.5", b"\xff\xfe"):
         (tmp_path / "privacy").write_bytes(damaged)
-        for use in (again.noisy, lambda: again.spend_noisy(1)):
+        for use in (again.spent.noisy, lambda: again.spent.spend_noisy(1)):
             with pytest.raises(StorageError, match="privacy is damaged"):
                 use()
     again.close()

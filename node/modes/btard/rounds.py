@@ -152,7 +152,7 @@ class BtardRounds:
         elif (
             not self._barred
             and self.step < 0
-            and (session.completed > 0 or BEGUN in session.ports.storage.spent())
+            and (session.completed > 0 or BEGUN in session.ports.storage.spent.operations())
         ):
             self._barred = AGAIN
         return self._barred
@@ -187,7 +187,7 @@ class BtardRounds:
         if self.step < 0 and not self._all_in():
             return
         if self.step < 0:
-            session.ports.storage.spend(BEGUN)
+            session.ports.storage.spent.spend(BEGUN)
         self.step, self._to_repeat = step, []
         state, start = self._state(), self._start()
         self.work.begin(step, start)

@@ -48,7 +48,7 @@ class VectorTransfers:
         name = offered.name(session.me)
         if name not in self._given:
             self._given[name] = piece.step
-            session.ports.exchange.provide(
+            session.ports.content.provide(
                 name, memoryview(np.ascontiguousarray(piece.values, FLOAT).tobytes()), CHUNK_BYTES
             )
         for peer in to:
@@ -81,7 +81,7 @@ class VectorTransfers:
             coming = self._coming[name] = _Coming(
                 peer, offered, data, ((0, -(-len(data) // CHUNK_BYTES)),), now
             )
-            self._session.ports.exchange.want(name, data, CHUNK_BYTES, (), (peer,))
+            self._session.ports.content.want(name, data, CHUNK_BYTES, (), (peer,))
             self._ask(name, coming)
 
     def _ask(self, name: bytes, coming: _Coming) -> None:
@@ -90,7 +90,7 @@ class VectorTransfers:
     def on_taken(self, peer: PeerId, taken: Taken) -> None:
         """A peer wants what it was offered."""
         if taken.name in self._given:
-            self._session.ports.exchange.send_blob(peer, taken.name, taken.spans)
+            self._session.ports.content.send_blob(peer, taken.name, taken.spans)
 
     def on_blob(self, now: float, event: BlobProgress) -> tuple[PeerId, CommittedVector] | None:
         """Some of a vector is here. Returns it when all is, and who sent it."""
@@ -120,15 +120,15 @@ class VectorTransfers:
 
     def forget(self, before: int) -> None:
         """Steps before this one are over."""
-        exchange = self._session.ports.exchange
+        content = self._session.ports.content
         for name in [name for name, step in self._given.items() if step < before]:
             del self._given[name]
-            exchange.withdraw(name)
+            content.withdraw(name)
         for name in [
             name for name, coming in self._coming.items() if coming.offered.header.step < before
         ]:
             del self._coming[name]
-            exchange.unwant(name)
+            content.unwant(name)
         for waiting in self._waiting.values():
             kept = [each for each in waiting if each.header.step >= before]
             waiting.clear()

@@ -98,7 +98,7 @@ class Operation(BesideRun):
             rng=session.rng,
             now=now,
             modes=LogModes(),
-            site=session.site,
+            site=session.terms.site,
             root=NO_STATE,
         )
         self.peers = [member.peer for member in acceptors]

@@ -80,12 +80,12 @@ class Operations(OtherLogs):
     def spent(self) -> dict[str, None]:
         """Operations that this member promised or voted in, in this life or an earlier one."""
         if self._spent is None:
-            self._spent = dict.fromkeys(self.session.ports.storage.spent()[-MAX_SPENT:])
+            self._spent = dict.fromkeys(self.session.ports.storage.spent.operations()[-MAX_SPENT:])
         return self._spent
 
     def spend(self, key: str) -> None:
         """Before the first promise or vote."""
-        self.session.ports.storage.spend(key)
+        self.session.ports.storage.spent.spend(key)
         self.spent[key] = None
         while len(self.spent) > MAX_SPENT:
             del self.spent[next(iter(self.spent))]

@@ -23,8 +23,8 @@ class Budget:
     def __init__(self, terms: PrivacySettings, storage: Storage) -> None:
         self.terms, self._storage = terms, storage
         self._accountant = Accountant(terms.delta, terms.stop_at_epsilon)
-        self._accountant.spend(RATE, terms.noise, storage.noisy())
-        self.last = storage.noisy_entry()
+        self._accountant.spend(RATE, terms.noise, storage.spent.noisy())
+        self.last = storage.spent.noisy_entry()
         """For which entry of the log the newest was handed over; -1: for none."""
 
     @property
@@ -50,13 +50,13 @@ class Budget:
     def record(self, entry: int) -> None:
         """One more is about to be handed over: it is on the medium when this returns. Waits for the
         disk; from any thread. Raises StorageError: then it must not be."""
-        self._storage.spend_noisy(entry)
+        self._storage.spent.spend_noisy(entry)
         self.last = entry
 
     def raise_to(self, steps: int) -> None:
         """Earlier lives under this name may have handed over so many. Raises StorageError."""
         if steps > self.steps:
-            self._storage.raise_noisy(steps)
+            self._storage.spent.raise_noisy(steps)
             self._accountant.spend(RATE, self.terms.noise, steps - self.steps)
 
     def spend(self) -> None:

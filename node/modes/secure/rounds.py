@@ -311,7 +311,7 @@ class SecureRounds:
             digest = masking.binding.digest
             try:
                 if digest not in self.spending.memory.begun:
-                    self.session.ports.storage.spend(BEGUN + digest.hex())
+                    self.session.ports.storage.spent.spend(BEGUN + digest.hex())
                 masking.join(self.identity, self.spending.memory, self.rng)
                 if self.session.machine is not None:
                     self.session.machine.turns.done(now)
@@ -543,7 +543,7 @@ class SecureRounds:
             len(roster),
             self._threshold(masking),
             bound,
-            self.session.ports.storage.layout(),
+            self.session.ports.storage.states.layout(),
         )
         buckets = masking.buckets(self.terms)
         self._busy, metrics = True, dict(self.work.metrics)
@@ -625,7 +625,7 @@ class SecureRounds:
         """The sum's operation. Raises StorageError: then nothing was handed over."""
         session, words = self.session, torch.from_numpy(found.view(np.float32))
         try:
-            session.ports.storage.spend(GIVEN + given[0].hex())
+            session.ports.storage.spent.spend(GIVEN + given[0].hex())
         except StorageError as error:
             self._fail(now, error.message)
             raise

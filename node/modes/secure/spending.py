@@ -57,7 +57,7 @@ class SiteSpending(Spending):
     def memory(self) -> Memory:
         """What this member must not do again, from all its lives."""
         if self._memory is None:
-            spent = self.session.ports.storage.spent()
+            spent = self.session.ports.storage.spent.operations()
             begun = {bytes.fromhex(key[len(BEGUN) :]) for key in spent if key.startswith(BEGUN)}
             self._memory = Memory(
                 begun, {bytes.fromhex(key[len(GIVEN) :]) for key in spent if key.startswith(GIVEN)}

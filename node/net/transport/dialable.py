@@ -32,9 +32,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     if kind == "ip4":
         ipaddress.IPv4Address(host)
     elif kind == "ip6":
-        if (
-            "%" in host or "." in host
-        ):  # an interface of whoever says it; an IPv4 address in disguise
+        # An interface of whoever says it; an IPv4 address in disguise.
+        if "%" in host or "." in host:
             raise ValueError(f"not a host: {host!r}")
         ipaddress.IPv6Address(host)
     elif kind not in ("dns", "dns4", "dns6") or not is_host_name(host):

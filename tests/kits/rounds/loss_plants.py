@@ -20,7 +20,7 @@ from atoll.node.session.prior_contributions import PriorContributions
 from atoll.node.session.waiting import Waits
 
 from .plant import Plant
-from .storage import SimJournal, SimStorage
+from .storage import SimJournal, SimStates, SimStorage
 
 IS_DOUBLED = "is_doubled"  # the attribute of a membership
 
@@ -132,13 +132,13 @@ class NewestStateOnly(Plant):
     @contextmanager
     def planted(self, relayed_above: int | None = None) -> Generator[None]:
         """The older checkpoint is not looked at."""
-        saved = SimStorage.saved
-        SimStorage.saved = lambda self, before: None  # type: ignore[method-assign]
+        saved = SimStates.saved
+        SimStates.saved = lambda self, before: None  # type: ignore[method-assign]
         try:
             with super().planted(relayed_above):
                 yield
         finally:
-            SimStorage.saved = saved  # type: ignore[method-assign]
+            SimStates.saved = saved  # type: ignore[method-assign]
 
 
 class TwinsUnheard(Plant):

@@ -250,13 +250,6 @@ class SimMedium:
         names = self._folders.get(path.parent)
         return path in self._folders or (names is not None and path.name in names.now)
 
-    def contents(self, path: Path) -> bytes:
-        """See Medium."""
-        names = self._names(path.parent)
-        if path.name not in names.now:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        return bytes(names.now[path.name].now)
-
 
 def _written(file: _MediumFile) -> bytes:
     """What is on the medium once all writes have arrived."""

@@ -289,14 +289,14 @@ class Watch:
                 and journal.accepted[1].hash() == digest
                 and len(journal.entries) == entry.round
             )
-            if accepted and disk.storage.holds(entry):
+            if accepted and disk.storage.results.holds(entry):
                 found.add(disk.me)
         return found
 
     def _stored(self, entry: Entry) -> memoryview | None:
         """An entry's bytes, which members have checked against its digests when they came."""
         honest = [disk for disk in self.disks if disk.member.peer not in self.swarm.liars]
-        return next((data for disk in honest if (data := disk.storage.kept(entry))), None)
+        return next((data for disk in honest if (data := disk.storage.results.kept(entry))), None)
 
     def proposed(self) -> list[Config]:
         """The configurations that members have voted for in their open rounds."""
@@ -561,7 +561,7 @@ class Disk(Observer):
         replica, me = self.storage.replica_now, self.me
         self.swarm.twins.voted(self, entry)
         generation = replica.generation if replica is not None else -1
-        holds = self.storage.holds(entry)
+        holds = self.storage.results.holds(entry)
 
         def told() -> None:
             self.watch.voted(me, ballot, entry)

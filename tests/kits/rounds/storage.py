@@ -20,7 +20,7 @@ from atoll.collectives.group import Certified, Entry, Vote
 from atoll.collectives.layout import Layout
 from atoll.collectives.outer_rules import OuterSettings
 from atoll.collectives.round import SealRecord
-from atoll.node.session.memory_storage import MemoryStorage
+from atoll.node.session.memory_storage import MemoryResults, MemoryStates, MemoryStorage
 from atoll.node.session.replica import ModelReplica, PlainSlots, bytes_of
 from atoll.node.storage import checkpoint as cp
 from atoll.node.storage.journal import FileJournal
@@ -158,22 +158,15 @@ class Backup:
     entries: int
     promised: int
     """In the open round; a vote or an echo promises, too."""
-    kept: dict[str, Any]
+    kept: dict[str, dict[str, Any]]
     """What `SimStorage` has in memory, as if it were on the disk."""
 
 
-IN_MEMORY = (
-    "_layout",
-    "_kept",
-    "_from",
-    "_spent",
-    "_noisy",
-    "_forced",
-    "_checkpoint",
-    "_before",
-    "_begun",
-    "_numel",
-)
+IN_MEMORY = {
+    "states": ("_layout", "_checkpoint", "_before", "_begun", "_numel"),
+    "results": ("_kept", "_from", "_forced"),
+    "spent": ("_keys", "_noisy"),
+}
 
 
 class SimReplica(ModelReplica):
@@ -189,142 +182,95 @@ class SimReplica(ModelReplica):
         self.observer.published(self, round_)
 
 
-class SimStorage(MemoryStorage):
-    """The disk of one simulated member: the node's journal and checkpoints on a `SimMedium`; the
-    rest in memory, as if it were forced at once.
+class SimResults(MemoryResults):
+    """Bytes that were not forced may be lost with the power."""
 
-    Result bytes that were not forced may be lost with the power.
-    """
+    storage: SimStorage
+    forces = True
 
-    def __init__(self, outer: OuterSettings, observer: Observer, rng: Random, skip: str) -> None:
-        """``skip``: see `SimMedium`."""
-        super().__init__(outer)
-        self.observer = observer
-        self._rng, self._skip = rng, skip
-        self.medium = SimMedium(rng, skip)
-        self._journal = SimJournal(observer, 0, self.medium)
+    def __init__(self, storage: SimStorage) -> None:
+        super().__init__(storage)
         self._forced: dict[tuple[int, tuple[bytes, ...]], bytes] = {}
-        self.replica_now: SimReplica | None = None
-        self._numel = 0  # elements of the checkpoints' anchors
-        self._begun: list[tuple[int, bytes]] = []
-        """Checkpoints since the newest that was told to be kept: the disk failed somewhere in them,
-        and each may be there or not.
-        """
 
-    # ---- for the harness
-    @property
-    def incarnation(self) -> int:
-        """The incarnation of the next process."""
-        return self.journal().incarnation
+    def clear(self) -> None:
+        """The disk is lost."""
+        super().clear()
+        self._forced = {}
 
-    def wipe(self) -> None:
-        """The disk is lost, but for the number of lives."""
-        self.medium = SimMedium(self._rng, self._skip)
-        self._journal = SimJournal(self.observer, self.incarnation + 1, self.medium)
-        self._layout, self._checkpoint, self._kept, self._from = None, None, {}, 0
-        self._before, self._forced, self._begun = None, {}, []
-
-    def backup(self) -> Backup | None:
-        """A copy of what is here now; None where the run was not entered yet."""
-        journal = self.journal()
-        if not journal.entries or self._checkpoint is None:
-            return None
-        return Backup(
-            self.medium.copy(),
-            journal.incarnation,
-            len(journal.entries),
-            journal.promised,
-            {name: copy(getattr(self, name)) for name in IN_MEMORY},
-        )
-
-    def restore_backup(self, backup: Backup) -> None:
-        """A copy takes the place of the disk, of a dead member, on the same machine. Who restores
-        one makes room for it: no call of it fails.
-        """
-        fail, self.medium.fail = self.medium.fail, {}
-        self.medium.fill(backup.files)
-        for name, value in backup.kept.items():
-            setattr(self, name, copy(value))
-        self._journal = SimJournal(self.observer, backup.incarnation, self.medium)
-        self.medium.fail = fail
-
-    def renew(self) -> None:
-        """The home turned out to be an old copy: the next life is a new one with the same log."""
-        self.journal().forget_votes()
-
-    def end_of_life(self, *, power: bool = False) -> None:
-        """The process died, or with ``power`` the machine; the next one reads what is here."""
-        self.replica_now = None
-        if power:
-            self.medium.cut()
-            self._kept = {
-                name: kept for name, kept in self._kept.items() if self._rng.random() < 0.5
-            }
-        else:
-            self.medium.kill()
-        self._journal = self.journal().again(self.medium)
-        if self._checkpoint is not None and self._newest() is None:
-            raise Violation("durability", "no whole checkpoint is left")
+    def lose_power(self, rng: Random) -> None:
+        """Half of what was not forced is gone."""
+        self._kept = {name: kept for name, kept in self._kept.items() if rng.random() < 0.5}
 
     def holds(self, entry: Entry) -> bool:
         """Whether the result bytes of an entry are stored."""
         return not entry.contributors or self.kept(entry) is not None
 
-    # ---- ports.Storage, as a session sees it
-    def journal(self) -> SimJournal:
-        """The journal."""
-        return cast(SimJournal, self._journal)
-
-    @property
-    def written(self) -> int:
-        """See Storage."""
-        return self.journal().written
-
-    def sync(self) -> None:
-        """See Storage."""
-        self.journal().sync()
-        self.journal().note()
-
-    @property
-    def forces_results(self) -> bool:
-        """See Storage."""
-        return True
-
-    def force_result(
-        self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview
-    ) -> None:
-        """See Storage."""
+    def force(self, log: str, round_: int, digests: tuple[bytes, ...], data: memoryview) -> None:
+        """See Results."""
         self._forced[round_, digests] = bytes(data)
 
-    def keep_result(self, entry: Entry, data: memoryview) -> None:
+    def keep(self, entry: Entry, data: memoryview) -> None:
         """Keep result bytes."""
-        self.observer.before_write("result")
-        super().keep_result(entry, data)
+        self.storage.observer.before_write("result")
+        super().keep(entry, data)
 
     def kept(self, entry: Entry) -> memoryview | None:
         """Kept bytes."""
         forced = self._forced.get((entry.round, entry.part_digests))
         return memoryview(bytearray(forced)) if forced is not None else super().kept(entry)
 
-    def forget_results(self, before: int) -> None:
-        """Older results may go, but none newer than the older checkpoint (as `RunFiles` has it):
-        the name of the newer one may be gone with the power.
-        """
-        oldest = self._before or self._checkpoint
-        super().forget_results(min(before, oldest[0] + 1 if oldest else 0))
+    def forget(self, before: int) -> None:
+        """Those that were forced, too."""
+        super().forget(before)
         self._forced = {key: data for key, data in self._forced.items() if key[0] >= self._from}
+
+
+class SimStates(MemoryStates):
+    """Checkpoints on the medium; what memory says must be what the medium says."""
+
+    storage: SimStorage
+
+    def __init__(self, storage: SimStorage) -> None:
+        self._numel = 0  # elements of the checkpoints' anchors
+        super().__init__(storage)
+
+    def clear(self) -> None:
+        """The disk is lost."""
+        super().clear()
+        self._begun: list[tuple[int, bytes]] = []
+        """Checkpoints since the newest that was told to be kept: the disk failed somewhere in them,
+        and each may be there or not.
+        """
+
+    def needed(self) -> int:
+        """The older checkpoint (as `RunFiles` has it): the name of the newer one may be gone with
+        the power.
+        """
+        return self.checkpointed()
+
+    @property
+    def lost(self) -> bool:
+        """Whether there was a checkpoint, and none is whole."""
+        return self._checkpoint is not None and self.newest() is None
+
+    @property
+    def has_one(self) -> bool:
+        """Whether a checkpoint was written."""
+        return self._checkpoint is not None
 
     def replica(self, layout: Layout, *, restore: bool) -> ModelReplica:
         """A replica of this layout, with ``restore`` filled from the newest checkpoint that the
         journal reaches.
         """
-        replica = self.replica_now = SimReplica(layout, self._outer, self.observer)
+        replica = self.storage.replica_now = SimReplica(
+            layout, self.storage.outer, self.storage.observer
+        )
         self._fill(replica, restore)
         return replica
 
     def checkpoint(self, replica: ModelReplica, entry: Certified, rounds: int) -> None:
         """Keep the state."""
-        self.observer.before_write("checkpoint")
+        self.storage.observer.before_write("checkpoint")
         saved = cp.SavedCheckpoint(
             replica.applied, rounds, merkle_root(replica.hashes()), replica.anchor, replica.momentum
         )
@@ -337,18 +283,13 @@ class SimStorage(MemoryStorage):
             saved,
             run_id="run",
             entry_hash=entry.entry.hash(),
-            medium=self.medium,
+            medium=self.storage.medium,
             keep_newest=not again,
         )
         super().checkpoint(replica, entry, rounds)
         self._begun.clear()
 
-    def found(self, replica: ModelReplica, genesis: Certified) -> None:
-        """Keep layout, initial state and genesis."""
-        super().found(replica, genesis)
-        self.journal().sync()
-
-    def _newest(self) -> tuple[int, bytes] | None:
+    def newest(self) -> tuple[int, bytes] | None:
         """The newest checkpoint that is whole. What memory says must be what the medium says."""
         assert self._checkpoint is not None
         newest, before = self._on_medium(cp.NEWEST), self._on_medium(cp.BEFORE)
@@ -366,7 +307,7 @@ class SimStorage(MemoryStorage):
                 FOLDER / "checkpoint",
                 self._numel,
                 len(self._checkpoint[1]) // 4 - self._numel,
-                medium=self.medium,
+                medium=self.storage.medium,
                 name=name,
             )
         except StorageError:
@@ -376,6 +317,100 @@ class SimStorage(MemoryStorage):
         data = bytes(bytes_of(found.anchor)) + bytes_of(found.momentum)
         known = (self._checkpoint, self._before, *self._begun)
         return next((kept for kept in known if kept is not None and data == kept[1]), None)
+
+
+class SimStorage(MemoryStorage):
+    """The disk of one simulated member: the node's journal and checkpoints on a `SimMedium`; the
+    rest in memory, as if it were forced at once.
+    """
+
+    def __init__(self, outer: OuterSettings, observer: Observer, rng: Random, skip: str) -> None:
+        """``skip``: see `SimMedium`."""
+        super().__init__(outer)
+        self.observer = observer
+        self._rng, self._skip = rng, skip
+        self.medium = SimMedium(rng, skip)
+        self._journal = SimJournal(observer, 0, self.medium)
+        self.replica_now: SimReplica | None = None
+        self.states: SimStates = SimStates(self)
+        self.results: SimResults = SimResults(self)
+
+    # ---- for the harness
+    @property
+    def incarnation(self) -> int:
+        """The incarnation of the next process."""
+        return self.journal().incarnation
+
+    def wipe(self) -> None:
+        """The disk is lost, but for the number of lives."""
+        self.medium = SimMedium(self._rng, self._skip)
+        self._journal = SimJournal(self.observer, self.incarnation + 1, self.medium)
+        self.states.clear()
+        self.results.clear()
+
+    def backup(self) -> Backup | None:
+        """A copy of what is here now; None where the run was not entered yet."""
+        journal = self.journal()
+        if not journal.entries or not self.states.has_one:
+            return None
+        return Backup(
+            self.medium.copy(),
+            journal.incarnation,
+            len(journal.entries),
+            journal.promised,
+            {
+                part: {name: copy(getattr(getattr(self, part), name)) for name in names}
+                for part, names in IN_MEMORY.items()
+            },
+        )
+
+    def restore_backup(self, backup: Backup) -> None:
+        """A copy takes the place of the disk, of a dead member, on the same machine. Who restores
+        one makes room for it: no call of it fails.
+        """
+        fail, self.medium.fail = self.medium.fail, {}
+        self.medium.fill(backup.files)
+        for part, values in backup.kept.items():
+            for name, value in values.items():
+                setattr(getattr(self, part), name, copy(value))
+        self._journal = SimJournal(self.observer, backup.incarnation, self.medium)
+        self.medium.fail = fail
+
+    def renew(self) -> None:
+        """The home turned out to be an old copy: the next life is a new one with the same log."""
+        self.journal().forget_votes()
+
+    def end_of_life(self, *, power: bool = False) -> None:
+        """The process died, or with ``power`` the machine; the next one reads what is here."""
+        self.replica_now = None
+        if power:
+            self.medium.cut()
+            self.results.lose_power(self._rng)
+        else:
+            self.medium.kill()
+        self._journal = self.journal().again(self.medium)
+        if self.states.lost:
+            raise Violation("durability", "no whole checkpoint is left")
+
+    # ---- ports.Storage, as a session sees it
+    def journal(self) -> SimJournal:
+        """The journal."""
+        return cast(SimJournal, self._journal)
+
+    @property
+    def written(self) -> int:
+        """See Storage."""
+        return self.journal().written
+
+    def sync(self) -> None:
+        """See Storage."""
+        self.journal().sync()
+        self.journal().note()
+
+    def found(self, replica: ModelReplica, genesis: Certified) -> None:
+        """Keep layout, initial state and genesis."""
+        super().found(replica, genesis)
+        self.journal().sync()
 
     def reset(self) -> None:
         """Begin a new incarnation with an empty log."""
