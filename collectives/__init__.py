@@ -11,6 +11,7 @@ forced         names of files and folders on the medium
 foreign        words from outside, before a person or a log sees them
 telemetry      typed events and one emit(); sinks subscribe
 layout         what the flat vector means: names, shapes, offsets
+cutting        a model cut into fragments
 seeded         work that follows from a public seed: settings of BTARD
 metrics        metrics of a script as floats; what is none is left out with a warning
 codec_names    the codecs, and what is known of them without torch
@@ -30,6 +31,7 @@ given          what a reduction is given, as the vector that travels
 api            collectives for scripts: reductions, gathers, broadcasts, barriers, comparing states
 averaging      the mean over many members in steps among few
 group          members, configurations, quorums, plans, log entries: frozen values
+reach          which members a configuration can lose
 groups         parts of a configuration: lines of a grid, pairs
 op_names, series   names of operations; operations that go by number
 messages       the round's control messages: typed, bounded

@@ -33,17 +33,24 @@ class ModeRegistry:
         return name in self._modules
 
     def find(self, name: str, what: str) -> Any:
-        """``what`` the module of a mode defines; None where the mode is not registered."""
+        """``what`` the module of a mode defines; None where the mode is not here."""
         if name not in self._modules:
             return None
-        return getattr(import_module(f"{TOP}.{self._modules[name]}"), what)
+        try:
+            return getattr(import_module(module := f"{TOP}.{self._modules[name]}"), what)
+        except ModuleNotFoundError as error:  # a part of atoll that is not installed
+            if error.name is None or not module.startswith(error.name):
+                raise
+            return None
 
     def load(self, name: str, what: str, *, key: str) -> Any:
         """As `find`. Raises ConfigError where the mode is not registered; ``key``: what asks for
         it, as people write it.
         """
         self.check(name, key)
-        return self.find(name, what)
+        if (found := self.find(name, what)) is None:
+            raise ConfigError(describe_absent(name), key=key, why=f"{key} asks for it.")
+        return found
 
     def check(self, name: str, key: str) -> None:
         """Raise ConfigError where a mode is not registered; ``key``: what asks for it."""

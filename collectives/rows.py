@@ -1,6 +1,4 @@
-"""Where the parts of `collectives` are that some runs ask for by name: one row each. Nothing else in
-the kernel names them.
-"""
+"""Where parts of `collectives` are that some runs ask for by name: one row each."""
 
 from __future__ import annotations
 

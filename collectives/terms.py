@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from .group import Entry, Plan
 from .identifiers import PeerId
@@ -51,37 +52,44 @@ class CheckedSum:
         return self.accounts[1].peer
 
 
-class Tree(Protocol):
+class Tree(ABC):
     """Over which members the contributions to one part are added up, and its result handed down:
     `trees.Tree`.
     """
 
     owner: PeerId
 
+    @abstractmethod
     def above(self, peer: PeerId) -> PeerId:
         """Who sends the result to a member other than the owner."""
         ...
 
+    @abstractmethod
     def below(self, peer: PeerId, audience: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Those of ``audience`` to whom a member sends the result."""
         ...
 
+    @abstractmethod
     def sum(self, peer: PeerId) -> PartialSum | None:
         """What a member adds up; None where nobody is below it."""
         ...
 
+    @abstractmethod
     def checks(self) -> tuple[CheckedSum, ...]:
         """Which partial sums are checked, in the order of the plan."""
         ...
 
+    @abstractmethod
     def check_by(self, peer: PeerId) -> CheckedSum | None:
         """The check in which a member is head or witness."""
         ...
 
+    @abstractmethod
     def wants(self, peer: PeerId) -> tuple[Term, ...]:
         """All that others send a member for this part, and its own if it adds that up."""
         ...
 
+    @abstractmethod
     def sends(self, peer: PeerId) -> tuple[tuple[Term, PeerId], ...]:
         """All that a member sends for this part, and to whom."""
         ...

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from blake3 import blake3
 
+from . import terms
 from .group import BUTTERFLY, Contributor, Entry, Plan, Topology, TopologyKind
 from .identifiers import CID_BYTES, PeerId
 from .terms import CheckedSum, PartialSum, Term
@@ -44,7 +45,7 @@ Parents = Mapping[PeerId, PeerId]
 """To whom each contributor sends what it has for a part. The owner is nobody's child."""
 
 
-class Tree:
+class Tree(terms.Tree):
     """The tree of one part. ``parents`` must lead from every contributor to ``owner``;
     ``witnesses``: who checks each member that adds up for it; ``own``: `own_terms` of the
     contributors, which all trees of a plan share.

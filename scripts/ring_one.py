@@ -39,6 +39,7 @@ from kernel import LIST, closure_of, count, read_rings, with_packages  # noqa: E
 
 BESIDE = [
     Path("node/local.py"),
+    Path("node/run/invite.py"),
     Path("node/simulation/local_swarm.py"),
     Path("optim/script/attachment.py"),
 ]

@@ -1,7 +1,8 @@
 """Keys, signatures, and later everything that decides whom and what to trust. Knows neither libp2p
 nor trio.
 
-identity    a peer's Ed25519 key, its file, its peer id; sign and verify
+identity    a peer's Ed25519 key, its peer id; sign and verify
+key_file    the file of a peer's key
 rule_names  what manifests and plans call robust rules; loads nothing heavy
 rules/      robust aggregation: one vector from many of which some may be hostile; numbers only
 btard/      averaging of gradients in which liars are found, proven and removed; state machines

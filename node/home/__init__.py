@@ -2,6 +2,8 @@
 first:
 
 refusals           an errno of the system as its cause and its cure, in words
+private_folders  folders that nobody else can enter
+last_resort      a refusal of the system in an exception that nobody expected
 private_files      files and folders that nobody else can read
 other_names        what other tools call settings of training
 paths, bandwidth, durations, hours, endpoint, strict_toml   where files lie; quantities, addresses

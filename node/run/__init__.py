@@ -5,9 +5,10 @@ capability, invite   what the organiser signs, and the line that hands it on
 standing, entrants   what got this node in, and by which invites others came
 signing, proof, evidence   the domain of signatures; what is handed on of a lie, and proves
 banning              who is kept out
-gate, doors          who is let in; by what peers enter the log's configuration
+gate, doors, inner_doors   who is let in; by what peers enter the log's configuration
 same_order           which members read the same data in the same order
-partners, hearsay    who beats to whom in a large run; what partners say of the others
+partners, hearsay, hearing   who beats to whom in a large run; what partners say of the others;
+                     what membership asks of that
 membership_records, membership   who is in the run, where, and alive
 gain, rate           how much sooner the run is with this machine, and than it alone; how much all
                      and each train on in a second

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from ...collectives.errors import RemoteProtocolError
 from ...collectives.identifiers import PeerId
 from . import membership_records as wire
+from .hearing import Hearing
 from .partners import PartnerMesh
 from .partners import mesh_of as mesh_of
 
@@ -56,7 +57,7 @@ class _Word:
         return self.at if self.bits >> bit & 1 else self.before.get(bit, LONG_AGO)
 
 
-class Hearsay:
+class Hearsay(Hearing):
     """Of one mesh. ``heard``: when each peer was heard last; ``since``: since when it is watched;
     both are their owner's, and read here. ``beat_s``, ``detect_s``: seconds. ``asked``: of members,
     ``beaten``: since when each is beaten to; both of earlier meshes.

@@ -3,6 +3,7 @@ virtual time.
 
 durations       how long rounds may take, of nodes and of simulated fleets
 events          what a session tells its script and its observers
+mode_events     what modes tell them
 documents       them as subscribers, files and pages get them
 barrier         what is said waits until what it depends on is on the medium
 ports           the seams to its driver: data plane, storage, SessionPorts

@@ -48,7 +48,7 @@ from ...collectives.swarm import RunSettings
 from .buffers import ModelBuffer, check_patterns, model_buffers
 from .frozen import base_digest
 from .traits import traits_of
-from .vector import SEGMENT_ELEMENTS, Piece, RangeSource, Segment
+from .vector import SEGMENT_ELEMENTS, ModelVector, Piece, RangeSource, Segment
 
 # Of a segment on the CPU: as fast as longer ones, and its scratch is no part of a model.
 HOST_ELEMENTS = 1 << 17
@@ -72,7 +72,7 @@ def no_sums(settings: RunSettings, parameters: int) -> dict[str, Tensor]:
     return {}
 
 
-class FlatVector:
+class FlatVector(ModelVector):
     """The flat vector of ``model`` in a run with these settings. Refuses with ConfigError what it
     cannot represent.
 

@@ -33,9 +33,6 @@ from .dialable import (
     WILDCARDS,
 )
 from .dialable import (
-    circuit as circuit,
-)
-from .dialable import (
     host_and_port as host_and_port,
 )
 from .dialable import (
@@ -52,9 +49,6 @@ from .dialable import (
 )
 from .dialable import (
     usable as usable,
-)
-from .dialable import (
-    without_peer as without_peer,
 )
 
 MAX_HOSTS = 6
@@ -355,3 +349,14 @@ def check_port_free(host: str, port: int) -> None:
                 why=why,
                 hint=hint,
             ) from None
+
+
+def circuit(relay: PeerId, address: str) -> str:
+    """The address of whoever is reached through ``relay``, which is dialled at ``address``."""
+    return f"{address}/p2p/{relay}{CIRCUIT}"
+
+
+def without_peer(address: str) -> str:
+    """``address`` less the ``/p2p/PEER`` of whom it leads to. A relay's stays."""
+    head, mark, peer = address.rpartition("/p2p/")
+    return head if mark and not peer.endswith(CIRCUIT) else address

@@ -64,11 +64,6 @@ def is_direct(address: str) -> bool:
     return port > 0 and host not in WILDCARDS
 
 
-def circuit(relay: PeerId, address: str) -> str:
-    """The address of whoever is reached through ``relay``, which is dialled at ``address``."""
-    return f"{address}/p2p/{relay}{CIRCUIT}"
-
-
 def split_circuit(address: str) -> tuple[PeerId, str] | None:
     """The relay of a circuit and where it is dialled; None when ``address`` is no circuit."""
     head, mark, relay = address.removesuffix(CIRCUIT).rpartition("/p2p/")
@@ -88,12 +83,6 @@ def is_address(address: str) -> bool:
     relay it names.
     """
     return is_direct(address) or split_circuit(address) is not None
-
-
-def without_peer(address: str) -> str:
-    """``address`` less the ``/p2p/PEER`` of whom it leads to. A relay's stays."""
-    head, mark, peer = address.rpartition("/p2p/")
-    return head if mark and not peer.endswith(CIRCUIT) else address
 
 
 def usable(addresses: Iterable[str]) -> tuple[str, ...]:

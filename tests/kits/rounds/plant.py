@@ -23,6 +23,7 @@ from atoll.collectives.round import faults as faults_module
 from atoll.collectives.round import machine as machine_module
 from atoll.collectives.round import recovery as recovery_module
 from atoll.node.session import barrier as barrier_module
+from atoll.node.session import composing as composing_module
 from atoll.node.session import prior_contributions as prior_module
 from atoll.node.session import session as session_module
 from atoll.node.session import waiting as waiting_module
@@ -94,7 +95,7 @@ class Plant:
             (byzantine_acceptor_module, "Judge", self.judge),
             (byzantine_model_module, "Blame", self.blame),
             (process_module, "Barrier", self.barrier),
-            (session_module, "Waits", self.waits),
+            (composing_module, "Waits", self.waits),
             (session_module, "PriorContributions", self.prior),
             (relays, "RELAYED_ABOVE", relayed_above),
         ]
