@@ -30,11 +30,7 @@ def test_a_node_says_what_is_refused_and_goes_on(tmp_path: Path, phase: str) -> 
     [
         ("start", "connect", errno.EPERM),  # 120 s: the word that it is up never came
         ("stop", "create", errno.ENOSPC),  # ended after 35 s: no vote can be written meanwhile
-        (
-            "stop",
-            "open",
-            errno.ENOSPC,
-        ),  # `down` first asked who trains, which the node could not say
+        ("stop", "open", errno.ENOSPC),  # `down` asked first who trains
         ("stop", "unlink", errno.EIO),  # "the node failed", for want of taking its socket away
     ],
 )

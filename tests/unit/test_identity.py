@@ -69,7 +69,7 @@ def test_the_file_is_made_once_and_private(tmp_path: Path) -> None:
 
 def test_two_processes_that_start_at_once_have_one_identity(tmp_path: Path) -> None:
     path = tmp_path / "home" / "identity"
-    code = f"from pathlib import Path; from atoll.security.identity import load_or_create; print(load_or_create(Path({str(path)!r})).peer)"
+    code = f"from pathlib import Path; from atoll.security.key_file import load_or_create; print(load_or_create(Path({str(path)!r})).peer)"
     processes = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
