@@ -36,8 +36,9 @@ class ModeRegistry:
         """``what`` the module of a mode defines; None where the mode is not here."""
         if name not in self._modules:
             return None
+        module = f"{TOP}.{self._modules[name]}"
         try:
-            return getattr(import_module(module := f"{TOP}.{self._modules[name]}"), what)
+            return getattr(import_module(module), what)
         except ModuleNotFoundError as error:  # a part of atoll that is not installed
             if error.name is None or not module.startswith(error.name):
                 raise

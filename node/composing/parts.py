@@ -79,7 +79,7 @@ def context_of(
         model = manifest_of(signed).model
         if model.base is None:
             return None
-        to = FilePorts(ports.exchange, ports.send, ports.work)
+        to = FilePorts(ports.content, ports.send, ports.work)
         own = random.Random(rng.random())
         return FilesOfBase(signed.run_id, model, paths, to, own, share=share_models)
 

@@ -49,8 +49,8 @@ _OTHERWISE = {
     "output_dir": "atoll export RUN DIR writes the model",
     "dataset_name": "each machine gives its own: atoll join RUN --data FILE",
     "train_file": "each machine gives its own: atoll join RUN --data FILE",
-    "hub_token": "the hub's client has its own login: hf auth login",
-    "hf_token": "the hub's client has its own login: hf auth login",
+    "hub_token": "the hub's client has its own login: hf auth login",  # nosec B105
+    "hf_token": "the hub's client has its own login: hf auth login",  # nosec B105
     "datasets": "each machine gives its own: atoll join RUN --data FILE",
 }
 _OURS = {other: ours for ours, others in _SAME.items() for other in others.split()}

@@ -71,7 +71,7 @@ def status_of(watch: RunWatcher) -> RunStatus:
         join=_join(watch),
         quorum=None if run.error else _quorum(run),
         seal=sealed(run),
-        waiting=waiting_of(run),
+        waiting=waiting_of(watch),
         starting=run.start.view(),
         verdicts=watch.judge.view(),
         paused="" if finished(run) else run.pause.why,
@@ -230,16 +230,17 @@ def _quorum(run: RunService) -> dict[str, Any] | None:
     return None if there is None else {**msgspec.to_builtins(there), "held": there.quorum}
 
 
-def waiting_of(run: RunService) -> dict[str, Any] | None:
+def waiting_of(watch: RunWatcher) -> dict[str, Any] | None:
     """What is waited for; of a run in fragments, in the one whose log has stood still for longest.
     ``quiet``: for longer than rounds take.
     """
+    run = watch.run
     if run.whole is None or run.error:
         return None
     now = trio.current_time()
     found = [(session.waits.look(now), session.waits) for session in run.whole.sessions]
     waiting, waits = max(found, key=lambda each: each[0].round_open_s)
-    waiting = explained(waiting, run.troubles.current, run.idle.preparing(now))
+    waiting = explained(waiting, run.troubles.current, watch.script.idle.preparing(now))
     return {**document_of(waiting, now), "quiet": waits.announced}
 
 

@@ -85,6 +85,7 @@ class SiteReplica(Replica):
         super().__init__(flat, swarm, clock, dropped, settings)
         self._run: Swarm = swarm
         self._site = settings.site or SiteSettings()
+        self._sample, self._outer_lr = settings.sample, settings.outer.lr
         self.method, self._work = method_of(self._site), self._site.work
         self.follows = self._work is None
         self.examples = examples
@@ -165,16 +166,14 @@ class SiteReplica(Replica):
 
     def _is_draw_members(self) -> bool:
         """Whether this member takes part in the next round, by the newest entry of the log."""
-        if self.settings.sample is None:
+        if self._sample is None:
             return True
         chosen = None
         while tallies := self._run.tallies(self._seen + (chosen is not None)):
             chosen, self._seen = tallies[-1], tallies[-1].entry
         return chosen is None or any(
             member.peer == self._run.peer
-            for member in draw_members(
-                self._run.run_id, chosen.hash, chosen.members, self.settings.sample
-            )
+            for member in draw_members(self._run.run_id, chosen.hash, chosen.members, self._sample)
         )
 
     def _direction(self, before: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -184,9 +183,7 @@ class SiteReplica(Replica):
         if before is None or not self.kept.rate:
             return torch.zeros_like(self._anchor), self._anchor
         before = before.to(self._device)
-        return mean_direction(
-            (before - self._anchor) / self.settings.outer.lr, 1, self.kept.rate
-        ), before
+        return mean_direction((before - self._anchor) / self._outer_lr, 1, self.kept.rate), before
 
     @property
     def _device(self) -> torch.device:

@@ -273,7 +273,7 @@ class Watch:
         settings = self.swarm.settings
         size = entry.numel, entry.chunk_elements
         shape = shape_of(*size, entry.codec, entry.reducer, settings.plan, find_reducer)
-        return witnesses_of(settings, shape, find_reducer)
+        return witnesses_of(settings.lying, shape, find_reducer)
 
     def _holders(self, entry: Entry) -> set[Member]:
         digest = entry.hash()
