@@ -10,8 +10,8 @@ things from the data plane.
   it can weigh (Krum, NNM before a median).
 
 A reducer is chosen by the plan's name for it (`FindReducer`); `security` has others than those of
-`reducers`, and a node passes them in. All work with separately rounded elementwise operations in the
-order of the plan's contributors, so every owner gets the same bits from the same bytes.
+`reducers`, and a node passes them in. All work with separately rounded elementwise operations in
+the order of the plan's contributors, so every owner gets the same bits from the same bytes.
 """
 
 from __future__ import annotations

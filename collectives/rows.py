@@ -10,6 +10,7 @@ ROWS = ModeRegistry(
         "sparse": "collectives.codecs.sparse",
         "bits": "collectives.codecs.bits",
         "device": "collectives.codecs.device",
+        "mixed": "collectives.codecs.mixed",
         "native": "collectives.codecs.native",
         "reducers": "collectives.reducers",
         "weighing": "collectives.exchange.measuring",

@@ -52,7 +52,7 @@ class CheckedSum:
         return self.accounts[1].peer
 
 
-class Tree(ABC):
+class SumTree(ABC):
     """Over which members the contributions to one part are added up, and its result handed down:
     `trees.Tree`.
     """
@@ -95,7 +95,7 @@ class Tree(ABC):
         ...
 
 
-def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[Tree, ...]:
+def trees_of(plan: Plan | Entry, reducer: StreamingReducer) -> tuple[SumTree, ...]:
     """The tree of each part of a plan with partial sums, or of the entry made from it. Raises
     ConfigError where they are not installed.
     """

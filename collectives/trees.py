@@ -45,7 +45,7 @@ Parents = Mapping[PeerId, PeerId]
 """To whom each contributor sends what it has for a part. The owner is nobody's child."""
 
 
-class Tree(terms.Tree):
+class Tree(terms.SumTree):
     """The tree of one part. ``parents`` must lead from every contributor to ``owner``;
     ``witnesses``: who checks each member that adds up for it; ``own``: `own_terms` of the
     contributors, which all trees of a plan share.

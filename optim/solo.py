@@ -41,7 +41,8 @@ from ..collectives.script_swarm import Call, PeerView, Reduction
 from ..collectives.swarm import RunSettings, sample_count
 from ..security.rule_names import parse_reducer
 from .model.feedback import as_decoded, contribution_grid
-from .outer import OuterStep, reading_of
+from .outer import OuterStep
+from .outer.readings import reading_of
 from .outer.reported import Reported, median_lag
 
 if TYPE_CHECKING:

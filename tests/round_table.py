@@ -29,7 +29,7 @@ from atoll.collectives.outcomes import Outcome, Share, Tally
 from atoll.collectives.script_swarm import Call, PeerView
 from atoll.collectives.swarm import RunSettings
 from atoll.optim.data.shard import Shard
-from atoll.optim.outer import reading_of
+from atoll.optim.outer.readings import reading_of
 from atoll.optim.solo import AnchorLease, AnchorStore
 
 

@@ -29,7 +29,6 @@ from ..codec_names import (
 from ..rows import ROWS
 from .blocks import BlockCodec
 from .floats import FloatCodec
-from .mixed import MixedCodec
 from .ranges import Range, ranges_of
 from .wire import Codec, EncodedChunk
 
@@ -220,4 +219,5 @@ def _next_run(
         for name, first, stop in ranges
         if first < end and at < stop
     ]
-    return 1, end - at, MixedCodec(inside)
+    make = ROWS.load("mixed", "MixedCodec", key="codecs")
+    return 1, end - at, make(inside)

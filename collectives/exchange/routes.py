@@ -12,7 +12,7 @@ from ..errors import ConfigError
 from ..group import Plan
 from ..identifiers import PeerId
 from ..reduce import Factors, Reducer
-from ..terms import CheckedSum, Term, Tree, trees_of
+from ..terms import CheckedSum, SumTree, Term, trees_of
 from ..witnesses import stated_by
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Route:
     above: PeerId
     job: Job | None
     uploads: tuple[Upload, ...]
-    tree: Tree | None
+    tree: SumTree | None
 
     def below(self, me: PeerId, audience: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Those of ``audience`` who get the result from me."""
@@ -109,7 +109,7 @@ def routes_of(plan: Plan, parts: RoundSlot, me: PeerId, reducer: Reducer) -> lis
     return routes
 
 
-def _job(parts: RoundSlot, me: PeerId, tree: Tree) -> Job | None:
+def _job(parts: RoundSlot, me: PeerId, tree: SumTree) -> Job | None:
     total, check = tree.sum(me), tree.check_by(me)
     if check is not None:
         account = next(account.cid for account in check.accounts if account.peer == me)

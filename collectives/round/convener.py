@@ -25,7 +25,7 @@ from ..group import (
 )
 from ..identifiers import PeerId
 from ..partition import comparable, parts_for, single, slots_for
-from ..terms import Tree
+from ..terms import SumTree
 from .acceptor import Acceptor
 from .patience import rate
 from .routes import broken_by, held_up_by, plan_trees, topology_of
@@ -72,7 +72,7 @@ class Convener:
         self.stalls = 0  # how often a plan was late and nobody to blame
         self.asking: set[Member] = set()  # who said Ready since the plan was last sent
         self.repeated_at = 0.0  # when the plan was last sent to all
-        self.trees: tuple[Tree, ...] = ()  # of the plan, where it has partial sums
+        self.trees: tuple[SumTree, ...] = ()  # of the plan, where it has partial sums
         self.star = False  # a tree was held up and nobody was to blame: the next plan has none
         # Cids of the plan whose members were silent at the last look.
         self.silent: set[bytes] = set()
@@ -99,13 +99,8 @@ class Convener:
     def stop(self) -> None:
         """Convene no more; a later ballot may."""
         self.phase, self.plan, self.entry = Phase.OFF, None, None
-        self.lost, self.slow, self.silent, self.owing, self.barred = (
-            set(),
-            set(),
-            set(),
-            set(),
-            set(),
-        )
+        self.lost, self.slow, self.silent = set(), set(), set()
+        self.owing, self.barred = set(), set()
         self.missing, self.reported_at = {}, {}
         self.trees, self.star, self.stalls = (), False, 0
 

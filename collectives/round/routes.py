@@ -11,7 +11,7 @@ from ..group import BUTTERFLY, Contributor, Member, Plan, Topology, TopologyKind
 from ..identifiers import PeerId
 from ..reduce import find_reducer
 from ..rows import ROWS
-from ..terms import Tree, trees_of
+from ..terms import SumTree, trees_of
 from .state import OpenRound
 
 # for so many rounds after a dispute nobody adds up for either of its two peers, nor they for others
@@ -75,14 +75,14 @@ def topology_of(
     return ROWS.load("trees", "topology_at", key="[exchange] plan")(kind, labels)
 
 
-def plan_trees(plan: Plan) -> tuple[Tree, ...]:
+def plan_trees(plan: Plan) -> tuple[SumTree, ...]:
     """The trees of a plan that has partial sums; none of a butterfly."""
     reducer = find_reducer(plan.reducer) if plan.topology.kind != "butterfly" else None
     return trees_of(plan, reducer) if reducer is not None and reducer.form == "streaming" else ()
 
 
 def held_up_by(
-    plan: Plan, trees: Sequence[Tree], missing: Mapping[PeerId, set[bytes]]
+    plan: Plan, trees: Sequence[SumTree], missing: Mapping[PeerId, set[bytes]]
 ) -> dict[PeerId, set[bytes]]:
     """By waiting peer: the contributions that it waits for. In place of a partial sum, or of an
     account of one, stands the contribution of its maker, unless the maker waits itself.

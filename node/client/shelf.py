@@ -13,8 +13,8 @@ NAME = "site"
 
 
 class FileShelf:
-    """A `collectives.script_swarm.Shelf`. The file is replaced as a whole and synchronised: a crash leaves
-    the old one or the new one.
+    """A `collectives.script_swarm.Shelf`. The file is replaced as a whole and synchronised: a crash
+    leaves the old one or the new one.
     """
 
     def __init__(self, folder: Path) -> None:

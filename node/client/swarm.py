@@ -394,9 +394,7 @@ class RunClient(SeededWork):
             < MAX_SAMPLES
         ):
             raise LocalProtocolError(f"a contribution of {samples} samples")
-        from ...optim.outer import (
-            reading_of,
-        )  # they load torch, which the caller has
+        from ...optim.outer.readings import reading_of  # loads torch, which the caller has
 
         at = self._ready(fragment)
         with self._lock, eager():

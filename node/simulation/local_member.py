@@ -28,7 +28,7 @@ from ...collectives.plain import buffer_length, placed
 from ...collectives.script_swarm import Call, PeerView, Reduction, Shelf
 from ...collectives.swarm import RunSettings, sample_count
 from ...optim.data.shard import Shard
-from ...optim.outer import reading_of
+from ...optim.outer.readings import reading_of
 from ...optim.outer.standing import WorthWatch
 from ...optim.outer.worth import worth_of
 from ...optim.solo import AnchorLease

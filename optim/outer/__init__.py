@@ -27,17 +27,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .readings import reading_of
     from .step import BLOCK_ELEMENTS, OuterStep
 
-__all__ = ["BLOCK_ELEMENTS", "OuterStep", "reading_of"]
-
-_HOMES = {"reading_of": "readings"}
+__all__ = ["BLOCK_ELEMENTS", "OuterStep"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOMES.get(name, 'step')}", __name__), name)
+    value = getattr(import_module(".step", __name__), name)
     globals()[name] = value
     return value

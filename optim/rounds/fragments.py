@@ -1,5 +1,5 @@
-"""The strands of a run: one, or one a fragment where the model is cut; and its fragments' anchors as
-one.
+"""The strands of a run: one, or one a fragment where the model is cut; and the anchors of its
+fragments as one.
 """
 
 from __future__ import annotations

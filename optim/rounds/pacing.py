@@ -41,7 +41,7 @@ class Pacing:
         return 0.0
 
     def trained(self, steps: int, ahead: int, samples: int, seconds: float) -> None:
-        """So many inner steps took so long, without what was waited; ``ahead`` of them were none."""
+        """``steps`` took ``seconds`` without what was waited; ``ahead`` of them were none."""
 
     def begin(self, now: float) -> None:
         """A round begins."""

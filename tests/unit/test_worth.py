@@ -16,8 +16,9 @@ from atoll.collectives import telemetry
 from atoll.collectives.group import Contributor, Entry, Evaluated, Member, Plan, Reading
 from atoll.collectives.identifiers import PeerId
 from atoll.collectives.outer_rules import PLAIN_MEAN, OuterSettings
-from atoll.optim.outer import OuterStep, reading_of
+from atoll.optim.outer import OuterStep
 from atoll.optim.outer.governor import Cured
+from atoll.optim.outer.readings import reading_of
 from atoll.optim.outer.standing import WorthWatch
 from atoll.optim.outer.worth import (
     BEHIND,
