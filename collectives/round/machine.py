@@ -160,7 +160,7 @@ class RoundMachine:
         self.round_s: float | None = None  # how long the last round took
         self.bulk_s = 0.0  # how long the last reduction took
         self.thin = ThinLinks(shape.spare)
-        self.raises, self._offered_at = Raises(), 0.0  # the second: of the own contribution
+        self.raises = Raises()
         self._exchanges = deque[float](maxlen=8)  # how long they took lately, plan to new state
         self.turns = TurnClock(now)
         self._away: dict[Member, float] = {}  # who is not heard, since when
@@ -611,7 +611,7 @@ class RoundMachine:
         """
         if self.contribution is None and self.shape.whole:
             self.turns.done(now)
-        self.contribution, self._offered_at = (cid, weight, reading), now
+        self.contribution = (cid, weight, reading)
         if self.open.plan is None:
             self.open.progress_at = now
         self._close_round()
@@ -1541,13 +1541,9 @@ class RoundMachine:
         if decided.entry.contributors:
             self.turns.next(now)
         if self.open.plan is not None:
-            # The last step of those who come is a part of it. What stragglers took is none, but
-            # for what the own script waited meanwhile: who rushes makes it wait again. Of two,
-            # nobody can tell.
-            since, came = self.open.closing_at, len(decided.entry.contributors)
-            if since is None or self._awaited({self.me}):
-                waits = self.contribution and came >= MOST_RUSH_AMONG
-                since = self._offered_at if waits else self.open.planned_at
+            # what stragglers took is no part of it; the last step of those who come is
+            waited = self._awaited({self.me}) or self.open.closing_at is None
+            since = self.open.planned_at if waited else self.open.closing_at
             self._exchanges.append(now - (since or now))
         self._note(decided)
         self.root = None
@@ -1673,10 +1669,10 @@ class RoundMachine:
         RemoteProtocolError for raises that are faster than any clock.
         """
         newest = max(self.ballot, self.journal.promised)
-        if ballot <= newest or who == self.me:
-            return ballot >= self.journal.promised
         if ballot > newest + FAR_BALLOTS:
             return False
+        if ballot <= newest or who == self.me:
+            return ballot >= self.journal.promised
         if ballot > self.open.begun.get(who, 0):
             self.open.begun[who] = ballot
             self._note_news(now, who, self.open.raised, "ballots")

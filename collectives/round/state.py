@@ -189,7 +189,10 @@ class RoundActions(Protocol):
 
 @dataclass(slots=True)
 class OpenRound:
-    """Volatile state of the open round; gone at a restart."""
+    """Volatile state of the open round; gone at a restart.
+
+    Larger than others: all of it begins anew with each round, so that opening one forgets it all.
+    """
 
     born: float
     progress_at: float

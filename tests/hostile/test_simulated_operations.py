@@ -137,7 +137,7 @@ def test_small_ones_are_carried_out_up_to_a_members_account_and_to_all_members()
 def test_invented_operations_are_few_at_once_and_soon_forgotten() -> None:
     table = settled()
     victim, liar = table.peers[0], table.peers[1].name
-    operations, most = victim.session.operations, victim.session.settings.limits.operations
+    operations, most = victim.session.operations, table.place.settings.limits.operations
     for number in range(300):
         plan = invented("run", victim.machine.config, liar, f"z{number}", numel=100)
         say(victim, liar, plan.log, m.Prepare(1))

@@ -22,10 +22,10 @@ SETTINGS = RunSettings(codec="fp32", sync_every=STEPS)
 
 
 def play(
-    least_turn: float, *, rushers: int = 0, members: int = 4, slow: int = 0, late: int = 20
+    least_turn: float, *, rushers: int = 0, members: int = 4, slow: int = 0
 ) -> tuple[list[list[int]], int]:
     """The steps of each contribution of each honest member, and the rounds that were decided, in a
-    minute. A step takes ``STEP_S``, of the first ``slow`` members ``late`` times as long; during a
+    minute. A step takes ``STEP_S``, of the first ``slow`` members twenty times as long; during a
     wait nobody trains.
     """
     turns = [list[int]() for _ in range(members)]
@@ -43,7 +43,7 @@ def play(
         while member.clock() < 5.0 + SPAN_S:
             base, steps = member.anchor().round, 0
             while not rushes and steps < STEPS and not (steps and member.closing > base):
-                member.sleep(STEP_S * (late if member.index < slow else 1))
+                member.sleep(STEP_S * (20 if member.index < slow else 1))
                 steps += 1
             pending = member.contribute(samples=steps or STEPS, write=lambda into: into.zero_())
             rounds[member.index] = pending.wait(30.0).round
@@ -69,16 +69,6 @@ def test_a_rusher_costs_a_tenth_of_the_others_time_at_most() -> None:
     assert worked(kept) > 0.9 * worked(alone)
     assert worked(rushed) < 0.5
     assert many > 5 * rounds
-
-
-def test_a_rusher_beside_a_straggler_costs_a_tenth_of_the_others_time_at_most() -> None:
-    """Each round waits a second for who is in the middle of a step of five: where that was no part
-    of an exchange, the others had a third of their time left.
-    """
-    alone, _ = play(9.0, members=5, slow=1, late=100)
-    rushed, _ = play(9.0, members=5, slow=1, late=100, rushers=1)
-    assert worked(alone[1:]) > 0.85
-    assert worked(rushed[1:]) > 0.9 * worked(alone[1:])
 
 
 @pytest.mark.parametrize(("members", "slow"), daily(2, [(2, 0), (2, 1), (3, 0), (5, 1)]))
