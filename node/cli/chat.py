@@ -98,4 +98,8 @@ def _say(conversation: Conversation, text: str, tokens: int, *, out: bool) -> st
             sys.stdout.flush()
     if out:
         print(flush=True)
+        if not "".join(pieces).strip():
+            current().say(
+                "The answer is empty: the model ended it at once, or made special tokens alone."
+            )
     return "".join(pieces)

@@ -144,8 +144,13 @@ def _read(terminal: Terminal, manifest: Manifest, data: str, folder: Path | None
     if (base := manifest.model.base) is not None:
         compare_marks(tokenizer, base.tokenizer, base.libraries)
     terminal.say(f"reading {data} …")
+    shape = base.shape if base is not None else None
     found = prepare_data(
-        data, tokenizer, manifest.data, tell=lambda count: terminal.say(f"{count:,} records read …")
+        data,
+        tokenizer,
+        manifest.data,
+        vocabulary=shape.vocabulary if shape is not None else None,
+        tell=lambda count: terminal.say(f"{count:,} records read …"),
     )
     for line in found.lines(manifest.train.inner.tokens_per_step, steps_of(manifest)):
         terminal.say(f"data     {line}")

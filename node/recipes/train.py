@@ -94,6 +94,7 @@ class TrainingMember:
             on_round=self._round,
             evaluate=lambda model: evaluate_briefly(model, corpus.held_out),
         )
+        self.attachment.schedule_ends.follows = True  # `validate` says where it does not end
         self.generator = peer_generator(manifest.data.seed, swarm.peer)
         self.steps = 0
         self._since_round = 0  # steps since the anchor last moved

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from fake_hub import FakeHub
-from finetune_kit import many_chats, tiny_gguf, tiny_model, tiny_tokenizer, write_jsonl
+from finetune_kit import chat, many_chats, tiny_gguf, tiny_model, tiny_tokenizer, write_jsonl
 
 from atoll.node.cli import run
 from atoll.node.manifest import load_manifest
@@ -117,6 +117,23 @@ def test_data_that_cannot_be_trained_on_are_named_with_file_and_line(
     assert run(["join", "run.toml", "--dry-run"]) == 0
     assert "data     none is given: --data FILE reads it, too" in capsys.readouterr().err
     assert listed(atoll_home) == set()
+
+
+def test_tokens_that_were_added_and_the_model_lacks_are_refused(
+    cwd: Path, atoll_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before a run is founded with them; data that make none of them can be trained on."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([f"<call-{number}>" for number in range(20)])
+    tokenizer.save_pretrained(write_folder(cwd / "tiny"))
+    settings('folder = "tiny"')
+    assert run(["join", "run.toml", "--dry-run", "--data", "chats.jsonl"]) == 0
+    write_jsonl(cwd / "calls.jsonl", chat("what?", "<call-19>"))
+    capsys.readouterr()
+    assert run(["join", "run.toml", "--dry-run", "--data", "calls.jsonl"]) == 78
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"the tokenizer makes token {len(tokenizer) - 1:,}, and the model has 304" in told
+    assert "model.resize_token_embeddings(len(tokenizer))" in told
 
 
 def test_an_id_is_said_once_it_is_the_runs(

@@ -124,3 +124,19 @@ def test_adapters_are_trained_and_resumed(tmp_path: Path) -> None:
     halves += [second.step() for _ in range(3)]
     assert halves == losses
     assert losses[-1] < losses[0]
+
+
+def test_no_script_is_told_of_a_rate_that_follows_the_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its user has none: where the rate does not end with the run, `validate` and `join` say so."""
+    path = write_jsonl(tmp_path / "all.jsonl", *many_chats(60))
+    table = DataTable(held_out=0.0, length=64)
+    data = prepare_data(str(path), tiny_tokenizer(), table)
+    inner = InnerTable(lr=1e-2, warmup=1, steps=40, tokens_per_step=64)
+    swarm = SoloSwarm(RunSettings(codec="fp32", sync_every=2, rounds=10))
+    found = trained(
+        FineTuning(tiny_model(), tiny_tokenizer(), data, FineTuneSettings(table, inner), swarm)
+    )
+    assert found["round"] == 10
+    assert [each for each in caplog.messages if "learning rate" in each] == []

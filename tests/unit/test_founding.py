@@ -226,6 +226,20 @@ def test_chat_answers_from_a_folder(
     assert asked("chat", str(model.parent), "x", status=78)["error"]["code"] == "E415"
 
 
+def test_an_answer_of_nothing_is_said(
+    capsys: pytest.CaptureFixture[str], atoll_home: Path, tmp_path: Path
+) -> None:
+    folder = random_models.write_model(tmp_path / "tiny", "llama_tied")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():  # all tokens are alike, and the first of them is the end
+        model.model.norm.weight.zero_()
+    model.save_pretrained(folder)
+    assert run(["chat", str(folder), "the swarm trains"]) == 0
+    told = capsys.readouterr()
+    assert told.out == "\n"
+    assert "The answer is empty" in told.err
+
+
 def test_what_cannot_be_answered_is_said(
     capsys: pytest.CaptureFixture[str], atoll_home: Path, tmp_path: Path
 ) -> None:

@@ -208,11 +208,19 @@ def test_a_hub_that_nobody_answers_for(
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert found_at(paths, run).manifest.model.revision == hub.commits[NAME]  # of the user's cache
     use_cache(monkeypatch, tmp_path / "empty")
-    for ask in (lambda: found_at(paths, run), lambda: bring(tmp_path / "third", found)):
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": NAME}))
+    for ask, way in (
+        (lambda: found_at(paths, run), 'folder = "DIR" in [model]'),
+        (lambda: bring(tmp_path / "third", found), "--model DIR"),
+        (lambda: open_folder(adapter, paths), "atoll export RUN DIR --merge"),
+    ):
         with pytest.raises(NetworkError, match="and the hub cannot be asked") as caught:
             ask()
         assert caught.value.code == "E415"
         assert "refused" in caught.value.why
+        assert way in caught.value.hint
 
 
 def test_a_cache_that_cannot_be_written_is_named(

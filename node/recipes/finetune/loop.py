@@ -129,6 +129,7 @@ class FineTuning:
                 evaluate=self._watch if self._watched else None,
             )
             self.swarm = self.attachment.swarm  # that of all cards
+            self.attachment.schedule_ends.follows = True  # `validate` says where it does not end
         self.feed = self._feed()
         self._resume()
         self._round_seen = self._entered_at = self.round

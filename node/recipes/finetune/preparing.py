@@ -223,8 +223,9 @@ def prepare_data(
         raise ConfigError(
             f"the tokenizer makes token {reading.largest:,}, and the model has {vocabulary:,}",
             key="tokenizer",
-            why="They do not belong together.",
-            hint="Take both from one folder or repository.",
+            why="They do not belong together, or tokens were added and the model was not resized.",
+            hint="Take both from one folder or repository; of added tokens: "
+            "model.resize_token_embeddings(len(tokenizer)), then save_pretrained of both.",
         )
     return PreparedData(
         reading.training, reading.held_out, summary, reading.shown, table.source != "shared"

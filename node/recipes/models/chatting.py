@@ -24,6 +24,7 @@ from .loading import mend_generation, read_whole, stops_of
 from .tokens import load_tokenizer
 
 _ADAPTER, _ORIGIN = "adapter_config.json", "atoll.json"
+MERGED = "talk to what `atoll export RUN DIR --merge` writes on a machine that has the base"
 
 
 class Conversation:
@@ -154,8 +155,9 @@ def _base_of(folder: Path, paths: Paths) -> Path:
         raise ConfigError(f"{folder / _ADAPTER} names no base: {error}", code="E415") from None
     if Path(name).is_dir():
         return Path(name)
-    on_hub = look_up(name, revision)
-    return download(name, on_hub.commit, [each for each in on_hub.files if _is_read(each)])
+    on_hub = look_up(name, revision, MERGED)
+    files = [each for each in on_hub.files if _is_read(each)]
+    return download(name, on_hub.commit, files, instead=MERGED)
 
 
 def _is_read(name: str) -> bool:

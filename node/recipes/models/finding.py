@@ -23,7 +23,7 @@ from .files import (
     weights_of,
 )
 from .gguf import converted, without_weights
-from .hub import OnHub, download, look_up
+from .hub import OF_FOUNDERS, OnHub, download, look_up
 from .libraries import versions
 from .loading import auto_dtype, count_parameters
 from .shapes import shape_of
@@ -94,7 +94,7 @@ def find_model(
 
 def _of_hub(name: str, found: OnHub, aside: Path | None) -> tuple[Path, BaseTable]:
     beside, shards = choose(found.files, name)
-    folder = found.offline or download(name, found.commit, beside, aside)
+    folder = found.offline or download(name, found.commit, beside, aside, OF_FOUNDERS)
     refuse_code(folder, name)
     refuse_quantised(folder, name)
     weights = weights_of(folder, shards)
@@ -102,7 +102,9 @@ def _of_hub(name: str, found: OnHub, aside: Path | None) -> tuple[Path, BaseTabl
         raise ConfigError(f"{name} has no {', '.join(missing[:3])}", code="E415")
     unsaid = [each for each in weights if not found.files[each][1]]
     if unsaid and aside is None:
-        folder = found.offline or download(name, found.commit, [*beside, *unsaid])
+        folder = found.offline or download(
+            name, found.commit, [*beside, *unsaid], instead=OF_FOUNDERS
+        )
     digests = {
         each: found.files[each][1] or (sha256_of(path) if (path := folder / each).exists() else "")
         for each in beside + weights

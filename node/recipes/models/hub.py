@@ -14,6 +14,9 @@ from ....collectives.errors import ConfigError, NetworkError
 from ...home.refusals import storage_error
 from .libraries import first_line, library
 
+OF_MEMBERS = "give a folder that has it, with --model DIR"
+OF_FOUNDERS = 'name a folder that has it, in place of hub: folder = "DIR" in [model]'
+
 
 @dataclass(frozen=True, slots=True)
 class OnHub:
@@ -29,12 +32,12 @@ class OnHub:
     offline: Path | None = None
 
 
-def look_up(name: str, revision: str) -> OnHub:
+def look_up(name: str, revision: str, instead: str = OF_FOUNDERS) -> OnHub:
     """What the hub says of a model, or, where it cannot be asked, the user's cache. Raises
-    ConfigError E415, NetworkError.
+    ConfigError E415, NetworkError, whose hint says what else would do: ``instead``.
     """
     hub, errors = library("huggingface_hub"), library("huggingface_hub.errors")
-    with _translated(name, revision):
+    with _translated(name, revision, instead):
         try:
             api = hub.HfApi()
             info = api.model_info(name, revision=revision)
@@ -65,15 +68,22 @@ def _cached(name: str, revision: str) -> OnHub:
     return OnHub(folder.name, files, offline=folder)
 
 
-def download(name: str, commit: str, files: Sequence[str], into: Path | None = None) -> Path:
+def download(
+    name: str,
+    commit: str,
+    files: Sequence[str],
+    into: Path | None = None,
+    instead: str = OF_MEMBERS,
+) -> Path:
     """The folder of the user's cache with these files of a model; what is there is not asked for
-    again. ``into``: a folder for what is not. Raises ConfigError E415, NetworkError.
+    again. ``into``: a folder for what is not; ``instead``: as of `look_up`. Raises ConfigError
+    E415, NetworkError.
     """
     if (found := in_cache(name, commit, files)) is not None:
         return found
     hub = library("huggingface_hub")
     given: dict[str, object] = {} if into is None else {"local_dir": str(into)}
-    with _translated(name, commit):
+    with _translated(name, commit, instead):
         return Path(
             hub.snapshot_download(name, revision=commit, allow_patterns=list(files), **given)
         )
@@ -121,8 +131,8 @@ def _unreachable() -> tuple[type[BaseException], ...]:
 
 
 @contextmanager
-def _translated(name: str, revision: str) -> Generator[None]:
-    """Errors of the client as sentences."""
+def _translated(name: str, revision: str, instead: str = OF_MEMBERS) -> Generator[None]:
+    """Errors of the client as sentences; ``instead``: what else would do."""
     errors = library("huggingface_hub.errors")
     where = f"https://huggingface.co/{name}"
     try:
@@ -158,13 +168,13 @@ def _translated(name: str, revision: str) -> Generator[None]:
             f"{name} at {revision} is not in this machine's cache, and the hub cannot be asked",
             code="E415",
             why=str(error).partition("\n")[0][:300],
-            hint="Without a network: give a folder that has it, with --model DIR",
+            hint=f"Without a network: {instead}",
         ) from None
     except errors.HfHubHTTPError as error:
         raise NetworkError(
             f"the hub does not give {name}: {first_line(error)}",
             code="E415",
-            hint="Try again later, or give a folder that has it, with --model DIR",
+            hint=f"Try again later, or {instead}",
         ) from None
     except OSError as error:
         raise storage_error(f"the hub's client cannot keep {name} in its cache", error) from None
