@@ -34,7 +34,7 @@ sys.path.append(str(ROOT / "tests"))
 
 from finetune_kit import tiny_tokenizer
 
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
     "1B": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16},
     "8B": {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32},
