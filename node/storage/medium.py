@@ -119,8 +119,6 @@ REAL: Medium = RealMedium()
 
 def contents_of(path: Path, medium: Medium = REAL) -> bytes:
     """All of a file. Raises OSError, FileNotFoundError where there is none."""
-    if medium is REAL:  # an exported folder may be one that can only be read
-        return path.read_bytes()
     if not medium.exists(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     file = medium.open(path)
