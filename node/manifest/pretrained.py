@@ -112,8 +112,9 @@ def pretrained_rows(manifest: Manifest) -> list[Row]:
             (
                 model.method == "qlora" and manifest.adapters.base == "values",
                 "$.adapters.base",
-                "Packed weights differ from machine to machine: the files are compared.",
-                'base = "shapes"',
+                'method = "qlora" packs the base into four bits, which differ from machine to '
+                "machine: its files are compared.",
+                '[adapters] base = "shapes"',
             ),
             (
                 manifest.data.source == "builtin:stdlib-text",
